@@ -1,0 +1,37 @@
+# Everything a newcomer needs: `make demo` and `make test`. Both install into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-gpu lint install clean
+
+demo: $(VENV)/.installed
+	$(BIN)/jcl demo
+
+test: $(VENV)/.installed-test lint
+	$(BIN)/python -m pytest
+
+# On a machine with a GPU; uses the Python given, so that an environment that holds a CUDA build of PyTorch can be used.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "jcl needs Python 3.11 or newer; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group test --group lint
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build

@@ -1,0 +1,88 @@
+"""Time and memory of kNN at CIFAR-10 size: 10,000 queries against a bank of 50,000 rows of 512 numbers.
+
+    python benchmarks/knn.py [--device cuda] [--json FILE]
+
+Prints one table, with each time as a ratio to the limit of 2 seconds (stated for one H200). The second row is the
+worst case for the rule on ties: a bank in which every row stands twenty times.
+"""
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jcl.evaluate.knn import knn_accuracy
+from jcl.evaluate.neighbours import DEFAULT_CHUNK
+
+LIMIT_SECONDS = 2.0
+BANK, QUERIES, WIDTH, CLASSES = 50_000, 10_000, 512, 10
+K, TEMPERATURES = (1, 20, 200), (0.05, 0.1, 0.2)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    device = torch.device(arguments.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"kNN of {QUERIES:,} x {BANK:,} x {WIDTH}, k {K}, temperatures {TEMPERATURES}, chunk {arguments.chunk}")
+    print(f"on {name}")
+    print(f"{'features':<14}{'numbers':<10}{'seconds':>9}{'of limit':>10}{'peak memory':>13}")
+    figures: dict[str, object] = {"device": name, "limit_seconds": LIMIT_SECONDS, "chunk": arguments.chunk}
+    for kind, bank in (("distinct", BANK), ("tied", BANK // 20)):
+        problem = make_problem(bank, device)
+        for dtype in (torch.float64, torch.float32):
+            seconds, peak = measure(problem, dtype, arguments.chunk, arguments.repeats)
+            number = str(dtype).removeprefix("torch.")
+            print(f"{kind:<14}{number:<10}{seconds:>9.3f}{seconds / LIMIT_SECONDS:>10.2f}{peak / 2**20:>9.0f} MiB")
+            figures |= {f"{kind}_{number}_seconds": seconds, f"{kind}_{number}_peak_bytes": peak}
+            figures |= {f"{kind}_{number}_ratio": seconds / LIMIT_SECONDS}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--chunk", type=int, default=DEFAULT_CHUNK, help="rows compared at a time")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls after one warm-up; the median counts")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    return parser.parse_args()
+
+
+def make_problem(distinct: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Noisy class centres; a bank of `distinct` different rows repeated to the full size."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(CLASSES, (BANK + QUERIES,), generator=generator)
+    centres = torch.randn(CLASSES, WIDTH, generator=generator)
+    features = centres[labels] + 4 * torch.randn(BANK + QUERIES, WIDTH, generator=generator)
+    bank = features[:distinct].repeat(BANK // distinct, 1)
+    tables = (bank, labels[:distinct].repeat(BANK // distinct), features[BANK:], labels[BANK:])
+    return tuple(table.to(device) for table in tables)  # type: ignore[return-value]
+
+
+def measure(problem: tuple[Tensor, ...], dtype: torch.dtype, chunk: int, repeats: int) -> tuple[float, int]:
+    """Median seconds of `repeats` calls, and the peak of memory: beyond the features on a GPU, of the process else."""
+    device = problem[0].device
+    on_gpu = device.type == "cuda"
+    times = []
+    for _ in range(repeats + 1):
+        if on_gpu:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        start = time.perf_counter()
+        knn_accuracy(*problem, k=K, temperature=TEMPERATURES, chunk=chunk, dtype=dtype)
+        times.append(time.perf_counter() - start)  # the accuracies are numbers on the host, so the GPU is done
+    peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else process_peak_bytes()
+    return sorted(times[1:])[repeats // 2], peak
+
+
+def process_peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""How many views a second one device makes: `python benchmarks/views.py [--device cuda --compile] [--json FILE]`.
+
+Each case draws fresh parameters for every view and makes complete, normalised views from a batch already on the device,
+and is compared with the least we promise: on a GPU what keeps an H200 training, on a CPU, for one core, four times
+(at 32 pixels) and once (at 224 pixels) the views that lightly makes on such a core.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jcl.views import ViewMaker, view_recipe
+
+VIEWS_PER_IMAGE = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    recipe: str
+    size: int
+    canvas: int
+    images: dict[str, int]  # in a batch, by device
+    limit: dict[str, int]  # views a second at least, by device where something is promised
+
+
+CASES = (
+    Case("small", 32, 32, {"cuda": 4096, "cpu": 128}, {"cuda": 3_000_000}),
+    Case("moco-v2", 32, 32, {"cuda": 4096, "cpu": 128}, {"cpu": 6_450}),
+    Case("moco-v1", 224, 320, {"cuda": 256, "cpu": 8}, {}),
+    Case("moco-v2", 224, 320, {"cuda": 256, "cpu": 8}, {"cuda": 60_000, "cpu": 170}),
+)
+
+
+def view_making(case: Case, device: torch.device, compiled: bool) -> Callable[[], Tensor]:
+    """A function that makes all views of one batch, of another step each time."""
+    images = case.images[device.type]
+    pixels = torch.randint(0, 256, (images, 3, case.canvas, case.canvas), dtype=torch.uint8, device=device)
+    sizes = torch.full((images, 2), case.canvas, device=device)
+    rows = torch.arange(images, device=device).repeat_interleave(VIEWS_PER_IMAGE)
+    numbers = torch.arange(VIEWS_PER_IMAGE, device=device).repeat(images)
+    step = torch.zeros((), dtype=torch.int64, device=device)
+    recipe = view_recipe(case.recipe, case.size)
+    on_gpu = device.type == "cuda"
+    options = {
+        "dtype": torch.bfloat16 if on_gpu else torch.float32,
+        "memory_format": torch.channels_last if on_gpu else torch.contiguous_format,
+    }
+
+    def make(step: Tensor) -> Tensor:
+        return ViewMaker(recipe, 0, step, pixels, sizes, torch.arange(images, device=device), **options)(rows, numbers)
+
+    run = torch.compile(make, fullgraph=True) if compiled else make
+    return lambda: run(step.add_(1))
+
+
+def seconds_per_batch(make: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
+    """The best of five rounds, the machine's other work being no part of what is measured."""
+    make(), make()
+    rounds = []
+    for _ in range(5):
+        done, start = 0, now(device)
+        while now(device) - start < seconds / 5:
+            for _ in range(10 if device.type == "cuda" else 1):
+                make()
+                done += 1
+        rounds.append((now(device) - start) / done)
+    return min(rounds)
+
+
+def now(device: torch.device) -> float:
+    """Seconds: of the clock once a GPU has finished its work, of work on a CPU, where one thread works."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--compile", action="store_true", help="compile the views into one graph first")
+    parser.add_argument("--seconds", type=float, default=5.0, help="to spend on each case")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    torch.set_num_threads(1)
+
+    figures: dict[str, float] = {}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "one CPU core"
+    print(f"{name}, {'compiled' if arguments.compile else 'not compiled'}, {VIEWS_PER_IMAGE} views an image")
+    print(f"{'recipe':10}{'size':>6}{'canvas':>8}{'batch':>7}{'views/s':>12}{'at least':>12}{'ratio':>8}")
+    for case in CASES:
+        images, limit = case.images[device.type], case.limit.get(device.type)
+        duration = seconds_per_batch(view_making(case, device, arguments.compile), device, arguments.seconds)
+        rate = images * VIEWS_PER_IMAGE / duration
+        figures[f"{case.recipe}_{case.size}px_views_per_second".replace("-", "_")] = rate
+        promise = f"{limit:12,}{rate / limit:8.2f}" if limit else f"{'-':>12}{'-':>8}"
+        print(f"{case.recipe:10}{case.size:6}{case.canvas:8}{images:7}{rate:12,.0f}{promise}", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Values that read "auto", chosen from the data and said aloud with the reason."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from jcl.errors import SettingsError
+from jcl.settings import Settings, with_values
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the choices depend on."""
+
+    images: int
+    short_side: int  # typical, in pixels
+    decoded: bool  # True when the images are already in memory as arrays
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value that "auto" became."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+def choose(settings: Settings, facts: DataFacts) -> tuple[Settings, list[Choice]]:
+    """Replace every "auto"; later choices may rest on earlier ones (the queue on the batch, and so on)."""
+    choices: list[Choice] = []
+    for rule in RULES:
+        section, key = rule.name.split(".")
+        if getattr(getattr(settings, section), key) == "auto":
+            value, reason = rule.choose(settings, facts)
+            settings = with_values(settings, {rule.name: value})
+            choices.append(Choice(rule.name, value, reason))
+    return settings, choices
+
+
+def _image_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    for limit, size in ((48, 32), (96, 64), (192, 128)):
+        if facts.short_side <= limit:
+            return size, f"the images' short side is about {facts.short_side} px"
+    return 224, f"the images' short side is about {facts.short_side} px, enough for the usual size"
+
+
+def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
+    size = settings.views.image_size
+    resnet = settings.model.backbone.startswith("resnet")
+    if resnet and isinstance(size, int) and size <= 64:
+        return "small", f"views of {size} px would shrink to nothing behind a stem made for photographs"
+    return "imagenet", "the stem the backbone comes with"
+
+
+def _canvas(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    size = _known(settings.views.image_size)
+    if facts.decoded:
+        return facts.short_side, "arrays are used at their own size"
+    canvas = max(32, round(size * 10 / 7))
+    return canvas, f"keeps detail for crops of {size} px views at a bounded size"
+
+
+def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    if facts.decoded:
+        return 0, "the images are in memory already"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return min(16, cores), f"one per CPU core, 16 at most ({cores} cores here)"
+
+
+def _batch_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    largest = 256
+    if facts.images < 16:
+        raise SettingsError(
+            f"{facts.images} images are too few to choose a batch size for; "
+            "give --batch-size, or better more images (a few hundred at least)."
+        )
+    batch = min(largest, _power_of_two_below(facts.images // 8))
+    if batch == largest:
+        return batch, "MoCo's"
+    return batch, f"an eighth of the {facts.images:,} images at most, so that an epoch has several steps"
+
+
+def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    batch = _known(settings.train.batch_size)
+    groups = 1
+    while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
+        groups *= 2
+    if groups == 1:
+        return 1, f"a batch of {batch} is too small to split into groups of 32 or more"
+    return groups, f"ShuffleBN as on {groups} GPUs, {batch // groups} images each"
+
+
+def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    batch = _known(settings.train.batch_size)
+    return round(0.06 * batch / 256, 6), f"0.06 for a batch of 256, in proportion to {batch}"
+
+
+def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    queue = min(65536, max(256, _power_of_two_below(facts.images // 8)))
+    if queue == 65536:
+        return queue, "the paper's"
+    return queue, f"an eighth of the {facts.images:,} images, so that few negatives are the same image's older keys"
+
+
+def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    steps = settings.train.epochs * max(1, facts.images // _known(settings.train.batch_size))
+    for momentum, least_steps in ((0.999, 100_000), (0.99, 1_000)):
+        if steps >= least_steps:
+            return momentum, f"the key encoder follows over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
+    return 0.95, f"a short run of {steps:,} steps needs a key encoder that follows quickly"
+
+
+def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    groups, keys = settings.model.bn_groups, settings.method.num_keys
+    assert isinstance(groups, int)
+    if settings.method.name == "multi-key-backprop":
+        return 1, "gradients need all keys in one pass"
+    # A pass without gradients holds a few layers' activations, a query all of them: twice the batch stays below it.
+    passes = 1
+    while passes < groups and keys / passes > 2 and groups % (passes * 2) == 0:
+        passes *= 2
+    return passes, f"{keys} key views per image at no more memory than the query takes"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    name: str
+    choose: Any
+
+
+# In the order in which they rest on each other.
+RULES = (
+    _Rule("views.image_size", _image_size),
+    _Rule("model.stem", _stem),
+    _Rule("data.canvas", _canvas),
+    _Rule("data.workers", _workers),
+    _Rule("train.batch_size", _batch_size),
+    _Rule("model.bn_groups", _bn_groups),
+    _Rule("train.lr", _lr),
+    _Rule("method.queue_size", _queue_size),
+    _Rule("method.key_momentum", _key_momentum),
+    _Rule("train.key_passes", _key_passes),
+)
+
+
+def _power_of_two_below(number: int) -> int:
+    return 1 << max(1, number.bit_length() - 1)
+
+
+def _known(value: int | str) -> int:
+    assert isinstance(value, int), "an earlier rule replaces this auto"
+    return value

@@ -1,0 +1,178 @@
+"""Algorithm 1: one training step of JCL and of the methods it is compared with.
+
+All methods share one path: a query view and M' key views per image, a momentum encoder for the keys, a queue of past
+keys as negatives. They differ in the loss, in how many keys they use and in whether gradients reach the keys.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from jcl.core.encoder import Encoder
+from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
+from jcl.core.queue import KeyQueue
+from jcl.core.shuffle import (
+    group_batch_norm,
+    momentum_of_pass,
+    set_batch_norm_groups,
+    shuffled_order,
+    unshuffle,
+)
+
+# Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it (0 the query, 1..M' the keys).
+ViewFunction = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[[Tensor, Tensor, Tensor, float, float | Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What tells one contrastive method from another."""
+
+    name: str
+    summary: str
+    loss: LossFunction
+    several_keys: bool = True
+    gradient_through_keys: bool = False
+
+
+def _joint(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, scale: float | Tensor) -> Tensor:
+    return joint_contrastive_loss(query, keys, negatives, temperature=temperature, covariance_scale=scale)
+
+
+def _multi_key(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, _: float | Tensor) -> Tensor:
+    return multi_key_loss(query, keys, negatives, temperature=temperature)
+
+
+def _info_nce(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, _: float | Tensor) -> Tensor:
+    return info_nce_loss(query, keys[:, 0], negatives, temperature=temperature)
+
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("jcl", "Joint Contrastive Learning: mean and covariance of M' keys, Eq. 8", _joint),
+        Method("moco-v2", "MoCo v2: one key, MLP head, strong views", _info_nce, several_keys=False),
+        Method("moco-v1", "MoCo v1: one key, linear head, the first paper's views", _info_nce, several_keys=False),
+        Method("multi-key", "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient", _multi_key),
+        Method(
+            "multi-key-backprop",
+            "vanilla with gradients through the keys, end to end: the memory cost the paper avoids",
+            _multi_key,
+            gradient_through_keys=True,
+        ),
+    )
+}
+
+
+class StepResult(NamedTuple):
+    """What a step leaves behind; scalars stay on the device until somebody asks for them."""
+
+    loss: Tensor
+    contrastive_accuracy: Tensor  # 0..1, without the variance term
+    feature_std: Tensor  # mean standard deviation of the queries' coordinates; near 0 when features collapse
+    positive_similarity: Tensor  # mean q·mu
+    key_variance: Tensor  # mean qᵀΣq
+
+
+class ContrastiveLearner(nn.Module):
+    """Query encoder f, key encoder g, queue Q, and the step that ties them together.
+
+    `bn_groups` splits queries and shuffled keys into that many batch-norm groups (ShuffleBN). `key_passes` sends the
+    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'.
+    """
+
+    pass_momentum: Tensor
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        method: Method,
+        *,
+        num_keys: int,
+        temperature: float,
+        queue_size: int,
+        embedding_dim: int,
+        key_momentum: float,
+        bn_groups: int = 1,
+        key_passes: int = 1,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if bn_groups % key_passes:
+            raise ValueError(f"{bn_groups} BN groups cannot be dealt evenly to {key_passes} passes.")
+        self.method = method
+        self.num_keys = num_keys if method.several_keys else 1
+        self.temperature = temperature
+        self.key_momentum = key_momentum
+        self.key_passes = key_passes
+        self.seed = seed
+        self.query_encoder = group_batch_norm(encoder) if bn_groups > 1 else encoder
+        self.key_encoder = copy.deepcopy(self.query_encoder)
+        self.key_encoder.requires_grad_(False)
+        self.queue = KeyQueue(queue_size, embedding_dim)
+        self.register_buffer("pass_momentum", torch.zeros(()), persistent=False)
+        set_batch_norm_groups(self.query_encoder, bn_groups)
+        set_batch_norm_groups(self.key_encoder, bn_groups // key_passes, self.pass_momentum if key_passes > 1 else None)
+
+    def forward(
+        self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
+    ) -> StepResult:
+        """Algorithm 1 for one mini-batch of `images` images; the caller back-propagates the loss and steps f."""
+        rows = torch.arange(images, device=self.queue.rows.device)
+        query = self.query_encoder(views(rows, torch.zeros_like(rows)))
+        self.update_key_encoder()
+        keys = self.encode_keys(views, images, step)
+        # A copy, because the queue moves on below while the backward pass still needs these negatives.
+        negatives = self.queue.rows.clone()
+        loss = self.method.loss(query, keys, negatives, self.temperature, covariance_scale)
+        # The mean keys go in as they are, and only now: no query meets a key of its own image from this step.
+        self.queue.enqueue(keys.mean(dim=1))
+        return self._measure(loss, query.detach(), keys.detach(), negatives)
+
+    @torch.no_grad()
+    def update_key_encoder(self) -> None:
+        """Move g towards f by exponential moving average: parameters only, all in one fused call.
+
+        Buffers are left alone: the batch-norm statistics of g follow g's own batches.
+        """
+        key_parameters: list[Tensor] = list(self.key_encoder.parameters())
+        query_parameters: list[Tensor] = list(self.query_encoder.parameters())
+        torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
+
+    def encode_keys(self, views: ViewFunction, images: int, step: int | Tensor) -> Tensor:
+        """All N·M' keys through their encoder in a shuffled order, then back in place: (N, M', d)."""
+        device = self.queue.rows.device
+        order = shuffled_order(self.seed, step, images * self.num_keys, device)
+        rows, numbers = order // self.num_keys, 1 + order % self.num_keys
+        if self.method.gradient_through_keys:
+            # End to end: f encodes its own keys, so that gradients reach everything that made them.
+            encoded = self.query_encoder(views(rows, numbers))
+        else:
+            encoded = self._encode_without_gradient(views, rows, numbers)
+        return unshuffle(encoded, order).view(images, self.num_keys, -1)
+
+    @torch.no_grad()
+    def _encode_without_gradient(self, views: ViewFunction, rows: Tensor, numbers: Tensor) -> Tensor:
+        parts = zip(rows.chunk(self.key_passes), numbers.chunk(self.key_passes), strict=True)
+        encoded = []
+        for number, (part_rows, part_numbers) in enumerate(parts):
+            self.pass_momentum.fill_(momentum_of_pass(number, self.key_passes, momentum=0.1))
+            encoded.append(self.key_encoder(views(part_rows, part_numbers)))
+        return torch.cat(encoded)
+
+    @torch.no_grad()
+    def _measure(self, loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor) -> StepResult:
+        similarities = torch.einsum("nd,nmd->nm", query, keys)
+        return StepResult(
+            loss=loss,
+            contrastive_accuracy=contrastive_accuracy(query, keys, negatives),
+            feature_std=query.std(dim=0).mean(),
+            positive_similarity=similarities.mean(),
+            key_variance=similarities.var(dim=1, correction=0).mean(),
+        )

@@ -1,0 +1,98 @@
+"""ShuffleBN in one process: batch-norm statistics per group of the batch, as if each group were its own GPU.
+
+MoCo needs it because a query and its keys that share batch statistics can be matched by them without learning
+anything. On many GPUs the keys of a batch are dealt to other GPUs than their queries'; here they are dealt to other
+groups. Queries form groups of N/G rows in batch order, keys groups of N·M'/G rows in a shuffled order.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jcl.errors import SettingsError
+from jcl.randomness import KEY_SHUFFLE, permutation
+
+ModuleType = TypeVar("ModuleType", bound=nn.Module)
+
+
+class GroupedBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose training statistics are taken over `groups` equal, contiguous parts of the batch.
+
+    The running statistics become what G replicas' statistics would average to: one update with the mean of the group
+    statistics. That is the same whether the groups live in one process or on G ranks. In eval mode it is plain batch
+    norm, and its state dict is plain batch norm's.
+    """
+
+    groups: int = 1
+    pass_momentum: Tensor | None = None  # shared by the layers of an encoder that sees a batch in several passes
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or (self.groups == 1 and self.pass_momentum is None):
+            return super().forward(input)
+        if input.shape[0] % self.groups:
+            raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
+        assert self.running_mean is not None and self.running_var is not None
+        outputs, means, variances = [], [], []
+        for part in input.chunk(self.groups):
+            # With momentum 1, batch_norm leaves this group's own mean and unbiased variance in the two buffers.
+            mean, variance = torch.zeros_like(self.running_mean), torch.ones_like(self.running_var)
+            outputs.append(F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps))
+            means.append(mean)
+            variances.append(variance)
+        self._update_running_statistics(torch.stack(means).mean(0), torch.stack(variances).mean(0))
+        return torch.cat(outputs)
+
+    @torch.no_grad()
+    def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.momentum is not None
+        momentum = self.momentum if self.pass_momentum is None else self.pass_momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
+            running.add_((new - running) * momentum)
+        self.num_batches_tracked += 1
+
+
+def group_batch_norm(module: ModuleType) -> ModuleType:
+    """Replace every `BatchNorm2d` inside `module` by its grouped form, keeping weights and statistics."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:
+            grouped = GroupedBatchNorm2d(child.num_features, child.eps, child.momentum).to(child.weight)
+            grouped.load_state_dict(child.state_dict())
+            setattr(module, name, grouped)
+        elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm2d):
+            raise SettingsError(
+                f"the backbone holds a {type(child).__name__} layer, which cannot be split into BN groups; "
+                "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
+            )
+        else:
+            group_batch_norm(child)
+    return module
+
+
+def set_batch_norm_groups(module: nn.Module, groups: int, pass_momentum: Tensor | None = None) -> None:
+    """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold."""
+    for child in module.modules():
+        if isinstance(child, GroupedBatchNorm2d):
+            child.groups, child.pass_momentum = groups, pass_momentum
+
+
+def momentum_of_pass(number: int, passes: int, momentum: float) -> float:
+    """The momentum with which pass `number` of `passes` (from 0) lets all of them end as one update with their mean.
+
+    Every pass must end with weight momentum / passes, although each later pass shrinks it once more.
+    """
+    return momentum / (passes - (passes - 1 - number) * momentum)
+
+
+def shuffled_order(seed: int, step: int | Tensor, count: int, device: torch.device) -> Tensor:
+    """The order (count,) in which the keys of this step go through the key encoder."""
+    return permutation(seed, KEY_SHUFFLE, step, count, device)
+
+
+def unshuffle(rows: Tensor, order: Tensor) -> Tensor:
+    """Undo `order`: what was computed i-th goes back to place `order[i]`. Keeps gradients."""
+    return torch.empty_like(rows).index_copy(0, order, rows)

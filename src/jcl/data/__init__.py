@@ -1,0 +1,25 @@
+"""Where images come from, and how they reach the views: sources, decoding, batches in a reproducible order."""
+
+from jcl.data.batch import ImageBatch
+from jcl.data.decoding import decode
+from jcl.data.drawn import drawn_objects
+from jcl.data.folder import FolderImages
+from jcl.data.loader import BatchLoader, read_all
+from jcl.data.opening import open_data, open_demo
+from jcl.data.source import UNLABELLED, ArrayImages, ImageData, ImageSource, UnreadableImage
+
+__all__ = [
+    "UNLABELLED",
+    "ArrayImages",
+    "BatchLoader",
+    "FolderImages",
+    "ImageBatch",
+    "ImageData",
+    "ImageSource",
+    "UnreadableImage",
+    "decode",
+    "drawn_objects",
+    "open_data",
+    "open_demo",
+    "read_all",
+]

@@ -1,0 +1,146 @@
+"""A look at every image before a long run: what there is, what cannot be read, what is there twice."""
+
+import hashlib
+import os
+import statistics
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from jcl.data.decoding import open_image
+from jcl.data.folder import FolderImages
+from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
+
+SMALL_SIDE: Final = 32
+"""Images with a side below this are reported as very small."""
+
+_DECODED_SIDE: Final = 256  # damage shows at reduced size too, and most photographs take a fraction of the time
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """What was found in one split.
+
+    `widths` and `heights` are (least, median, greatest) of the readable images as stored; `kinds` counts file formats
+    and colour modes; `unreadable` maps names to reasons; each group of `duplicates` has the same content.
+    """
+
+    images: int
+    labelled: int
+    class_counts: dict[str, int]
+    widths: tuple[int, int, int]
+    heights: tuple[int, int, int]
+    kinds: dict[str, int]
+    unreadable: dict[str, str]
+    small: tuple[str, ...]
+    duplicates: tuple[tuple[str, ...], ...]
+    seconds_per_image: float
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What was found in a data set; `shared` names test images whose content is among the training images too."""
+
+    name: str
+    splits: dict[str, SplitReport]
+    shared: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures as one flat object of plain names, such as `train_images` and `train_unreadable`."""
+        flat: dict[str, object] = {"name": self.name, "shared_between_splits": len(self.shared)}
+        for split, report in self.splits.items():
+            flat |= {f"{split}_{key}": value for key, value in _figures(report).items()}
+        return flat
+
+
+def _figures(report: SplitReport) -> dict[str, object]:
+    figures: dict[str, object] = {
+        "images": report.images,
+        "readable": report.images - len(report.unreadable),
+        "unreadable": len(report.unreadable),
+        "unreadable_names": sorted(report.unreadable),
+        "labelled": report.labelled,
+        "classes": len(report.class_counts),
+        "small": len(report.small),
+        "duplicates": sum(len(group) - 1 for group in report.duplicates),
+        "milliseconds_per_image": round(report.seconds_per_image * 1000, 3),
+    }
+    for side, values in (("width", report.widths), ("height", report.heights)):
+        figures |= {f"{side}_{which}": value for which, value in zip(("min", "median", "max"), values, strict=True)}
+    return figures
+
+
+def check_data(data: ImageData, threads: int | None = None) -> DataReport:
+    """Read every image of a data set, with as many threads as there are cores unless told otherwise."""
+    sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
+    splits, digests = {}, {}
+    for split, source in sources.items():
+        started = time.perf_counter()
+        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+            looks = list(pool.map(lambda index, source=source: _look(source, index), range(len(source))))
+        splits[split] = _report(source, looks, (time.perf_counter() - started) / len(source))
+        digests[split] = {look.digest: look.name for look in looks if look.reason is None}
+    shared = digests.get("test", {}).keys() & digests["train"].keys()
+    return DataReport(data.name, splits, tuple(sorted(digests["test"][digest] for digest in shared)))
+
+
+class _Look(NamedTuple):
+    """What one image is, or the reason why it cannot be read."""
+
+    name: str
+    digest: bytes = b""
+    width: int = 0
+    height: int = 0
+    kind: str = ""
+    reason: str | None = None
+
+
+def _look(source: ImageSource, index: int) -> _Look:
+    name = source.name_of(index)
+    try:
+        if isinstance(source, FolderImages):
+            return _look_at_file(source, index, name)
+        pixels = source.read(index)
+    except UnreadableImage as error:
+        return _Look(name, reason=error.reason)
+    return _Look(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
+
+
+def _look_at_file(source: FolderImages, index: int, name: str) -> _Look:
+    source.read(index, _DECODED_SIDE)  # raises with the reason
+    content = source.path_of(index).read_bytes()
+    with open_image(content) as image:
+        return _Look(name, _digest(content), image.width, image.height, f"{image.format} {image.mode}")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -> SplitReport:
+    good = [look for look in looks if look.reason is None]
+    groups: dict[bytes, list[str]] = {}
+    for look in good:
+        groups.setdefault(look.digest, []).append(look.name)
+    labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELLED]
+    names = source.class_names
+    counts = Counter(str(label) if names is None else names[label] for label in sorted(labels))
+    return SplitReport(
+        images=len(looks),
+        labelled=len(labels),
+        class_counts=dict(counts),
+        widths=_spread([look.width for look in good]),
+        heights=_spread([look.height for look in good]),
+        kinds=dict(Counter(look.kind for look in good).most_common()),
+        unreadable={look.name: look.reason for look in looks if look.reason is not None},
+        small=tuple(look.name for look in good if min(look.width, look.height) < SMALL_SIDE),
+        duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
+        seconds_per_image=seconds_per_image,
+    )
+
+
+def _spread(values: list[int]) -> tuple[int, int, int]:
+    """Least, median and greatest; zeros where there is nothing."""
+    return (min(values), statistics.median_low(values), max(values)) if values else (0, 0, 0)

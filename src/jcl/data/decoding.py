@@ -1,0 +1,146 @@
+"""From the bytes of an image file to an RGB tensor, for the files people really have.
+
+The kind of file is told by its content, never by its name. Choices made here:
+
+- Transparent pixels are shown over white, as a page would show them.
+- 16-bit gray is scaled from 0..65535 to 0..255, not clipped. Other numbers (32-bit integers, floats) carry no scale of
+  their own: floats within 0..1 and integers within 0..65535 are taken to fill that range, all else is stretched from
+  its least to its greatest value.
+- The camera's orientation mark is obeyed, and of an animation the first frame counts.
+- A truncated file is refused: its missing part would be gray, and the network would learn that.
+"""
+
+import io
+import warnings
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from jcl.data.source import UnreadableImage
+
+PIXEL_LIMIT: Final = 128_000_000
+"""Images with more pixels than this are refused before any of them is decoded."""
+
+# No formats that hand their content to another program (EPS) or hold no pixels of their own.
+_FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
+
+# Pillow's remarks on odd metadata, one for each image, and on large images, for which our limit speaks. Silenced once
+# and not around each image: that is neither safe among threads nor free.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+_ORIENTATION_TAG: Final = 0x0112
+_UPRIGHT: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def decode(file: Path | bytes, canvas: int | None = None, name: str | None = None) -> Tensor:
+    """Decode an image file, or its bytes, into (3, h, w) uint8 RGB.
+
+    With a canvas the image is scaled down, antialiased and with its aspect ratio kept, until its longer side is at most
+    `canvas`; it is never enlarged. A JPEG much larger than the canvas is decoded at reduced size, which takes a
+    fraction of the time. `name` is what an error calls the image.
+    """
+    name = name or (str(file) if isinstance(file, Path) else "in memory")
+    try:
+        with open_image(file) as image:
+            orientation = _orientation(image)
+            if canvas is not None:
+                # JPEG only: the smallest of its 1/1, 1/2, 1/4, 1/8 (each side rounded up) that is still large enough.
+                image.draft(None, _fitted(image.size, canvas))
+            picture = _to_rgb(image)
+        if canvas is not None and max(picture.size) > canvas:
+            picture = picture.resize(_fitted(picture.size, canvas), Image.Resampling.BILINEAR)
+        if orientation in _UPRIGHT:
+            picture = picture.transpose(_UPRIGHT[orientation])
+    except Exception as error:  # a damaged file can make a decoder raise anything
+        raise UnreadableImage(name, _reason(error)) from error
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+
+
+def open_image(file: Path | bytes) -> Image.Image:
+    """Open an image without decoding its pixels: enough for its size, mode and format. Raises whatever is wrong."""
+    content = file if isinstance(file, bytes) else file.read_bytes()
+    if not content:
+        raise ValueError("the file is empty")
+    image = Image.open(io.BytesIO(content), formats=_known_formats())
+    pixels = image.width * image.height
+    if pixels > PIXEL_LIMIT:
+        raise ValueError(_too_large(f"{image.width} x {image.height} pixels"))
+    return image
+
+
+def _known_formats() -> tuple[str, ...]:
+    """Those of our formats that this build of Pillow can read."""
+    Image.init()
+    return tuple(name for name in _FORMATS if name in Image.OPEN)
+
+
+def _fitted(size: tuple[int, int], canvas: int) -> tuple[int, int]:
+    """The size (width, height) that an image takes on a canvas, rounded down so that halves of odd sides will do."""
+    longer = max(size)
+    if longer <= canvas:
+        return size
+    return max(1, size[0] * canvas // longer), max(1, size[1] * canvas // longer)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The camera's orientation mark, 1 (upright) where there is none or its block is damaged."""
+    try:
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    except Exception:  # a damaged EXIF block says nothing about the pixels
+        return 1
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Decode the pixels and bring any mode to 8-bit RGB."""
+    if image.mode.startswith("I") or image.mode == "F":
+        image = Image.fromarray(_to_bytes(image))
+    elif image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    if image.mode != "RGB":
+        return image.convert("RGB")
+    image.load()
+    return image
+
+
+def _to_bytes(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """Scale gray values of more than 8 bits to 0..255."""
+    values = np.nan_to_num(np.asarray(image).astype(np.float64))
+    least, greatest = float(values.min()), float(values.max())
+    natural = 1.0 if image.mode == "F" else 65535.0
+    if least >= 0 and greatest <= natural:
+        least, greatest = 0.0, natural
+    scaled = (values - least) * (255 / max(greatest - least, 1e-12))
+    return scaled.round().astype(np.uint8)
+
+
+def _too_large(size: str) -> str:
+    return f"it has {size}, more than the limit of {PIXEL_LIMIT:,}; scale it down or cut it into tiles first"
+
+
+def _reason(error: Exception) -> str:
+    """Say in words what a decoder's exception means."""
+    if isinstance(error, Image.DecompressionBombError):
+        return _too_large("far too many pixels")
+    if isinstance(error, UnidentifiedImageError):
+        return "its content is no image of a known format"
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    text = " ".join(str(error).split()).rstrip(".")
+    return text or type(error).__name__

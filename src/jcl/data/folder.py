@@ -1,0 +1,122 @@
+"""Folders of images: any nesting, class folders, train and test splits."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from jcl.data.decoding import decode
+from jcl.data.listing import NameTable, list_images
+from jcl.data.source import UNLABELLED, ImageData
+from jcl.errors import DataError
+
+_TRAIN_FOLDER: Final = "train"
+_TEST_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one found; ImageNet's test set has no labels
+
+
+class FolderImages:
+    """Image files below one folder, read when asked for.
+
+    Where every image lies in a sub-folder and there are several of these, the sub-folders are classes, as torchvision's
+    `ImageFolder` has it. `class_names` fixes which label a class gets, so that two splits agree; images of other
+    classes are then `UNLABELLED`.
+    """
+
+    def __init__(self, root: Path, files: NameTable, class_names: tuple[str, ...] | None) -> None:
+        self.root = root
+        self.class_names = class_names
+        self.labels = None if class_names is None else _labels(files, class_names)
+        self._files = files
+
+    @property
+    def description(self) -> str:
+        classes = "" if self.class_names is None else f" in {len(self.class_names)} class folders"
+        return f"{len(self):,} image files{classes} below {self.root}"
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, index: int, canvas: int | None = None) -> Tensor:
+        return decode(self.path_of(index), canvas, self.name_of(index))
+
+    def name_of(self, index: int) -> str:
+        """The path below the root, with what cannot be printed replaced."""
+        return os.fsencode(self._files[index]).decode("utf-8", "replace")
+
+    def path_of(self, index: int) -> Path:
+        return self.root / self._files[index]
+
+
+def open_folder(root: Path, classes: Sequence[str] | None = None, cache: Path | None = None) -> ImageData:
+    """Open a folder of images, with its splits where it has a `train` folder beside a `val` or `test` folder.
+
+    `classes` keeps only the images in these class folders. `cache` is where listings of large folders are kept.
+    """
+    if not root.is_dir():
+        kind = "is no folder" if root.exists() else "does not exist"
+        raise DataError(f"The image folder {root} {kind}; give the path of a folder that holds images.")
+    train_root, test_root = _splits(root)
+    train_files = _images_below(train_root, classes, cache)
+    test_files = None if test_root is None else _images_below(test_root, classes, cache)
+    class_names = _class_names(train_files) if classes is None else tuple(classes)
+    train = FolderImages(train_root, train_files, class_names)
+    if test_root is None or test_files is None:
+        return ImageData(root.name, train)
+    has_classes = class_names is not None and _class_names(test_files) is not None
+    return ImageData(root.name, train, FolderImages(test_root, test_files, class_names if has_classes else None))
+
+
+def _splits(root: Path) -> tuple[Path, Path | None]:
+    """The folders to train on and to test with.
+
+    A lone `train` among other folders is no split: it may as well be the class of railway pictures.
+    """
+    folders = {entry.name for entry in root.iterdir() if not entry.name.startswith(".") and entry.is_dir()}
+    tests = [name for name in _TEST_FOLDERS if name in folders]
+    if _TRAIN_FOLDER in folders and tests:
+        return root / _TRAIN_FOLDER, root / tests[0]
+    if folders == {_TRAIN_FOLDER}:
+        return root / _TRAIN_FOLDER, None
+    return root, None
+
+
+def _images_below(root: Path, classes: Sequence[str] | None, cache: Path | None) -> NameTable:
+    files = list_images(root, cache)
+    if not len(files):
+        raise DataError(
+            f"The folder {root} holds no image files (looked for .jpg, .png, .webp, .tif and the like in it and in all "
+            f"folders below)."
+        )
+    return files if classes is None else _only_classes(root, files, classes)
+
+
+def _only_classes(root: Path, files: NameTable, classes: Sequence[str]) -> NameTable:
+    wanted = set(classes)
+    kept = [name for name in files if _class_of(name) in wanted]
+    missing = sorted(wanted - {_class_of(name) for name in kept})
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise DataError(
+            f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}, which the class list names; "
+            f"each class needs a sub-folder of that name."
+        )
+    return NameTable.of(kept)
+
+
+def _class_of(name: str) -> str:
+    """The first folder of a relative path, empty for a file that lies in no folder."""
+    folder, slash, _ = name.partition("/")
+    return folder if slash else ""
+
+
+def _class_names(files: NameTable) -> tuple[str, ...] | None:
+    names = {_class_of(name) for name in files}
+    return tuple(sorted(names)) if len(names) > 1 and "" not in names else None
+
+
+def _labels(files: NameTable, class_names: tuple[str, ...]) -> Tensor:
+    numbers = {name: number for number, name in enumerate(class_names)}
+    return torch.tensor([numbers.get(_class_of(name), UNLABELLED) for name in files], dtype=torch.int64)

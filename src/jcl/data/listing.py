@@ -1,0 +1,180 @@
+"""Which image files a folder holds: found once, in an order that does not depend on the file system.
+
+A listing of a large folder is kept in the user's cache. Adding, removing or renaming a file changes the modification
+time of its folder, so a kept listing is good as long as every folder in it still has the time it was listed with; that
+takes one look per folder instead of one per file.
+"""
+
+import contextlib
+import hashlib
+import os
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jcl.errors import DataError
+
+_EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
+IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
+_CACHE_FROM: Final = 20_000  # files; a smaller folder is listed as fast as its cache is read
+
+_CLOCK_GRAIN: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
+
+
+class NameTable(Sequence[str]):
+    """Many names in two arrays, so that millions of them are sent to a worker in milliseconds.
+
+    A Python list of as many strings would take ten times the memory, once in every worker.
+    """
+
+    def __init__(self, text: bytes, ends: NDArray[np.int64]) -> None:
+        self._text = text
+        self._ends = ends
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "NameTable":
+        encoded = [os.fsencode(name) for name in names]
+        return cls(b"".join(encoded), np.cumsum([len(name) for name in encoded], dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices: nothing here asks for one
+        index = range(len(self))[index]
+        start = int(self._ends[index - 1]) if index else 0
+        return os.fsdecode(self._text[start : int(self._ends[index])])
+
+    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        return np.frombuffer(self._text, dtype=np.uint8), self._ends
+
+    @classmethod
+    def from_arrays(cls, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> "NameTable":
+        return cls(text.tobytes(), ends)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files below a folder, as sorted paths relative to it, and the times of the folders they were found in."""
+
+    files: NameTable
+    folders: NameTable
+    folder_times: NDArray[np.int64]
+
+
+def list_images(root: Path, cache: Path | None = None) -> NameTable:
+    """List the image files below `root`, however deeply nested, by relative path in code-point order.
+
+    Hidden files and folders are left out, links are followed but never round in a circle. Large listings are kept in
+    the folder `cache`, by default one below the user's own cache folder.
+    """
+    kept = _cache_file(root, cache)
+    listing = _read_listing(kept)
+    if listing is None or not _still_true(root, listing):
+        listing = _walk(root)
+        if len(listing.files) >= _CACHE_FROM and _settled(listing):
+            _keep_listing(kept, listing)
+    return listing.files
+
+
+def _walk(root: Path) -> Listing:
+    files: list[str] = []
+    folders: dict[str, int] = {}
+    # Each folder comes with the identities of those above it: a link to one of them would lead round in a circle.
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    while waiting:
+        folder, above = waiting.pop()
+        status = _status(root / folder)
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            continue
+        folders[folder] = status.st_mtime_ns
+        for entry in _entries(root / folder):
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            if entry.is_dir():
+                waiting.append((path, above | {identity}))
+            elif _is_image_file(entry):
+                files.append(path)
+    files.sort()
+    return Listing(NameTable.of(files), NameTable.of(list(folders)), np.array(list(folders.values()), dtype=np.int64))
+
+
+def _status(folder: Path) -> os.stat_result:
+    try:
+        return folder.stat()
+    except OSError as error:
+        raise DataError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from (entry for entry in entries if not entry.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"The folder {folder} cannot be listed: {error.strerror}.") from error
+
+
+def _is_image_file(entry: os.DirEntry[str]) -> bool:
+    """Named like an image, and a file or a dead link (to be reported as unreadable); pipes and devices would block."""
+    if os.path.splitext(entry.name)[1].lower() not in IMAGE_EXTENSIONS:  # noqa: PTH122 - a Path each would double the time
+        return False
+    return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))  # noqa: PTH110
+
+
+def _cache_file(root: Path, cache: Path | None) -> Path:
+    if cache is None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl" / "listings"
+    key = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:32]
+    return cache / f"{key}.npz"
+
+
+def _read_listing(file: Path) -> Listing | None:
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return Listing(
+                NameTable.from_arrays(arrays["file_text"], arrays["file_ends"]),
+                NameTable.from_arrays(arrays["folder_text"], arrays["folder_ends"]),
+                arrays["folder_times"],
+            )
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+        return None  # none kept, or a damaged one: list afresh
+
+
+def _still_true(root: Path, listing: Listing) -> bool:
+    times = zip(listing.folders, listing.folder_times.tolist(), strict=True)
+    try:
+        return all((root / folder).stat().st_mtime_ns == modified for folder, modified in times)
+    except OSError:
+        return False
+
+
+def _settled(listing: Listing) -> bool:
+    """Not changed a moment ago: a further change could come within the grain of the file system's clock, unseen."""
+    return time.time_ns() - int(listing.folder_times.max()) > _CLOCK_GRAIN
+
+
+def _keep_listing(file: Path, listing: Listing) -> None:
+    """Write the listing in one piece; a cache that cannot be written is no reason to stop."""
+    file_text, file_ends = listing.files.arrays()
+    folder_text, folder_ends = listing.folders.arrays()
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as stream:
+            np.savez(
+                stream,
+                file_text=file_text,
+                file_ends=file_ends,
+                folder_text=folder_text,
+                folder_ends=folder_ends,
+                folder_times=listing.folder_times,
+            )
+        partial.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()

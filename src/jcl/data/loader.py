@@ -1,0 +1,188 @@
+"""Batches of images in an order that is a function of (seed, epoch), from wherever the images are."""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from jcl.data.ahead import ahead_on
+from jcl.data.batch import ImageBatch
+from jcl.data.reading import Decoded, ImageReader, canvas_for
+from jcl.data.resident import GrowingStore, ResidentImages
+from jcl.data.source import ArrayImages, ImageSource, UnreadableImage
+from jcl.data.workers import DecodingPool
+from jcl.errors import DataError
+from jcl.randomness import DATA_ORDER, permutation
+
+KEPT_BYTES: Final = 2 * 1024**3
+"""Decoded images are kept in memory from the first epoch on where all of them take no more than this."""
+
+
+class BatchLoader:
+    """Endless epochs of full batches; the last images of an epoch that fill no batch are left out of it.
+
+    The batches depend on the source, the seed and the epoch, not on the number of workers, nor on where an epoch was
+    started or whether the images were decoded or still in memory. Images that cannot be read are listed in `skipped`
+    with the reason, and a stand-in takes their place; a `strict` loader raises instead.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        *,
+        batch_size: int,
+        canvas: int,
+        seed: int,
+        workers: int = 0,
+        device: torch.device | str = "cpu",
+        strict: bool = False,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        if batch_size > len(source):
+            raise DataError(
+                f"A batch of {batch_size} images is larger than the data ({source.description}); use a batch size of "
+                f"at most {len(source)}."
+            )
+        self.steps_per_epoch = len(source) // batch_size
+        self.skipped: dict[str, str] = {}
+        self.batch_size = batch_size
+        self._source, self._seed, self._strict = source, seed, strict
+        self._device = torch.device(device)
+        self._resident: ResidentImages | None = None
+        self._store: GrowingStore | None = None
+        if isinstance(source, ArrayImages):
+            self._resident = ResidentImages(source.pixels, _full_sizes(source), None, self._device)
+            canvas, workers = 0, 0
+        else:
+            canvas = canvas_for(source, canvas)
+            if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
+                self._store = GrowingStore(len(source), canvas)
+        self._pool = DecodingPool(ImageReader(source, canvas, stand_ins=True), workers, self._device.type == "cuda")
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
+        """Give the batches of one epoch, from step `start` on; ends the epoch given before."""
+        if self._store is not None and not self._store.missing():
+            self._move_in(self._store)
+        if self._resident is None:
+            return ahead_on(self._device, self._decoded_batches(number, start))
+        return ahead_on(self._device, self._resident_batches(self._resident, number, start))
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._pool.close()
+
+    def __enter__(self) -> "BatchLoader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _order(self, epoch: int, start: int, device: torch.device) -> tuple[Tensor, ...]:
+        """The indices of each batch of an epoch from `start` on."""
+        order = permutation(self._seed, DATA_ORDER, epoch, len(self._source), device)
+        return torch.split(order[start * self.batch_size : self.steps_per_epoch * self.batch_size], self.batch_size)
+
+    def _resident_batches(self, images: ResidentImages, epoch: int, start: int) -> Iterator[ImageBatch]:
+        if start < self.steps_per_epoch:
+            yield from map(images.batch, self._order(epoch, start, images.device))
+
+    def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
+        if start < self.steps_per_epoch:
+            requests = [indices.tolist() for indices in self._order(epoch, start, torch.device("cpu"))]
+            yield from map(_as_batch, self._decode(requests))
+        if self._store is not None:  # the images that this epoch left out, to complete the store
+            for _ in self._decode(_in_batches(self._store.missing(), self.batch_size)):
+                pass
+
+    def _decode(self, requests: list[list[int]]) -> Iterator[Decoded]:
+        for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
+            _note_skipped(decoded, self.skipped, self._strict)
+            if not len(decoded.samples):  # not even a stand-in
+                raise _none_readable(self._source, self.skipped)
+            if self._store is not None:
+                self._store.remember(indices, decoded)
+            yield decoded
+
+    def _move_in(self, store: GrowingStore) -> None:
+        """Every image has been decoded: from now on batches come from memory, and the workers go."""
+        self._resident = store.completed(self._device)
+        self._store = None
+        self.close()
+
+
+def read_all(
+    source: ImageSource,
+    *,
+    canvas: int,
+    batch_size: int,
+    device: torch.device | str = "cpu",
+    workers: int = 0,
+    strict: bool = False,
+    skipped: dict[str, str] | None = None,
+) -> Iterator[ImageBatch]:
+    """Give every image once, in order, the last batch as small as it comes.
+
+    Images that cannot be read are left out and entered into `skipped`, so `samples` says which ones are there;
+    `strict` raises instead.
+    """
+    device = torch.device(device)
+    batches: Iterator[ImageBatch]
+    if isinstance(source, ArrayImages):
+        images = ResidentImages(source.pixels, _full_sizes(source), None, torch.device("cpu"))
+        batches = map(images.batch, torch.split(torch.arange(len(source)), batch_size))
+    else:
+        skipped = {} if skipped is None else skipped
+        batches = _decode_all(source, canvas, batch_size, device, workers, strict, skipped)
+    return ahead_on(device, batches)
+
+
+def _decode_all(
+    source: ImageSource,
+    canvas: int,
+    batch_size: int,
+    device: torch.device,
+    workers: int,
+    strict: bool,
+    skipped: dict[str, str],
+) -> Iterator[ImageBatch]:
+    reader = ImageReader(source, canvas_for(source, canvas), stand_ins=False)
+    pool = DecodingPool(reader, workers, pinned=device.type == "cuda")
+    requests = _in_batches(range(len(source)), batch_size)
+    any_read = False
+    try:
+        for decoded in pool.decode(requests):
+            _note_skipped(decoded, skipped, strict)
+            if len(decoded.samples):
+                any_read = True
+                yield _as_batch(decoded)
+        if not any_read:
+            raise _none_readable(source, skipped)
+    finally:
+        pool.close()
+
+
+def _note_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> None:
+    if decoded.skipped and strict:
+        raise UnreadableImage(*next(iter(decoded.skipped.items())))
+    skipped.update(decoded.skipped)
+
+
+def _none_readable(source: ImageSource, skipped: dict[str, str]) -> DataError:
+    name, reason = next(iter(skipped.items()))
+    return DataError(f"None of the images can be read ({source.description}); the first is {name}: {reason}.")
+
+
+def _as_batch(decoded: Decoded) -> ImageBatch:
+    return ImageBatch(decoded.pixels, decoded.sizes, decoded.samples)
+
+
+def _in_batches(indices: Sequence[int], batch_size: int) -> list[list[int]]:
+    return [list(indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
+
+
+def _full_sizes(source: ArrayImages) -> Tensor:
+    return torch.tensor(source.pixels.shape[2:]).expand(len(source), 2)

@@ -1,0 +1,67 @@
+"""From what a person writes after `jcl pretrain` to the images themselves."""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from jcl.data.arrays import open_npz
+from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
+from jcl.data.drawn import CLASS_NAMES, drawn_objects
+from jcl.data.folder import open_folder
+from jcl.data.source import ArrayImages, ImageData
+from jcl.errors import DataError
+
+DEMO_SET: Final = "demo"
+_NAMES: Final = (DEMO_SET, *DOWNLOADED_SETS)
+
+
+def open_data(
+    location: str,
+    *,
+    root: Path | None = None,
+    download: bool = True,
+    classes: Sequence[str] | None = None,
+) -> ImageData:
+    """Open a data set by name, as a `.npz` file or as a folder of images.
+
+    Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). `classes` keeps
+    only these class folders of a folder.
+    """
+    path = Path(location).expanduser()
+    if classes is not None and not path.is_dir():
+        raise DataError(f"A list of classes applies to a folder with class folders, and {location} is none.")
+    if location == DEMO_SET:
+        return open_demo()
+    if location in DOWNLOADED_SETS:
+        return open_downloaded(location, root, download)
+    if path.is_dir():
+        return open_folder(path, classes)
+    if path.suffix.lower() == ".npz":
+        return open_npz(path)
+    if path.is_file():
+        raise DataError(
+            f"The file {location} is no .npz file; give a folder of images, a .npz file or one of {_known()}."
+        )
+    raise DataError(f"There is no folder, .npz file or data set called {location}{_nearest(location)}.")
+
+
+def open_demo(train_count: int = 5000, test_count: int = 1000, seed: int = 0) -> ImageData:
+    """The built-in synthetic set: pictures of drawn objects, the first ones to train on and the rest to test with."""
+    pixels, labels = drawn_objects(train_count + test_count, seed)
+    what = "objects drawn by code (synthetic)"
+    return ImageData(
+        DEMO_SET,
+        ArrayImages(pixels[:train_count], labels[:train_count], CLASS_NAMES, f"{train_count:,} {what}"),
+        ArrayImages(pixels[train_count:], labels[train_count:], CLASS_NAMES, f"{test_count:,} {what}"),
+    )
+
+
+def _known() -> str:
+    return ", ".join(_NAMES[:-1]) + f" or {_NAMES[-1]}"
+
+
+def _nearest(location: str) -> str:
+    """Suggest a name for a typing mistake, else list what there is."""
+    close = difflib.get_close_matches(location.lower().replace("-", ""), _NAMES, n=1)
+    return f"; did you mean {close[0]}" if close else f"; known data sets are {_known()}"

@@ -1,0 +1,154 @@
+"""The demonstration: what JCL does, seen in three minutes on a CPU.
+
+The data is drawn by code (see `jcl.data.drawn`), so nothing is downloaded. Raw pixels and an untrained encoder show
+where learning starts; MoCo v2 and JCL show where it gets in the same number of epochs.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from jcl.core.encoder import build_backbone
+from jcl.data import ImageData, open_data
+from jcl.errors import RunError
+from jcl.evaluate import Features, extract_features, knn_accuracy, nearest_neighbours, pixel_features
+from jcl.pretraining import Run, pretrain
+from jcl.recipes import build_settings
+from jcl.report.pictures import draw_neighbours
+from jcl.report.plots import RunCurves, plot_comparison, plot_training
+from jcl.settings import Settings
+from jcl.train.folder import free_folder
+from jcl.train.runtime import PeakMemory, choose_device
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the demo's table."""
+
+    name: str
+    knn_top1: float
+    seconds: float
+    peak_memory: int
+
+
+def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict[str, Any]:
+    """Train, measure, print the table and draw the pictures; returns the figures by plain names."""
+    started = time.perf_counter()
+    folder = folder or free_folder(Path("runs"), "demo")
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty and is left as it is; choose another folder with --out.")
+    data = open_data("demo")
+    settings = build_settings("demo", values={"train.seed": seed})
+    err.print(f"Two runs on {data.train.description}, after which you will see what was learned.", highlight=False)
+    rows = [_raw_pixels(data, settings), _random_encoder(data, settings)]
+    runs = {}
+    for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
+        chosen = build_settings("demo", method=method, values={"train.seed": seed})
+        runs[name] = pretrain(chosen, folder / method, console=err, label=name)
+        summary = runs[name].summary
+        rows.append(Row(name, summary["knn_top1"], summary["seconds"], summary["peak_memory_bytes"]))
+    _draw(folder, runs, rows, data, settings)
+    seconds = time.perf_counter() - started
+    _print(out, rows, folder, seconds)
+    names = ("pixels", "random", "moco_v2", "jcl")
+    return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
+
+
+def _raw_pixels(data: ImageData, settings: Settings) -> Row:
+    started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
+    assert data.test is not None
+    size = _image_size(settings)
+    bank, queries = (pixel_features(source, image_size=size) for source in (data.train, data.test))
+    return Row("raw pixels", _top1(bank, queries, settings), time.perf_counter() - started, memory.read())
+
+
+def _random_encoder(data: ImageData, settings: Settings) -> Row:
+    """The encoder that both methods start from, before its first step."""
+    started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
+    assert data.test is not None
+    torch.manual_seed(settings.train.seed)
+    backbone, _ = build_backbone(settings.model.backbone)
+    size, views = _image_size(settings), settings.views
+    bank, queries = (
+        extract_features(backbone, source, image_size=size, mean=views.mean, std=views.std)
+        for source in (data.train, data.test)
+    )
+    return Row("random encoder", _top1(bank, queries, settings), time.perf_counter() - started, memory.read())
+
+
+def _top1(bank: Features, queries: Features, settings: Settings) -> float:
+    assert bank.labels is not None and queries.labels is not None
+    record = settings.record
+    return knn_accuracy(
+        bank.values,
+        bank.labels,
+        queries.values,
+        queries.labels,
+        k=[record.knn_k],
+        temperature=[record.knn_temperature],
+    )[0].top1
+
+
+def _draw(folder: Path, runs: dict[str, Run], rows: list[Row], data: ImageData, settings: Settings) -> None:
+    curves = [RunCurves(name, run.metrics, run.settings.method.queue_size) for name, run in runs.items()]  # type: ignore[arg-type]
+    plot_training(curves, folder / "curves.png", title="MoCo v2 and JCL on drawn objects")
+    plot_comparison(
+        {row.name: row.knn_top1 for row in rows},
+        folder / "comparison.png",
+        title="What the features are worth",
+        subtitle=f"kNN top-1 on {len(data.test or [])} unseen drawn objects, one seed",
+        chance=10.0,
+    )
+    _draw_neighbours(folder / "neighbours.png", runs["JCL"], data, settings)
+
+
+def _draw_neighbours(path: Path, run: Run, data: ImageData, settings: Settings, shown: int = 6, count: int = 8) -> None:
+    """The images that the learned features put next to a few unseen ones, one of each of the first classes."""
+    assert data.test is not None and data.train.labels is not None and data.test.labels is not None
+    size, device = _image_size(settings), choose_device("cpu")
+    backbone = run.backbone()
+    bank, queries = (
+        extract_features(
+            backbone, source, image_size=size, mean=settings.views.mean, std=settings.views.std, device=device
+        )
+        for source in (data.train, data.test)
+    )
+    found = nearest_neighbours(queries.values[:shown], bank.values, count)
+    names = data.train.class_names or ()
+    draw_neighbours(
+        [data.test.read(row) for row in range(shown)],
+        [[data.train.read(int(row)) for row in rows] for rows in found.rows],
+        path,
+        query_labels=[names[int(data.test.labels[row])] for row in range(shown)],
+        neighbour_labels=[[names[int(data.train.labels[row])] for row in rows] for rows in found.rows],
+        similarities=found.similarities.tolist(),
+        title="Nearest neighbours by JCL's features",
+    )
+
+
+def _print(out: Console, rows: list[Row], folder: Path, seconds: float) -> None:
+    table = Table("features", "kNN top-1", "seconds", "peak memory", title="What the features are worth")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        memory = f"{row.peak_memory / 2**20:,.0f} MiB"
+        table.add_row(row.name, f"{row.knn_top1:.1f} %", f"{row.seconds:.1f}", memory)
+    out.print(table)
+    out.print(
+        f"Done in {seconds:.0f} s. Curves, comparison and neighbours are in {folder}; "
+        f"now try your own images: jcl pretrain FOLDER",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _image_size(settings: Settings) -> int:
+    assert isinstance(settings.views.image_size, int), "the demo recipe fixes the size"
+    return settings.views.image_size

@@ -1,0 +1,121 @@
+"""Exact nearest neighbours by cosine similarity, in bounded memory, with the same answer everywhere.
+
+Similarities are computed in float64 from unit rows rounded to multiples of 2^-26. Every product is then a multiple
+of 2^-52 and, by Cauchy-Schwarz, no partial sum exceeds 1 by more than rounding, so every sum is exact whatever its
+order: chunk size, thread count and device do not change a bit, equal rows are exactly tied, and the rounding (below
+1e-8 in each coordinate) is finer than that of float32 features. Ties go to the lower row of the bank.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jcl.errors import DataError, SettingsError
+
+DEFAULT_CHUNK = 4096
+_GRID = 2.0**26
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The k nearest bank rows of each query, nearest first: cosine similarities and row numbers, both (q, k)."""
+
+    similarities: Tensor
+    rows: Tensor
+
+
+def unit_rows(features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Rows scaled to length one in `dtype` (an all-zero row stays zero); in float64 rounded to multiples of 2^-26."""
+    wide = features.to(dtype)
+    unit: Tensor = wide / torch.linalg.vector_norm(wide, dim=1, keepdim=True).clamp_min(torch.finfo(dtype).tiny)
+    return (unit * _GRID).round_().div_(_GRID) if dtype == torch.float64 else unit
+
+
+def nearest_neighbours(
+    queries: Tensor,
+    bank: Tensor,
+    k: int,
+    *,
+    chunk: int = DEFAULT_CHUNK,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Neighbours:
+    """The min(k, len(bank)) rows of `bank` (b, d) most similar to each row of `queries` (q, d).
+
+    See `neighbour_chunks` for `chunk`, `device` and `dtype`; the answer lies on that device.
+    """
+    found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device, dtype=dtype))
+    return Neighbours(torch.cat([part.similarities for part in found]), torch.cat([part.rows for part in found]))
+
+
+def neighbour_chunks(
+    queries: Tensor,
+    bank: Tensor,
+    k: int,
+    *,
+    chunk: int = DEFAULT_CHUNK,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Iterator[Neighbours]:
+    """`nearest_neighbours` for `chunk` queries at a time, against `chunk` rows of the bank at a time.
+
+    Working memory is a small multiple of chunk x (chunk + k + d) numbers, however many rows there are. Chunks are
+    moved to `device` (default: where the queries lie) one by one, so a bank too large for a GPU can stay on the host.
+    `dtype` is float64 unless the device has none; float32 gives up the exactness described above for speed, which
+    pays for ImageNet sizes on GPUs that are slow in float64.
+    """
+    _check(queries, bank, k, chunk)
+    target = torch.device(device) if device is not None else queries.device
+    number_type = dtype or (torch.float32 if target.type == "mps" else torch.float64)
+    return (
+        _search(unit_rows(queries[start : start + chunk].to(target), number_type), bank, min(k, len(bank)), chunk)
+        for start in range(0, len(queries), chunk)
+    )
+
+
+def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
+    if k < 1 or chunk < 1:
+        raise SettingsError(f"k and chunk must be at least 1, but k is {k} and chunk is {chunk}.")
+    if len(queries) == 0 or len(bank) == 0:
+        raise DataError(f"Nearest neighbours need rows: there are {len(queries)} queries and {len(bank)} bank rows.")
+    if queries.shape[1:] != bank.shape[1:] or queries.dim() != 2:
+        raise DataError(
+            f"Queries and bank must be two tables of the same width, but have shapes {tuple(queries.shape)} and "
+            f"{tuple(bank.shape)}; extract both with the same backbone."
+        )
+    if not (queries.isfinite().all() and bank.isfinite().all()):
+        raise DataError(
+            "The features hold NaN or infinite values, so nothing is near to anything; the encoder that made them has "
+            "probably diverged (lower its learning rate)."
+        )
+
+
+def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
+    """Neighbours of unit `queries`, keeping the best k seen so far while going through the bank."""
+    similarities = queries.new_empty(len(queries), 0)
+    rows = torch.empty_like(similarities, dtype=torch.int64)
+    for start in range(0, len(bank), chunk):
+        part = unit_rows(bank[start : start + chunk].to(queries.device), queries.dtype)
+        best = _largest(queries @ part.T, min(k, len(part)))
+        # What was found earlier has the lower row numbers and stands first, so a stable sort keeps the rule for ties.
+        merged = torch.cat([similarities, best.similarities], 1).sort(stable=True, dim=1, descending=True)
+        rows = torch.cat([rows, best.rows + start], 1).gather(1, merged.indices[:, :k])
+        similarities = merged.values[:, :k]
+    return Neighbours(similarities, rows)
+
+
+def _largest(similarities: Tensor, k: int) -> Neighbours:
+    """The k largest entries of each row in falling order, equal ones by rising column."""
+    values, columns = similarities.topk(k, dim=1)
+    # topk says nothing about which of several equal entries it takes. Its choice matters in the rows where some entry
+    # equal to the smallest one taken was left out; only those rows pay for a full stable sort.
+    smallest = values[:, -1:]
+    crowded = (similarities == smallest).sum(1) > (values == smallest).sum(1)
+    if crowded.any():
+        sorted_rows = similarities[crowded].sort(stable=True, dim=1, descending=True)
+        columns[crowded] = sorted_rows.indices[:, :k]
+    columns = columns.sort(1).values
+    ordered = similarities.gather(1, columns).sort(stable=True, dim=1, descending=True)
+    return Neighbours(ordered.values, columns.gather(1, ordered.indices))

@@ -1,0 +1,68 @@
+"""Measuring a run or a weights file on labelled data: what the commands under "evaluate" call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jcl.data import ImageData, ImageSource, open_data
+from jcl.errors import DataError, RunError
+from jcl.evaluate.features import Features, extract_features
+from jcl.evaluate.knn import KnnResult, knn_accuracy
+from jcl.evaluate.online import FeatureSettings, knn_sets
+from jcl.export import BackboneInfo, load_backbone
+from jcl.train.folder import RunFolder
+from jcl.train.runtime import choose_device
+
+
+def measure_knn(
+    weights: Path,
+    location: str | None,
+    *,
+    k: Sequence[int],
+    temperature: Sequence[float],
+    batch_size: int = 256,
+    workers: int = 0,
+    device: str = "auto",
+) -> list[KnnResult]:
+    """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own)."""
+    backbone = load_backbone(weights)
+    info = backbone.info
+    assert isinstance(info, BackboneInfo)
+    shown = FeatureSettings(info.image_size, info.mean, info.std)
+    target = choose_device(device)
+    data = _labelled(weights, location)
+
+    def features(source: ImageSource) -> Features:
+        return extract_features(
+            backbone,
+            source,
+            image_size=shown.image_size,
+            crop_ratio=shown.crop_ratio,
+            mean=shown.mean,
+            std=shown.std,
+            batch_size=batch_size,
+            device=target,
+            workers=workers,
+        )
+
+    bank, queries = knn_sets(data, features, seed=0)
+    assert bank.labels is not None and queries.labels is not None
+    return knn_accuracy(
+        bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature, device=target
+    )
+
+
+def _labelled(weights: Path, location: str | None) -> ImageData:
+    if location is None:
+        if not weights.is_dir():
+            raise RunError(
+                f"{weights} is a weights file; say which data to measure it on, as in: jcl knn {weights} DATA."
+            )
+        settings = RunFolder(weights).settings()
+        data = open_data(settings.data.location, root=Path(settings.data.root), download=settings.data.download)
+    else:
+        data = open_data(location)
+    if data.train.labels is None:
+        raise DataError(f"{data.train.description} has no labels, so kNN accuracy cannot be measured on it.")
+    return data

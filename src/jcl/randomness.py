@@ -1,0 +1,67 @@
+"""Randomness as a function of (seed, stream, step, sample, ...), never of history.
+
+Every number is a hash of the words that name it, so there is no generator state to save, to share between workers or
+to lose: a resumed run, another number of ranks and another order of work all draw the same numbers. The hash is the
+output function of splitmix64, chained over the words in integer arithmetic that wraps alike on every device. Nothing
+here waits for the device, and a step held in a tensor works inside compiled graphs and CUDA graphs.
+"""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+# One stream per purpose: equal words in different streams give unrelated numbers.
+VIEWS: Final = 1
+DATA_ORDER: Final = 2
+KEY_SHUFFLE: Final = 3
+
+_UNIFORM_BITS: Final = 24  # what a float32 in [0, 1) holds exactly
+
+
+def hash_words(*words: int | Tensor) -> Tensor:
+    """Hash integers, or int64 tensors that broadcast together, into int64 values spread over all 64 bits.
+
+    The order of the words matters, and the first words alone hash to something unrelated to the whole. The tensors
+    are on one device, and so is the result.
+    """
+    device = next((word.device for word in words if isinstance(word, Tensor)), torch.device("cpu"))
+    state = torch.zeros((), dtype=torch.int64, device=device)
+    for word in words:
+        # An integer is filled in on the device: nothing is copied, and no compiled graph is tied to its value.
+        filled = word if isinstance(word, Tensor) else torch.full((), word, dtype=torch.int64, device=device)
+        state = _mix(state ^ filled)
+    return state
+
+
+def uniforms(seed: int, stream: int, step: int | Tensor, samples: Tensor, numbers: Tensor, count: int) -> Tensor:
+    """Draw `count` float32 values in [0, 1) for each of n pairs of sample id and view number: (n,), (n,) -> (n, count).
+
+    A row depends on its own pair only, not on the rows around it.
+    """
+    columns = torch.arange(count, device=samples.device)
+    words = hash_words(seed, stream, step, samples[:, None], numbers[:, None], columns[None, :])
+    return _shift_right(words, 64 - _UNIFORM_BITS).to(torch.float32) * 2.0**-_UNIFORM_BITS
+
+
+def permutation(seed: int, stream: int, step: int | Tensor, length: int, device: torch.device | str = "cpu") -> Tensor:
+    """Draw an order of 0..length-1, every order equally likely: (length,) int64."""
+    return torch.argsort(hash_words(seed, stream, step, torch.arange(length, device=device)), stable=True)
+
+
+def generator(seed: int, *words: int) -> torch.Generator:
+    """Make a CPU generator for host-side draws whose numbers depend only on the seed and the words."""
+    return torch.Generator().manual_seed(int(hash_words(seed, *words)))
+
+
+def _mix(value: Tensor) -> Tensor:
+    """One output of splitmix64 for each value taken as its state; the constants are its own, written as int64."""
+    value = value - 0x61C8864680B583EB  # + 0x9E3779B97F4A7C15
+    value = (value ^ _shift_right(value, 30)) * -0x40A7B892E31B1A47  # * 0xBF58476D1CE4E5B9
+    value = (value ^ _shift_right(value, 27)) * -0x6B2FB644ECCEEE15  # * 0x94D049BB133111EB
+    return value ^ _shift_right(value, 31)
+
+
+def _shift_right(value: Tensor, bits: int) -> Tensor:
+    """Shift in zeros; the shift of int64 itself would repeat the sign."""
+    return torch.bitwise_and(value >> bits, 2 ** (64 - bits) - 1)

@@ -1,0 +1,1 @@
+"""What a person looks at: curves, bars and pictures, drawn with matplotlib into PNG files."""

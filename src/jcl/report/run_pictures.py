@@ -1,0 +1,41 @@
+"""The pictures every run leaves behind: its curves, and the views it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jcl.data import ImageSource, read_all
+from jcl.report.pictures import draw_views
+from jcl.report.plots import RunCurves, plot_training
+from jcl.settings import Settings
+from jcl.views import ViewMaker, ViewRecipe, denormalise
+
+SHOWN_IMAGES = 6
+
+
+def draw_run(
+    metrics: Sequence[Mapping[str, Any]], settings: Settings, source: ImageSource, recipe: ViewRecipe, folder: Path
+) -> list[Path]:
+    """Draw `curves.png` and `views.png` into `folder` and name them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    queue = settings.method.queue_size
+    curves = RunCurves(settings.method.name, metrics, queue if isinstance(queue, int) else None)
+    return [plot_training([curves], folder / "curves.png"), draw_example_views(settings, source, recipe, folder)]
+
+
+def draw_example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe, folder: Path) -> Path:
+    """The first readable images of a source, each with its query and key views of the first step."""
+    canvas, keys = settings.data.canvas, settings.method.num_keys
+    assert isinstance(canvas, int), "settings of a run are resolved"
+    batch = next(iter(read_all(source, canvas=canvas, batch_size=SHOWN_IMAGES)))
+    maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
+    rows = torch.arange(len(batch)).repeat_interleave(keys + 1)
+    views = denormalise(maker(rows, torch.arange(keys + 1).repeat(len(batch))), recipe.mean, recipe.std)
+    images = [
+        pixels[:, :height, :width] for pixels, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True)
+    ]
+    return draw_views(images, views.reshape(len(batch), keys + 1, *views.shape[1:]), folder / "views.png")

@@ -1,0 +1,52 @@
+"""The folder of a run: which file is where, and that no run is ever overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jcl.errors import RunError
+from jcl.settings import Settings, read_settings, write_settings
+
+
+class RunFolder:
+    """`settings.yaml`, `metrics.jsonl`, `checkpoints/`, `backbone.safetensors`, `tensorboard/` and pictures."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.settings_file = self.path / "settings.yaml"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.backbone_file = self.path / "backbone.safetensors"
+        self.skipped_file = self.path / "skipped.txt"
+        self.figures = self.path / "figures"
+
+    def create(self, settings: Settings) -> None:
+        """Start a run here, unless one is here already."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; give the run a folder of its own with --out.")
+        if self.holds_run():
+            raise RunError(
+                f"{self.path} already holds a run and is left as it is; "
+                f"continue it with `jcl resume {self.path}` or choose another folder with --out."
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_settings(settings, self.settings_file)
+        except OSError as error:
+            raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}.") from None
+
+    def holds_run(self) -> bool:
+        return self.settings_file.exists() or self.metrics_file.exists() or self.checkpoints.exists()
+
+    def settings(self) -> Settings:
+        if not self.settings_file.is_file():
+            raise RunError(f"{self.path} holds no run: there is no settings.yaml in it.")
+        return read_settings(self.settings_file)
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """The first of `name-001`, `name-002`, ... under `parent` that does not exist yet."""
+    number = 1
+    while (parent / f"{name}-{number:03d}").exists():
+        number += 1
+    return parent / f"{name}-{number:03d}"

@@ -1,0 +1,37 @@
+"""Learning rate and covariance scale as functions of the progress through training."""
+
+from __future__ import annotations
+
+import math
+
+from jcl.settings import MethodSettings, TrainSettings
+
+
+def learning_rate(train: TrainSettings, step: int, steps_per_epoch: int) -> float:
+    """The learning rate of step `step` (from 0): warm-up, then the chosen shape.
+
+    `schedule_by: epoch` holds the rate constant within an epoch, as MoCo and the paper do; warm-up always moves by
+    step, because it may be shorter than an epoch.
+    """
+    assert isinstance(train.lr, float | int), "an automatic lr is chosen before training"
+    epoch = step / steps_per_epoch
+    if epoch < train.warmup_epochs:
+        return train.lr * (step + 1) / math.ceil(train.warmup_epochs * steps_per_epoch)
+    if train.schedule_by == "epoch":
+        epoch = math.floor(epoch)
+    return train.lr * _shape(train, epoch)
+
+
+def _shape(train: TrainSettings, epoch: float) -> float:
+    if train.schedule == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * epoch / train.epochs))
+    if train.schedule == "step":
+        return train.decay ** sum(epoch >= milestone for milestone in train.milestones)
+    return 1.0
+
+
+def covariance_scale(method: MethodSettings, epoch: int, epochs: int) -> float:
+    """Lambda in epoch `epoch` (from 0): constant, or ramped to its full value in the last epoch."""
+    if method.covariance_schedule == "linear":
+        return method.covariance_scale * (epoch + 1) / epochs
+    return method.covariance_scale

@@ -1,0 +1,142 @@
+"""From pixels and parameters to normalised views."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from jcl.views.colour import Blends, ColourChange, blend, change_colours, gray_blends, jitter_change
+from jcl.views.crop import Crop, box_crop, centre_crop
+from jcl.views.normalise import normalise
+from jcl.views.parameters import ViewParameters, draw_parameters
+from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
+from jcl.views.resample import blur, resize, working_type
+from jcl.views.rows import ViewRows
+from jcl.views.taps import Taps, blur_taps
+
+# On a CPU so many values of views are made at a time, for the intermediate results to stay in its caches.
+_CPU_CHUNK_VALUES: Final = 1_000_000
+
+# The Gaussian is cut off so many standard deviations of the strongest blur from its middle.
+_BLUR_REACH: Final = 4
+
+
+def apply_views(
+    pixels: Tensor,
+    parameters: ViewParameters,
+    recipe: ViewRecipe,
+    dtype: torch.dtype = torch.float32,
+    *,
+    rows: Tensor | None = None,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Tensor:
+    """Make the views that the parameters describe: (n, 3, size, size) of the given type, normalised.
+
+    `pixels` (n, 3, height, width) holds the image of each view at the top left of its canvas, in uint8 or as float in
+    0..1. With `rows` (n,) a view's image is the one in that row of pixels, so that views share images.
+    """
+    count = len(parameters)
+    shape = (count, 3, recipe.size, recipe.size)
+    views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=memory_format)
+    plan = _plan(parameters, recipe, pixels)
+    for part in _chunks(count, recipe.size, pixels.device):
+        images = pixels[part] if rows is None else pixels.index_select(0, rows[part])
+        views[part] = _make_views(images, plan[part], recipe)
+    return views
+
+
+def centre_views(
+    pixels: Tensor,
+    sizes: Tensor,
+    size: int,
+    crop_ratio: float = 1.0,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+) -> Tensor:
+    """Make the views for evaluation, nothing drawn: float32 (n, 3, size, size), normalised.
+
+    Each image is resized so that the part `crop_ratio` of its short side fills the view (0.875 is 256 and 224), and
+    its centre is cut out.
+    """
+    views = torch.empty((len(pixels), 3, size, size), device=pixels.device)
+    crop = centre_crop(sizes, crop_ratio, (pixels.shape[2], pixels.shape[3]), size, working_type(pixels))
+    for part in _chunks(len(pixels), size, pixels.device):
+        views[part] = normalise(resize(pixels[part], crop[part]), mean, std)
+    return views
+
+
+@dataclass(frozen=True)
+class ViewMaker:
+    """Makes views of one batch of images on demand.
+
+    The batch is `pixels` (N, 3, height, width) with the images at the top left, their `sizes` (N, 2) in pixels and
+    their ids in the data, `samples` (N,). Equal seed, step, sample and view number give an equal view, in whatever
+    chunk, order, rank or worker it is asked for.
+    """
+
+    recipe: ViewRecipe
+    seed: int
+    step: int | Tensor
+    pixels: Tensor
+    sizes: Tensor
+    samples: Tensor
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+
+    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Make view `numbers` (n,), 0 for the query and 1.. for the keys, of the images `rows` (n,) of the batch."""
+        return apply_views(
+            self.pixels,
+            self.parameters(rows, numbers),
+            self.recipe,
+            self.dtype,
+            rows=rows,
+            memory_format=self.memory_format,
+        )
+
+    def parameters(self, rows: Tensor, numbers: Tensor) -> ViewParameters:
+        """What is drawn for these views."""
+        return draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
+
+
+@dataclass(frozen=True)
+class _Plan(ViewRows):
+    """The parameters worked out into the weights of the sums that make the views."""
+
+    crop: Crop
+    gray: Blends
+    jitter: ColourChange
+    blur: Taps
+
+
+def _plan(parameters: ViewParameters, recipe: ViewRecipe, pixels: Tensor) -> _Plan:
+    dtype, canvas = working_type(pixels), (pixels.shape[2], pixels.shape[3])
+    return _Plan(
+        box_crop(parameters.box, parameters.flip, canvas, recipe.size, dtype),
+        gray_blends(parameters.gray),
+        jitter_change(parameters),
+        blur_taps(parameters.blur_sigma.to(dtype), recipe.size, math.ceil(_BLUR_REACH * recipe.blur_sigma[1])),
+    )
+
+
+def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
+    """All of a view, in the order in which MoCo's transforms stand. What a recipe never does is left out."""
+    images = resize(pixels, plan.crop)
+    if recipe.gray_probability and recipe.gray_first:
+        images = blend(images, plan.gray)
+    if recipe.jitter_probability:
+        images = change_colours(images, plan.jitter)
+    if recipe.gray_probability and not recipe.gray_first:
+        images = blend(images, plan.gray)
+    if recipe.blur_probability:
+        images = blur(images, plan.blur)
+    return normalise(images, recipe.mean, recipe.std)
+
+
+def _chunks(count: int, size: int, device: torch.device) -> Iterator[slice]:
+    """Split views into parts that are made one after the other: small ones on a CPU, all at once elsewhere."""
+    chunk = max(1, _CPU_CHUNK_VALUES // (3 * size**2)) if device.type == "cpu" else max(1, count)
+    return (slice(start, start + chunk) for start in range(0, count, chunk))

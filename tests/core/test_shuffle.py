@@ -1,0 +1,99 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+
+from jcl.core.shuffle import (
+    GroupedBatchNorm2d,
+    group_batch_norm,
+    momentum_of_pass,
+    set_batch_norm_groups,
+    shuffled_order,
+    unshuffle,
+)
+from jcl.errors import SettingsError
+
+
+def small_network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4))
+    ).double()
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_groups_equal_separate_replicas(groups, channels_last):
+    """Outputs, gradients and running statistics are those of G replicas, each with its own part of the batch."""
+    plain = small_network()
+    grouped = group_batch_norm(copy.deepcopy(plain))
+    set_batch_norm_groups(grouped, groups)
+    replicas = [copy.deepcopy(plain) for _ in range(groups)]
+    for step in range(3):
+        images = torch.randn(8, 3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        found = grouped(images)
+        parts = [replica(part) for replica, part in zip(replicas, images.chunk(groups), strict=True)]
+        torch.testing.assert_close(found, torch.cat(parts), rtol=1e-12, atol=1e-12)
+        found.pow(2).mean().backward()
+        (sum(part.pow(2).sum() for part in parts) / found.numel()).backward()
+    for name, parameter in grouped.named_parameters():
+        total = sum(dict(replica.named_parameters())[name].grad for replica in replicas)
+        torch.testing.assert_close(parameter.grad, total, rtol=1e-10, atol=1e-12)
+    for name, buffer in grouped.named_buffers():
+        mean = torch.stack([dict(replica.named_buffers())[name].double() for replica in replicas]).mean(0)
+        torch.testing.assert_close(buffer.double(), mean, rtol=1e-12, atol=1e-14)
+
+
+def test_passes_make_one_update_of_the_running_statistics():
+    whole = group_batch_norm(small_network())
+    in_passes = copy.deepcopy(whole)
+    set_batch_norm_groups(whole, 4)
+    momentum = torch.zeros((), dtype=torch.float64)
+    set_batch_norm_groups(in_passes, 1, momentum)
+    images = torch.randn(8, 3, 7, 7, dtype=torch.float64)
+    wanted = whole(images)
+    found = []
+    for number, part in enumerate(images.chunk(4)):
+        momentum.fill_(momentum_of_pass(number, 4, 0.1))
+        found.append(in_passes(part))
+    torch.testing.assert_close(torch.cat(found), wanted)
+    for name, buffer in whole.named_buffers():
+        if "running" in name:
+            torch.testing.assert_close(dict(in_passes.named_buffers())[name], buffer, rtol=1e-12, atol=1e-14)
+
+
+def test_conversion_keeps_weights_statistics_and_eval_output():
+    plain = resnet18(weights=None)
+    plain(torch.randn(4, 3, 32, 32))
+    grouped = group_batch_norm(copy.deepcopy(plain))
+    assert plain.state_dict().keys() == grouped.state_dict().keys()
+    images = torch.randn(3, 3, 32, 32)
+    assert torch.equal(plain.eval()(images), grouped.eval()(images))
+    assert sum(isinstance(module, GroupedBatchNorm2d) for module in grouped.modules()) == 20
+
+
+def test_batch_that_cannot_be_split_is_named():
+    layer = group_batch_norm(nn.Sequential(nn.BatchNorm2d(3)))
+    set_batch_norm_groups(layer, 3)
+    with pytest.raises(ValueError, match="4 rows cannot be split into 3"):
+        layer(torch.randn(4, 3, 2, 2))
+
+
+def test_other_batch_norms_are_refused():
+    with pytest.raises(SettingsError, match="BatchNorm1d"):
+        group_batch_norm(nn.Sequential(nn.BatchNorm1d(3)))
+
+
+def test_shuffling_is_undone_exactly_and_depends_on_seed_and_step():
+    rows = torch.randn(40, 5)
+    device = torch.device("cpu")
+    order = shuffled_order(7, 3, 40, device)
+    assert torch.equal(unshuffle(rows[order], order), rows)
+    assert torch.equal(order, shuffled_order(7, 3, 40, device))
+    assert not torch.equal(order, shuffled_order(7, 4, 40, device))
+    assert not torch.equal(order, shuffled_order(8, 3, 40, device))
+    assert order.sort().values.tolist() == list(range(40))

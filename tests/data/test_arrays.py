@@ -1,0 +1,103 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jcl.data import ArrayImages, open_data
+from jcl.errors import DataError
+
+DRAW = np.random.default_rng(0)
+COLOUR = DRAW.integers(0, 256, (5, 6, 7, 3), dtype=np.uint8)  # (n, h, w, 3)
+GRAY = COLOUR[..., 0]
+
+
+def opened(file: Path, **arrays: object) -> ArrayImages:
+    np.savez(file, **arrays)
+    train = open_data(str(file)).train
+    assert isinstance(train, ArrayImages)
+    return train
+
+
+@pytest.mark.parametrize("images", [COLOUR, COLOUR.transpose(0, 3, 1, 2)], ids=["NHWC", "NCHW"])
+def test_colour_layouts(tmp_path: Path, images: np.ndarray):
+    train = opened(tmp_path / "a.npz", x_train=images)
+    assert torch.equal(train.pixels, torch.from_numpy(COLOUR).permute(0, 3, 1, 2))
+    assert train.labels is None
+
+
+@pytest.mark.parametrize("images", [GRAY, GRAY[..., None], GRAY[:, None]], ids=["NHW", "NHW1", "N1HW"])
+def test_gray_layouts(tmp_path: Path, images: np.ndarray):
+    train = opened(tmp_path / "a.npz", x_train=images)
+    assert torch.equal(train.pixels, torch.from_numpy(GRAY)[:, None].expand(5, 3, 6, 7))
+
+
+def test_all_four_arrays(tmp_path: Path):
+    file = tmp_path / "set.npz"
+    np.savez(file, x_train=COLOUR, y_train=np.arange(5, dtype=np.uint8), x_test=COLOUR[:2], y_test=[[7], [8]])
+    data = open_data(str(file))
+    assert data.name == "set" and data.test is not None
+    assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 2, 3, 4]
+    assert data.train.labels.dtype == torch.int64
+    assert data.test.labels is not None and data.test.labels.tolist() == [7, 8]
+    assert torch.equal(data.test.read(1), data.train.read(1))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": COLOUR}, "must hold an array named x_train, but it holds images"),
+        ({"x_train": COLOUR / 255}, "x_train in .* must be uint8 .* but it is float64"),
+        ({"x_train": COLOUR[0, 0]}, r"has shape \(7, 3\)"),
+        ({"x_train": COLOUR.repeat(2, axis=3)}, r"has shape \(5, 6, 7, 6\)"),
+        ({"x_train": COLOUR[:0]}, "holds no images"),
+        ({"x_train": COLOUR, "y_train": [1, 2]}, "y_train in .* holds 2 labels for 5 images"),
+        ({"x_train": COLOUR, "y_train": [0.5] * 5}, "y_train in .* must be one row of integers"),
+        ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, "x_train are 6 x 7 pixels .* x_test are 5 x 7"),
+        ({"x_train": COLOUR, "y_train": np.array([{}] * 5)}, "y_train in .* is no plain array"),
+    ],
+)
+def test_wrong_content_is_named(tmp_path: Path, arrays: dict[str, object], message: str):
+    with pytest.raises(DataError, match=message):
+        opened(tmp_path / "a.npz", **arrays)
+
+
+def test_pickled_content_is_not_run(tmp_path: Path):
+    ran = tmp_path / "ran"
+
+    class Trap:
+        def __reduce__(self) -> object:
+            return (Path.touch, (ran,))
+
+    np.savez(tmp_path / "a.npz", x_train=np.array([Trap()], dtype=object))
+    with pytest.raises(DataError, match="no plain array"):
+        open_data(str(tmp_path / "a.npz"))
+    assert not ran.exists()
+
+
+def test_no_npz_file(tmp_path: Path):
+    file = tmp_path / "a.npz"
+    with pytest.raises(DataError, match="does not exist"):
+        open_data(str(file))
+    file.write_bytes(b"something else")
+    with pytest.raises(DataError, match=r"cannot be read as a \.npz file; write it with numpy\.savez"):
+        open_data(str(file))
+    with file.open("wb") as stream:
+        np.save(stream, COLOUR)
+    with pytest.raises(DataError, match="holds a single array"):
+        open_data(str(file))
+
+
+def test_truncated_npz(tmp_path: Path):
+    file = tmp_path / "a.npz"
+    np.savez(file, x_train=COLOUR)
+    file.write_bytes(file.read_bytes()[:-60])
+    with pytest.raises(DataError, match=r"cannot be read as a .npz file"):
+        open_data(str(file))
+
+
+def test_array_images_check_what_they_are_given():
+    with pytest.raises(DataError, match="uint8 tensor of shape"):
+        ArrayImages(torch.zeros(2, 3, 4, 4))
+    with pytest.raises(DataError, match="2 images but labels of shape"):
+        ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))

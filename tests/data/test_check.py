@@ -1,0 +1,54 @@
+import json
+import shutil
+from pathlib import Path
+
+from image_files import noise_image, write_images
+from PIL import Image
+
+from jcl.data import open_data, open_demo
+from jcl.data.check import check_data
+
+
+def test_folder(tmp_path: Path):
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "train" / name, 4, width=40, height=50, first_seed=100 * ord(name[0]))
+    write_images(tmp_path / "val" / "cat", 1, width=40, height=50, first_seed=1)
+    write_images(tmp_path / "val" / "dog", 1, width=40, height=50, first_seed=2)
+    train = tmp_path / "train"
+    Image.new("L", (200, 100)).save(train / "cat" / "gray.jpg")
+    noise_image(8, 60, seed=7).save(train / "dog" / "thin.png")
+    (train / "dog" / "empty.png").write_bytes(b"")
+    shutil.copy(train / "cat" / "000.png", train / "cat" / "twin.png")
+    shutil.copy(train / "cat" / "001.png", tmp_path / "val" / "cat" / "leak.png")
+
+    report = check_data(open_data(str(tmp_path)))
+    split = report.splits["train"]
+    assert split.images == 12 and split.labelled == 12
+    assert split.class_counts == {"cat": 6, "dog": 6}
+    assert split.widths == (8, 40, 200) and split.heights == (50, 50, 100)
+    assert split.kinds == {"PNG RGB": 10, "JPEG L": 1}
+    assert split.unreadable == {"dog/empty.png": "the file is empty"}
+    assert split.small == ("dog/thin.png",)
+    assert split.duplicates == (("cat/000.png", "cat/twin.png"),)
+    assert report.shared == ("cat/leak.png",)
+
+    flat = report.as_dict()
+    assert flat["train_images"] == 12 and flat["train_readable"] == 11 and flat["train_unreadable"] == 1
+    assert flat["train_duplicates"] == 1 and flat["shared_between_splits"] == 1
+    assert flat["test_images"] == 3 and flat["train_width_median"] == 40
+    assert json.loads(json.dumps(flat)) == flat
+
+
+def test_arrays():
+    report = check_data(open_demo(50, 20))
+    split = report.splits["train"]
+    assert split.images == 50 and split.widths == (32, 32, 32) and split.unreadable == {}
+    assert split.class_counts["striped disc"] == 5 and split.kinds == {"array RGB": 50}
+    assert split.duplicates == () and report.shared == ()
+
+
+def test_nothing_readable(tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(b"")
+    split = check_data(open_data(str(tmp_path))).splits["train"]
+    assert split.unreadable == {"a.png": "the file is empty"} and split.widths == (0, 0, 0)
+    assert split.class_counts == {} and split.labelled == 0

@@ -1,0 +1,111 @@
+import os
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jcl.data import listing
+from jcl.data.listing import NameTable, list_images
+
+
+def touch(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+def settle(root: Path) -> None:
+    """Let the folders have been changed a minute ago."""
+    for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
+        os.utime(folder, ns=(0, time.time_ns() - 60 * 10**9))
+
+
+def test_name_table_is_a_sequence_of_any_names():
+    words = ["b/ä.png", "", "日本.jpg", "caf\udce9.png", "b/ä.png"]
+    table = NameTable.of(words)
+    assert list(table) == words and len(table) == 5 and table[-1] == words[-1]
+    with pytest.raises(IndexError):
+        table[5]
+    assert list(NameTable.of([])) == []
+
+
+def test_order_does_not_depend_on_creation(tmp_path: Path):
+    paths = [f"{folder}/{number}.png" for folder in ("b", "a", "a/c", "ä") for number in range(5)]
+    for seed in range(2):
+        touch(tmp_path / str(seed), *random.Random(seed).sample(paths, len(paths)))
+    first, second = (list(list_images(tmp_path / str(seed))) for seed in range(2))
+    assert first == second == sorted(paths)
+
+
+@pytest.fixture
+def always_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_CACHE_FROM", 1)
+
+
+@pytest.mark.usefixtures("always_kept")
+class TestKeptListing:
+    def test_is_used_while_it_is_true(self, tmp_path: Path):
+        """What is kept says "x.png" where the folder says otherwise: only reading the kept one can give it."""
+        root, cache = tmp_path / "root", tmp_path / "cache"
+        touch(root, "a.png", "sub/b.png")
+        settle(root)
+        assert list(list_images(root, cache)) == ["a.png", "sub/b.png"]
+        (kept,) = cache.iterdir()
+        with np.load(kept) as arrays:
+            content = dict(arrays)
+        content["file_text"] = np.frombuffer(b"x.pngsub/b.png", dtype=np.uint8)
+        np.savez(kept, **content)
+        assert list(list_images(root, cache)) == ["x.png", "sub/b.png"]
+
+    @pytest.mark.parametrize("change", ["add", "remove", "rename", "add folder", "remove folder"])
+    def test_is_dropped_when_the_folder_changes(self, tmp_path: Path, change: str):
+        root, cache = tmp_path / "root", tmp_path / "cache"
+        touch(root, "a.png", "sub/b.png", "sub/c.png")
+        settle(root)
+        list_images(root, cache)
+        assert list(cache.iterdir())
+        if change == "add":
+            touch(root, "sub/d.png")
+        elif change == "remove":
+            (root / "sub/c.png").unlink()
+        elif change == "rename":
+            (root / "sub/c.png").rename(root / "sub/e.png")
+        elif change == "add folder":
+            touch(root, "other/f.png")
+        else:
+            (root / "sub/b.png").unlink()
+            (root / "sub/c.png").unlink()
+            (root / "sub").rmdir()
+        expected = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
+        assert list(list_images(root, cache)) == expected
+
+    def test_is_not_made_while_the_folder_is_changing(self, tmp_path: Path):
+        touch(tmp_path / "root", "a.png")
+        list_images(tmp_path / "root", tmp_path / "cache")
+        assert not (tmp_path / "cache").exists()
+
+    def test_damaged_one_is_replaced(self, tmp_path: Path):
+        root, cache = tmp_path / "root", tmp_path / "cache"
+        touch(root, "a.png")
+        settle(root)
+        list_images(root, cache)
+        (kept,) = cache.iterdir()
+        kept.write_bytes(kept.read_bytes()[:50])
+        assert list(list_images(root, cache)) == ["a.png"]
+        with np.load(kept) as arrays:
+            assert arrays["file_text"].tobytes() == b"a.png"
+
+    def test_cache_that_cannot_be_written_does_not_matter(self, tmp_path: Path):
+        touch(tmp_path / "root", "a.png")
+        settle(tmp_path / "root")
+        (tmp_path / "cache").write_text("a file where the folder should be")
+        assert list(list_images(tmp_path / "root", tmp_path / "cache")) == ["a.png"]
+
+
+def test_small_folders_are_not_kept(tmp_path: Path):
+    touch(tmp_path / "root", "a.png")
+    settle(tmp_path / "root")
+    list_images(tmp_path / "root", tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()

@@ -1,0 +1,72 @@
+from pathlib import Path
+
+import pytest
+import torch
+from image_files import write_images
+
+from jcl.data import ArrayImages, open_data, open_demo
+from jcl.data.subset import IMAGENET100, class_list
+from jcl.errors import DataError
+
+
+def test_demo():
+    data = open_data("demo")
+    assert isinstance(data.train, ArrayImages) and isinstance(data.test, ArrayImages)
+    assert (len(data.train), len(data.test)) == (5000, 1000)
+    assert "synthetic" in data.train.description
+    assert data.test.labels is not None and data.test.labels.bincount().tolist() == [100] * 10
+
+
+def test_demo_splits_share_no_picture():
+    data = open_demo(100, 50, seed=1)
+    assert isinstance(data.train, ArrayImages) and isinstance(data.test, ArrayImages)
+    both = torch.cat([data.train.pixels, data.test.pixels]).flatten(1)
+    assert len(both.unique(dim=0)) == 150
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"), [("cifar-10", "cifar10"), ("CIFAR100", "cifar100"), ("stl", "stl10"), ("dem", "demo")]
+)
+def test_unknown_name_suggests_the_nearest(typed: str, nearest: str):
+    with pytest.raises(DataError, match=f"called {typed}; did you mean {nearest}.$"):
+        open_data(typed)
+
+
+def test_unknown_name_without_a_near_one_lists_them():
+    with pytest.raises(DataError, match="known data sets are demo, cifar10, cifar100 or stl10"):
+        open_data("/no/such/place")
+
+
+def test_file_of_another_kind(tmp_path: Path):
+    (file,) = write_images(tmp_path, 1)
+    with pytest.raises(DataError, match=r"000.png is no \.npz file; give a folder of images"):
+        open_data(str(file))
+
+
+def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_images(tmp_path / "pictures", 2)
+    assert len(open_data("~/pictures").train) == 2
+
+
+def test_classes_need_a_folder():
+    with pytest.raises(DataError, match="demo is none"):
+        open_data("demo", classes=["a"])
+
+
+def test_imagenet100_is_the_paper_s_list():
+    assert class_list("imagenet100") == IMAGENET100
+    assert len(set(IMAGENET100)) == 100
+    assert all(len(name) == 9 and name[0] == "n" and name[1:].isdigit() for name in IMAGENET100)
+    assert (IMAGENET100[0], IMAGENET100[-1]) == ("n02869837", "n02090622")
+
+
+def test_class_list_from_a_file(tmp_path: Path):
+    file = tmp_path / "classes.txt"
+    file.write_text("# animals\nfox\n\n  bear # large\nfox\n")
+    assert class_list(str(file)) == ("fox", "bear")
+    file.write_text("# nothing\n")
+    with pytest.raises(DataError, match="names no class"):
+        class_list(str(file))
+    with pytest.raises(DataError, match="neither imagenet100 nor a text file"):
+        class_list("imagenet101")

@@ -1,0 +1,256 @@
+"""kNN against a plain computation in exact arithmetic, against scikit-learn, and its invariants."""
+
+import math
+from collections import defaultdict
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier
+from torch import Tensor
+
+from jcl.errors import DataError, SettingsError
+from jcl.evaluate.knn import knn_accuracy, knn_predict, leave_out_split
+from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
+
+
+def exact_similarity(first: list[float], second: list[float]) -> Fraction:
+    """The cosine as sign times square, in fractions: two pairs are tied exactly if their angles are equal."""
+    dot = sum(Fraction(a) * Fraction(b) for a, b in zip(first, second, strict=True))
+    norms = sum(Fraction(a) ** 2 for a in first) * sum(Fraction(b) ** 2 for b in second)
+    return Fraction(0) if norms == 0 else (1 if dot > 0 else -1) * dot**2 / norms
+
+
+def brute_neighbours(query: list[float], bank: list[list[float]], k: int) -> list[tuple[float, int]]:
+    cosines = [exact_similarity(query, row) for row in bank]
+    order = sorted(range(len(bank)), key=lambda row: (-cosines[row], row))[:k]
+    return [(math.copysign(math.sqrt(abs(cosines[row])), cosines[row]), row) for row in order]
+
+
+def brute_ranking(
+    query: list[float], bank: list[list[float]], labels: list[int], k: int, temperature: float
+) -> list[int]:
+    """Classes that got a vote, best first."""
+    votes: dict[int, float] = defaultdict(float)
+    neighbours = brute_neighbours(query, bank, k)
+    for similarity, row in neighbours:
+        votes[labels[row]] += math.exp((similarity - neighbours[0][0]) / temperature)
+    return sorted(votes, key=lambda label: (-votes[label], label))
+
+
+def brute_accuracy(
+    bank: Tensor, bank_labels: Tensor, queries: Tensor, labels: Tensor, k: int, temperature: float
+) -> tuple[float, float]:
+    rankings = [brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature) for query in queries.tolist()]
+    shares = [
+        100
+        * sum(label in ranking[:top] for ranking, label in zip(rankings, labels.tolist(), strict=True))
+        / len(labels)
+        for top in (1, 5)
+    ]
+    return shares[0], shares[1]
+
+
+def random_problem(
+    seed: int, bank: int = 90, queries: int = 25, width: int = 6, classes: int = 8
+) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, width, generator=generator)
+    labels = torch.randint(classes, (bank + queries,), generator=generator)
+    features = centres[labels] + torch.randn(bank + queries, width, generator=generator)
+    return features[:bank], labels[:bank], features[bank:], labels[bank:]
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.2, 5.0])
+@pytest.mark.parametrize("k", [1, 7, 40])
+def test_accuracy_equals_brute_force_on_random_data(k: int, temperature: float) -> None:
+    problem = random_problem(seed=k)
+    (result,) = knn_accuracy(*problem, k=[k], temperature=[temperature])
+    assert (result.top1, result.top5) == pytest.approx(brute_accuracy(*problem, k, temperature), abs=1e-9)
+    assert 0 < result.top1 <= result.top5 <= 100
+
+
+small_integers = st.integers(-1, 1)
+
+
+@given(data=st.data(), k=st.integers(1, 14), chunk=st.integers(1, 9), temperature=st.sampled_from([0.02, 0.1, 1.0]))
+@settings(max_examples=120, deadline=None)
+def test_neighbours_and_accuracy_equal_brute_force_on_tied_data(
+    data: st.DataObject, k: int, chunk: int, temperature: float
+) -> None:
+    """Coordinates in -1, 0, 1 make ties between rows, between classes, and zero rows, everywhere."""
+    bank_size, query_count = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+    rows = st.lists(small_integers, min_size=4, max_size=4)
+    bank = torch.tensor(data.draw(st.lists(rows, min_size=bank_size, max_size=bank_size)), dtype=torch.float32)
+    queries = torch.tensor(data.draw(st.lists(rows, min_size=query_count, max_size=query_count)), dtype=torch.float32)
+    bank_labels = torch.tensor(data.draw(st.lists(st.integers(0, 6), min_size=bank_size, max_size=bank_size)))
+    labels = torch.tensor(data.draw(st.lists(st.integers(0, 6), min_size=query_count, max_size=query_count)))
+
+    found = nearest_neighbours(queries, bank, k, chunk=chunk)
+    expected = [brute_neighbours(query, bank.tolist(), k) for query in queries.tolist()]
+    assert found.rows.tolist() == [[row for _, row in each] for each in expected]
+    np.testing.assert_allclose(found.similarities, [[value for value, _ in each] for each in expected], atol=2e-7)
+
+    (result,) = knn_accuracy(bank, bank_labels, queries, labels, k=[k], temperature=[temperature], chunk=chunk)
+    expected_top1, expected_top5 = brute_accuracy(bank, bank_labels, queries, labels, k, temperature)
+    assert (result.top1, result.top5) == pytest.approx((expected_top1, expected_top5))
+    predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature, chunk=chunk)
+    assert predicted.tolist() == [
+        brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature)[0] for query in queries.tolist()
+    ]
+
+
+@pytest.mark.parametrize("temperature", [0.07, 0.5])
+@pytest.mark.parametrize("k", [1, 10, 200])
+def test_predictions_equal_scikit_learn_with_the_same_weights(k: int, temperature: float) -> None:
+    bank, bank_labels, queries, _ = random_problem(seed=3, bank=400, queries=150, width=16)
+    reference = KNeighborsClassifier(
+        n_neighbors=k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)
+    ).fit(bank.double().numpy(), bank_labels.numpy())
+    predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature)
+    assert predicted.tolist() == reference.predict(queries.double().numpy()).tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 64, 120])
+def test_chunk_size_does_not_change_a_bit(chunk: int) -> None:
+    bank, _, queries, _ = random_problem(seed=5, bank=60, queries=20, width=33)
+    bank = torch.cat([bank, bank.flip(0)])  # every row twice, far apart
+    whole = nearest_neighbours(queries, bank, 21, chunk=1000)
+    parts = nearest_neighbours(queries, bank, 21, chunk=chunk)
+    assert torch.equal(whole.rows, parts.rows)
+    assert torch.equal(whole.similarities, parts.similarities)
+
+
+def test_duplicate_rows_are_taken_by_lower_row_number() -> None:
+    found = nearest_neighbours(torch.ones(1, 3), torch.ones(500, 3), 20, chunk=64)
+    assert found.rows.tolist() == [list(range(20))]
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=30, max_size=30))
+@settings(max_examples=25, deadline=None)
+def test_length_of_rows_does_not_matter(lengths: list[float]) -> None:
+    bank, _, queries, _ = random_problem(seed=8, bank=30, queries=30)
+    scale = torch.tensor(lengths, dtype=torch.float64)[:, None]
+    plain = nearest_neighbours(queries, bank, 9)
+    scaled = nearest_neighbours(queries * scale, bank * scale, 9)
+    assert torch.equal(plain.rows, scaled.rows)
+    torch.testing.assert_close(plain.similarities, scaled.similarities, rtol=0, atol=1e-7)
+
+
+def test_similarities_of_float32_search_agree_with_the_exact_ones() -> None:
+    bank, _, queries, _ = random_problem(seed=9, bank=300, queries=40, width=64)
+    exact = nearest_neighbours(queries, bank, 30)
+    single = nearest_neighbours(queries, bank, 30, dtype=torch.float32)
+    assert single.similarities.dtype == torch.float32
+    torch.testing.assert_close(single.similarities.double(), exact.similarities, rtol=0, atol=1e-6)
+
+
+def test_unit_rows_lie_on_the_grid_that_makes_sums_exact() -> None:
+    rows = unit_rows(torch.randn(50, 512, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(rows * 2**26, (rows * 2**26).round())
+    torch.testing.assert_close(
+        torch.linalg.vector_norm(rows, dim=1), torch.ones(50, dtype=torch.float64), rtol=0, atol=1e-7
+    )
+    backwards = rows.flip(1) @ rows.flip(1).T
+    assert torch.equal(rows @ rows.T, backwards)
+
+
+def test_sweep_equals_single_calls_in_listed_order() -> None:
+    problem = random_problem(seed=11)
+    ks, temperatures = [20, 1, 5], [1.0, 0.05]
+    swept = knn_accuracy(*problem, k=ks, temperature=temperatures, chunk=16)
+    assert [(result.k, result.temperature) for result in swept] == [(k, t) for k in ks for t in temperatures]
+    assert swept == [knn_accuracy(*problem, k=[k], temperature=[t])[0] for k in ks for t in temperatures]
+
+
+def test_k_beyond_the_bank_means_the_whole_bank() -> None:
+    problem = random_problem(seed=12, bank=17)
+    beyond, whole = knn_accuracy(*problem, k=[1000, 17])
+    assert (beyond.k, beyond.neighbours, beyond.bank) == (1000, 17, 17)
+    assert (beyond.top1, beyond.top5) == (whole.top1, whole.top5)
+
+
+def test_unlabelled_rows_are_left_out_on_both_sides() -> None:
+    bank, bank_labels, queries, labels = random_problem(seed=13)
+    hidden_bank, hidden_queries = torch.arange(len(bank)) % 3 == 0, torch.arange(len(queries)) % 4 == 0
+    masked = knn_accuracy(
+        bank, bank_labels.masked_fill(hidden_bank, -1), queries, labels.masked_fill(hidden_queries, -1), k=[5]
+    )
+    kept = knn_accuracy(
+        bank[~hidden_bank], bank_labels[~hidden_bank], queries[~hidden_queries], labels[~hidden_queries], k=[5]
+    )
+    assert masked == kept
+    assert masked[0].queries == int((~hidden_queries).sum())
+
+
+def test_test_class_unknown_to_the_bank_counts_as_wrong() -> None:
+    rows = torch.eye(4)
+    (result,) = knn_accuracy(rows, torch.tensor([7, 7, 900, 900]), rows, torch.tensor([7, 8, 901, 900]), k=[4])
+    assert (result.top1, result.top5) == (50.0, 50.0)
+
+
+def test_class_without_a_vote_is_not_among_the_top_five() -> None:
+    rows = torch.eye(3)
+    (result,) = knn_accuracy(rows, torch.tensor([0, 1, 2]), rows, torch.tensor([1, 2, 0]), k=[1])
+    assert result.top5 == 0.0
+
+
+def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
+    bank, bank_labels, queries, _ = random_problem(seed=14)
+    nearest = bank_labels[nearest_neighbours(queries, bank, 1).rows[:, 0]]
+    assert torch.equal(knn_predict(bank, bank_labels, queries, k=90, temperature=1e-5), nearest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"k": []}, SettingsError, "list of k"),
+        ({"k": [0]}, SettingsError, "at least 1"),
+        ({"temperature": [0.0]}, SettingsError, "above 0"),
+        ({"temperature": [float("nan")]}, SettingsError, "above 0"),
+        ({"chunk": 0}, SettingsError, "chunk"),
+        ({"train_labels": torch.full((90,), -1)}, DataError, "bank has no labelled rows"),
+        ({"test_labels": torch.zeros(3)}, DataError, "test set has 25 rows"),
+        ({"test_features": torch.zeros(25, 5)}, DataError, "same width"),
+        ({"test_features": torch.full((25, 6), float("nan"))}, DataError, "NaN"),
+    ],
+)
+def test_bad_input_is_named(changes: dict[str, object], error: type[Exception], words: str) -> None:
+    names = ["train_features", "train_labels", "test_features", "test_labels"]
+    arguments = dict(zip(names, random_problem(seed=0), strict=True)) | changes
+    with pytest.raises(error, match=words):
+        knn_accuracy(**arguments)  # type: ignore[arg-type]
+
+
+@given(count=st.integers(2, 300), seed=st.integers(0, 5))
+@settings(max_examples=40, deadline=None)
+def test_leave_out_split_parts_the_labelled_rows(count: int, seed: int) -> None:
+    labels = torch.cat([torch.full((7,), -1), torch.arange(count)])
+    bank, queries = leave_out_split(labels, seed, limit=20)
+    assert sorted(bank.tolist() + queries.tolist()) == list(range(7, count + 7))
+    assert len(queries) == min(max(round(count / 10), 1), 20)
+    again = leave_out_split(labels, seed, limit=20)
+    assert torch.equal(bank, again[0]) and torch.equal(queries, again[1])
+
+
+def test_leave_out_split_follows_the_seed_and_needs_two_rows() -> None:
+    labels = torch.zeros(1000, dtype=torch.int64)
+    assert not torch.equal(leave_out_split(labels, 1)[1], leave_out_split(labels, 2)[1])
+    with pytest.raises(DataError, match="two labelled images"):
+        leave_out_split(torch.tensor([-1, 3]), 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_gpu_gives_the_same_bits_as_the_cpu() -> None:
+    bank, bank_labels, queries, labels = random_problem(seed=15, bank=3000, queries=500, width=512)
+    bank, bank_labels = torch.cat([bank, bank[:700]]), torch.cat([bank_labels, bank_labels[:700].flip(0)])
+    host = nearest_neighbours(queries, bank, 200, chunk=512)
+    device = nearest_neighbours(queries, bank, 200, chunk=1111, device="cuda")
+    assert torch.equal(host.rows, device.rows.cpu())
+    assert torch.equal(host.similarities, device.similarities.cpu())
+    problem = (bank, bank_labels, queries, labels)
+    assert knn_accuracy(*problem, k=[1, 20, 200]) == knn_accuracy(*problem, k=[1, 20, 200], device="cuda")

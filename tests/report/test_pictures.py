@@ -1,0 +1,81 @@
+"""Sheets of images show each image in its cell, and frames say what is right and wrong."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_rgb
+from PIL import Image
+from torch import Tensor
+
+from jcl.report import style
+from jcl.report.pictures import draw_neighbours, draw_views
+
+
+def flat(colour: tuple[int, int, int], height: int = 32, width: int = 32) -> Tensor:
+    return torch.tensor(colour, dtype=torch.uint8)[:, None, None].expand(3, height, width)
+
+
+def count(path: Path, colour: tuple[int, ...] | str) -> int:
+    """Pixels of exactly this colour."""
+    wanted = np.round(np.array(to_rgb(colour)) * 255) if isinstance(colour, str) else np.array(colour)
+    return int((np.asarray(Image.open(path).convert("RGB")) == wanted).all(axis=2).sum())
+
+
+def test_views_stand_in_a_row_each(tmp_path: Path) -> None:
+    shades = [(10 * row, 20, 30) for row in range(4)]
+    images = [flat(shade, 20 + 10 * row, 30) for row, shade in enumerate(shades)]
+    views = torch.stack([torch.stack([flat((200, 10 * row, number)) for number in range(6)]) for row in range(4)])
+    path = draw_views(images, views, tmp_path / "sheets/views.png")
+    width, height = Image.open(path).size
+    assert width == pytest.approx(150 * (7 * 1.02 + 0.64), abs=1)
+    assert height == pytest.approx(150 * (4 * 1.02 + 1.18), abs=1)
+    cell = (0.92 * 150) ** 2
+    assert all(
+        count(path, (200, 10 * row, number)) == pytest.approx(cell, rel=0.05) for row in range(4) for number in range(6)
+    )
+    assert count(path, shades[1]) == pytest.approx(cell, rel=0.05)  # a square image fills its cell
+    assert count(path, shades[0]) == pytest.approx(cell * 2 / 3, rel=0.05)  # the others keep their shape
+
+
+def test_order_is_image_query_keys(tmp_path: Path) -> None:
+    views = torch.stack([flat((0, 200, 0)), flat((0, 0, 200))])[None]
+    picture = np.asarray(Image.open(draw_views([flat((200, 0, 0))], views, tmp_path / "views.png")).convert("RGB"))
+    columns = [
+        np.nonzero((picture == shade).all(axis=2))[1].mean() for shade in ((200, 0, 0), (0, 200, 0), (0, 0, 200))
+    ]
+    assert columns == sorted(columns)
+
+
+def test_frames_tell_right_from_wrong(tmp_path: Path) -> None:
+    grey = flat((128, 128, 128))
+    labels = {"query_labels": ["cat"]}
+    right = draw_neighbours([grey], [[grey] * 3], tmp_path / "r.png", **labels, neighbour_labels=[["cat"] * 3])
+    mixed = draw_neighbours(
+        [grey], [[grey] * 3], tmp_path / "m.png", **labels, neighbour_labels=[["cat", "dog", "dog"]]
+    )
+    unknown = draw_neighbours([grey], [[grey] * 3], tmp_path / "u.png", **labels, neighbour_labels=[[None] * 3])
+    assert count(right, style.GREEN) > 500 and count(right, style.RED) == 0
+    assert count(mixed, style.RED) == pytest.approx(2 * count(mixed, style.GREEN), rel=0.25)
+    assert count(unknown, style.GREEN) == count(unknown, style.RED) == 0
+
+
+def test_odd_labels_large_images_and_short_rows(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = [torch.randint(0, 256, (3, 90 + 40 * n, 200), generator=generator, dtype=torch.uint8) for n in range(4)]
+    path = draw_neighbours(
+        images[:2],
+        [images, images[:1]],
+        tmp_path / "n.png",
+        query_labels=["$a_{", "<b>\n" * 30],
+        neighbour_labels=[["$a_{", "$", "\\alpha$", ""], ["x" * 300]],
+        similarities=[[0.9, 0.5, -0.1, float("nan")], [1.0]],
+        title="$x^",
+    )
+    assert np.asarray(Image.open(path)).std() > 0
+
+
+def test_neighbours_without_labels(tmp_path: Path) -> None:
+    path = draw_neighbours([flat((9, 9, 9))], [[flat((7, 7, 7))]], tmp_path / "n.png")
+    assert count(path, (9, 9, 9)) > 1000 and count(path, (7, 7, 7)) > 1000

@@ -1,0 +1,148 @@
+"""The draws: distributed as torchvision's, one per view, and independent of everything but what names the view."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torchvision.transforms import RandomResizedCrop
+
+from jcl.views import ViewParameters, ViewRecipe, draw_parameters, view_recipe
+
+COUNT = 20_000
+
+
+def draw(recipe: ViewRecipe, count: int = COUNT, size: tuple[int, int] = (48, 64), **words: int) -> ViewParameters:
+    samples = torch.arange(count)
+    sizes = torch.tensor([size]).expand(count, 2)
+    return draw_parameters(recipe, words.get("seed", 0), words.get("step", 3), samples, torch.ones_like(samples), sizes)
+
+
+def assert_frequency(happened: Tensor, probability: float) -> None:
+    deviation = math.sqrt(probability * (1 - probability) / len(happened))
+    assert abs(float(happened.double().mean()) - probability) <= 5 * deviation
+
+
+def assert_uniform(values: Tensor, low: float, high: float) -> None:
+    """By the Kolmogorov-Smirnov distance, at five standard deviations."""
+    assert values.min() >= low - 1e-6
+    assert values.max() <= high + 1e-6
+    ranks = (torch.arange(len(values)) + 0.5) / len(values)
+    distance = float(((values.sort().values - low) / (high - low) - ranks).abs().max())
+    assert distance < 2.74 / math.sqrt(len(values))
+
+
+def assert_same_distribution(ours: Tensor, theirs: Tensor) -> None:
+    """Two-sample Kolmogorov-Smirnov at five standard deviations."""
+    grid = torch.cat((ours, theirs)).unique()
+    shares = [
+        torch.searchsorted(values.sort().values, grid, right=True).double() / len(values) for values in (ours, theirs)
+    ]
+    assert float((shares[0] - shares[1]).abs().max()) < 2.74 * math.sqrt(1 / len(ours) + 1 / len(theirs))
+
+
+@pytest.mark.parametrize("size", [(48, 64), (32, 32), (20, 200), (5, 3)])
+def test_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
+    recipe = view_recipe("moco-v2", 32)
+    ours = draw(recipe, size=size).box
+    torch.manual_seed(0)
+    image = torch.zeros(3, *size)
+    theirs = torch.tensor([RandomResizedCrop.get_params(image, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(4000)])
+    for column in range(4):
+        assert_same_distribution(ours[:, column].double(), theirs[:, column].double())
+    assert_same_distribution(ours[:, 2:].prod(dim=1).double(), theirs[:, 2:].prod(dim=1).double())
+    assert_same_distribution((ours[:, 3] / ours[:, 2]).double(), (theirs[:, 3] / theirs[:, 2]).double())
+
+
+@pytest.mark.parametrize(
+    ("size", "box"),
+    [((10, 100), [0, 43, 10, 13]), ((100, 10), [43, 0, 13, 10]), ((30, 30), [0, 0, 30, 30]), ((1, 9), [0, 4, 1, 1])],
+)
+def test_where_no_attempt_fits_the_crop_is_centred(size: tuple[int, int], box: list[int]) -> None:
+    whole = view_recipe("moco-v2", 32, min_scale=1.0)
+    if size == (30, 30):  # the whole area fits a square image only in a square, which no ratio here is
+        whole = dataclasses.replace(whole, ratio=(1.2, 1.2))
+        box = [2, 0, 25, 30]
+    assert draw(whole, count=50, size=size).box.unique(dim=0).tolist() == [box]
+
+
+def test_boxes_lie_inside_images_of_every_size() -> None:
+    count = 5000
+    sizes = torch.randint(1, 40, (count, 2), generator=torch.Generator().manual_seed(0))
+    samples = torch.arange(count)
+    box = draw_parameters(view_recipe("moco-v2", 32), 0, 0, samples, samples, sizes).box
+    assert (box[:, :2] >= 0).all()
+    assert (box[:, 2:] >= 1).all()
+    assert (box[:, :2] + box[:, 2:] <= sizes).all()
+
+
+def test_probabilities() -> None:
+    drawn = draw(view_recipe("moco-v2", 32))
+    assert_frequency(drawn.flip, 0.5)
+    assert_frequency(drawn.jitter, 0.8)
+    assert_frequency(drawn.gray, 0.2)
+    assert_frequency(drawn.blur_sigma > 0, 0.5)
+    # Independent of each other: how often two happen together is the product.
+    assert_frequency(drawn.flip & drawn.jitter, 0.4)
+    assert_frequency(drawn.gray & (drawn.blur_sigma > 0), 0.1)
+
+
+def test_certain_and_impossible_events() -> None:
+    first = draw(view_recipe("moco-v1", 32))
+    assert first.jitter.all()
+    assert (first.blur_sigma == 0).all()
+    plain = draw(view_recipe("none", 32))
+    assert not (plain.flip | plain.jitter | plain.gray | (plain.blur_sigma > 0)).any()
+
+
+def test_factors_are_uniform_over_torchvisions_ranges() -> None:
+    drawn = draw(view_recipe("moco-v2", 32, contrast=0.7, saturation=1.5))
+    assert_uniform(drawn.brightness, 0.6, 1.4)
+    assert_uniform(drawn.contrast, 0.3, 1.7)
+    assert_uniform(drawn.saturation, 0.0, 2.5)
+    assert_uniform(drawn.hue, -0.1, 0.1)
+    assert_uniform(drawn.blur_sigma[drawn.blur_sigma > 0], 0.1, 2.0)
+
+
+def test_every_order_is_equally_likely() -> None:
+    order = draw(view_recipe("moco-v2", 32)).order
+    assert torch.equal(order.sort(dim=1).values, torch.arange(4).expand(COUNT, 4))
+    _, counts = order.unique(dim=0, return_counts=True)
+    assert len(counts) == 24
+    expected = COUNT / 24
+    chi_square = float(((counts - expected) ** 2 / expected).sum())
+    assert chi_square < 23 + 5 * math.sqrt(2 * 23)
+
+
+def test_without_random_crop_the_box_is_the_largest_centred_square() -> None:
+    recipe = view_recipe("none", 32)
+    assert draw(recipe, count=2, size=(40, 61)).box.tolist() == [[0, 10, 40, 40]] * 2
+
+
+def test_draws_belong_to_the_view_and_not_to_the_batch() -> None:
+    recipe = view_recipe("moco-v2", 32)
+    samples = torch.tensor([4, 8, 15, 16, 23, 4])
+    numbers = torch.tensor([0, 1, 2, 3, 4, 5])
+    sizes = torch.tensor([[30, 40], [20, 20], [50, 12], [9, 9], [31, 77], [30, 40]])
+    together = draw_parameters(recipe, 7, 2, samples, numbers, sizes)
+    order = torch.tensor([5, 2, 0])
+    apart = draw_parameters(recipe, 7, 2, samples[order], numbers[order], sizes[order])
+    for field in dataclasses.fields(ViewParameters):
+        assert torch.equal(getattr(together[order], field.name), getattr(apart, field.name)), field.name
+
+
+@pytest.mark.parametrize("changed", ["seed", "step", "samples", "numbers"])
+def test_draws_change_with_each_word(changed: str) -> None:
+    words = {"seed": 1, "step": 1, "samples": torch.arange(100), "numbers": torch.zeros(100, dtype=torch.int64)}
+    other = {**words, changed: words[changed] + 1}
+    recipe, sizes = view_recipe("moco-v2", 32), torch.full((100, 2), 64)
+    first, second = (draw_parameters(recipe, **each, sizes=sizes) for each in (words, other))
+    assert ((first.brightness - second.brightness).abs() > 1e-6).all()
+    assert (first.box != second.box).any(dim=1).float().mean() > 0.9
+
+
+def test_two_samples_of_a_batch_differ() -> None:
+    drawn = draw(view_recipe("moco-v2", 32), count=200)
+    assert len(drawn.brightness.unique()) == 200
+    assert len(drawn.hue.unique()) == 200

@@ -1,0 +1,121 @@
+"""Resizing and blurring against torchvision, PIL and plain convolutions."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import functional as reference
+
+from jcl.views.crop import box_crop, centre_crop
+from jcl.views.resample import blur, resample_rows, resize
+from jcl.views.taps import Taps, blur_taps
+
+Images = Callable[..., Tensor]
+
+BOXES = torch.tensor(
+    [[0, 0, 97, 83], [5, 7, 50, 61], [60, 20, 37, 20], [3, 80, 9, 3], [96, 82, 1, 1], [10, 0, 1, 83], [40, 40, 40, 40]]
+)
+
+
+def crop(pixels: Tensor, boxes: Tensor, size: int, flip: Tensor | None = None) -> Tensor:
+    flip = torch.zeros(len(boxes), dtype=torch.bool) if flip is None else flip
+    dtype = torch.float64 if pixels.dtype == torch.float64 else torch.float32
+    return resize(pixels, box_crop(boxes, flip, (pixels.shape[2], pixels.shape[3]), size, dtype))
+
+
+def test_rows_are_weighted_sums(images: Images) -> None:
+    planes = images(2, 6, 5).double()
+    taps = Taps(torch.randint(0, 6, (2, 4, 3)), torch.rand(2, 4, 3).double())
+    summed = resample_rows(planes, taps)
+    for view in range(2):
+        for output in range(4):
+            rows = planes[view][:, taps.index[view, output]]
+            expected = (rows * taps.weight[view, output][:, None]).sum(dim=1)
+            torch.testing.assert_close(summed[view, :, output], expected)
+
+
+@pytest.mark.parametrize("size", [1, 16, 40, 150])
+def test_crops_equal_torchvisions(images: Images, size: int) -> None:
+    pixels = images(len(BOXES), 97, 83).double() / 255
+    made = crop(pixels, BOXES, size)
+    for view, (top, left, height, width) in enumerate(BOXES.tolist()):
+        expected = reference.resized_crop(pixels[view], top, left, height, width, [size, size], antialias=True)
+        torch.testing.assert_close(made[view], expected, rtol=0, atol=1e-12)
+
+
+def test_crops_of_photographs_equal_pils(photographs: list[Tensor]) -> None:
+    size = 112
+    for photograph in photographs:
+        _, height, width = photograph.shape
+        for box in ([0, 0, height, width], [11, 5, height // 2, 2 * width // 3], [20, 30, 71, 64]):
+            made = crop(photograph[None], torch.tensor([box]), size)[0]
+            picture = reference.to_pil_image(photograph)
+            expected = reference.resized_crop(picture, *box, [size, size], Image.Resampling.BILINEAR)
+            error = (made * 255 - reference.pil_to_tensor(expected)).abs()
+            assert error.mean() < 0.5  # PIL rounds to whole levels after each axis
+            assert error.max() < 2
+
+
+def test_flips(images: Images) -> None:
+    pixels = images(len(BOXES), 97, 83)
+    flip = torch.arange(len(BOXES)) % 2 == 0
+    plain, flipped = crop(pixels, BOXES, 32), crop(pixels, BOXES, 32, flip)
+    expected = torch.where(flip[:, None, None, None], plain.flip(3), plain)
+    torch.testing.assert_close(flipped, expected, rtol=0, atol=1e-5)
+
+
+def test_nothing_outside_the_box_reaches_the_view(images: Images) -> None:
+    pixels = images(len(BOXES), 97, 83).float() / 255
+    garbage = torch.full_like(pixels, 1e6)
+    for view, (top, left, height, width) in enumerate(BOXES.tolist()):
+        inside = (view, slice(None), slice(top, top + height), slice(left, left + width))
+        garbage[inside] = pixels[inside]
+    assert torch.equal(crop(pixels, BOXES, 24), crop(garbage, BOXES, 24))
+
+
+def test_integer_and_float_pixels_give_the_same_view(images: Images) -> None:
+    pixels = images(len(BOXES), 97, 83)
+    torch.testing.assert_close(crop(pixels, BOXES, 24), crop(pixels.float() / 255, BOXES, 24), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.875, 0.5])
+@pytest.mark.parametrize("size", [20, 64])
+def test_centre_crops_equal_torchvisions(images: Images, size: int, ratio: float) -> None:
+    sizes = torch.tensor([[97, 83], [97, 20], [11, 83], [50, 50], [1, 1], [64, 65]])
+    pixels = images(len(sizes), 97, 83).double() / 255
+    made = resize(pixels, centre_crop(sizes, ratio, (97, 83), size, torch.float64))
+    for view, (height, width) in enumerate(sizes.tolist()):
+        resized = reference.resize(pixels[view, :, :height, :width], [round(size / ratio)], antialias=True)
+        expected = reference.center_crop(resized, [size, size])
+        torch.testing.assert_close(made[view], expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 30])
+def test_blur_equals_a_float64_convolution(images: Images, size: int) -> None:
+    """With borders reflected as often as it takes, and a kernel far wider than ours."""
+    sigma = torch.tensor([0.0, 0.1, 0.7, 1.3, 2.0])
+    batch = images(len(sigma), max(size, 4), max(size, 4))[:, :, :size, :size].float() / 255
+    blurred = blur(batch, blur_taps(sigma, size, 8))
+    reach = 20
+    offsets = np.arange(-reach, reach + 1)
+    for view, deviation in enumerate(sigma.tolist()):
+        kernel = np.exp(-0.5 * (offsets / max(deviation, 1e-3)) ** 2)
+        kernel /= kernel.sum()
+        expected = batch[view].double().numpy()
+        for axis in (1, 2):
+            padding = [(reach, reach) if each == axis else (0, 0) for each in range(3)]
+            padded = np.pad(expected, padding, mode="reflect" if size > 1 else "edge")
+            expected = np.apply_along_axis(lambda row, kernel=kernel: np.convolve(row, kernel, "valid"), axis, padded)
+        assert np.abs(blurred[view].numpy() - expected).max() < 0.1 / 255
+
+
+def test_blur_equals_torchvisions(images: Images) -> None:
+    batch = images(3, 40, 40).double() / 255
+    sigma = torch.tensor([0.3, 1.0, 2.0]).double()
+    blurred = blur(batch, blur_taps(sigma, 40, 8))
+    for view in range(3):
+        expected = reference.gaussian_blur(batch[view], [17, 17], [float(sigma[view])] * 2)
+        torch.testing.assert_close(blurred[view], expected, rtol=0, atol=1e-7)
