@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,8 @@ def _image_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 
 def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
     size = settings.views.image_size
-    resnet = settings.model.backbone.startswith("resnet")
+    # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), start with layers of another kind.
+    resnet = re.fullmatch(r"(timm/)?resnet\d+(_tiny)?", settings.model.backbone)
     if resnet and isinstance(size, int) and size <= 64:
         return "small", f"views of {size} px would shrink to nothing behind a stem made for photographs"
     return "imagenet", "the stem the backbone comes with"
@@ -102,6 +104,11 @@ def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     queue = min(65536, max(256, _power_of_two_below(facts.images // 8)))
     if queue == 65536:
         return queue, "the paper's"
+    if queue > facts.images // 8:
+        return (
+            queue,
+            f"the least that gives a query enough to differ from, though there are only {facts.images:,} images",
+        )
     return queue, f"an eighth of the {facts.images:,} images, so that few negatives are the same image's older keys"
 
 
@@ -118,9 +125,9 @@ def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     assert isinstance(groups, int)
     if settings.method.name == "multi-key-backprop":
         return 1, "gradients need all keys in one pass"
-    # A pass without gradients holds a few layers' activations, a query all of them: twice the batch stays below it.
+    # A pass without gradients holds a few layers' activations, a query all of them: four batches stay below it.
     passes = 1
-    while passes < groups and keys / passes > 2 and groups % (passes * 2) == 0:
+    while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
         passes *= 2
     return passes, f"{keys} key views per image at no more memory than the query takes"
 

@@ -116,8 +116,6 @@ def pretrain(
     }
     values = {name: value for name, value in values.items() if value is not None} | _assignments(settings or [])
     chosen = build_settings(recipe or _recipe_for(data), method=method, values=values)
-    if not chosen.data.location:
-        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
     run = run_pretraining(chosen, out_folder, console=err)
     _report_run(run.path, run.summary, json_file)
 
@@ -155,8 +153,8 @@ def knn(
     data: Annotated[str | None, typer.Argument(help="Labelled data [default: what the run was trained on].")] = None,
     k: Annotated[list[int] | None, typer.Option("-k", help="Neighbours that vote; may be given several times.")] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the votes; may be given several times.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images per forward pass.")] = 256,
-    workers: Annotated[int, typer.Option(help="Processes that decode images.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
@@ -198,7 +196,8 @@ def recipes(
             table.add_row(*row)
         out.print(table)
     elif name is not None:
-        out.print(yaml.safe_dump(recipe_values(name), sort_keys=False), highlight=False, markup=False)
+        values = yaml.safe_dump(recipe_values(name), sort_keys=False)
+        out.print(values, highlight=False, markup=False, soft_wrap=True, end="")
     else:
         table = Table("recipe", "what it is")
         for each in recipe_names():
@@ -236,16 +235,24 @@ def _assignments(texts: list[str]) -> dict[str, Any]:
         name, sign, value = text.partition("=")
         if not sign:
             raise SettingsError(f"--set takes SECTION.NAME=VALUE, but got {text!r}.")
-        values[name.strip()] = yaml.safe_load(value)
+        try:
+            values[name.strip()] = yaml.safe_load(value)
+        except (yaml.YAMLError, RecursionError):
+            raise SettingsError(f"--set cannot make sense of the value in {text!r}; lists read [1, 2, 3].") from None
     return values
 
 
 def _report_run(folder: Path, summary: dict[str, Any], json_file: Path | None) -> None:
-    table = Table("figure", "value", title=f"{summary['method']} on {summary['data']}")
+    table = Table("figure", "value", title=_escaped(f"{summary['method']} on {summary['data']}"))
     for name, value in summary.items():
-        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else str(value))
+        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else _escaped(str(value)))
     out.print(table)
-    out.print(f"Everything is in {folder} (curves and example views in {folder / 'figures'}).", highlight=False)
+    out.print(
+        f"Everything is in {folder} (curves and example views in {folder / 'figures'}).",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
     _write_json(summary, json_file)
 
 

@@ -68,8 +68,11 @@ def load_backbone(path: str | Path) -> nn.Module:
     tensors, metadata = read_tensors(path)
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is a safetensors file, but not a backbone written by this tool.")
-    values = json.loads(metadata["info"])
-    info = BackboneInfo(**(values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])}))
+    try:
+        values = json.loads(metadata["info"])
+        info = BackboneInfo(**(values | {"mean": tuple(values["mean"]), "std": tuple(values["std"])}))
+    except (ValueError, KeyError, TypeError):
+        raise RunError(f"{path} does not say which network its weights are for; it is damaged.") from None
     return _rebuild(info, tensors, path)
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from torch import nn
 
 from jcl.automatic import Choice, DataFacts, choose
-from jcl.core.encoder import Encoder, build_backbone
+from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import ArrayImages, BatchLoader, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.errors import DataError, RunError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.online import online_knn
 from jcl.export import backbone_info, load_backbone, save_backbone
 from jcl.report.run_pictures import draw_run
@@ -29,8 +29,8 @@ from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder
 from jcl.train.loop import Training
 from jcl.train.record import Record, read_metrics
-from jcl.train.runtime import PeakMemory, choose_device, choose_precision
-from jcl.views import ViewRecipe, view_recipe
+from jcl.train.runtime import PeakMemory, choose_device
+from jcl.train.step import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def pretrain(
     Progress goes to `console` (default: standard error; `Console(quiet=True)` for none).
     """
     console = console or Console(stderr=True)
+    if not settings.data.location:
+        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
     data = open_data(settings.data.location, root=Path(settings.data.root), download=settings.data.download)
     settings, choices = choose(settings, data_facts(data.train))
     device = choose_device(settings.train.device)
@@ -87,16 +89,16 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
     folder = RunFolder(path)
     settings = folder.settings()
     if (folder.path / "summary.json").exists():
-        console.print(f"The run in {folder.path} has finished; there is nothing to resume.", highlight=False)
+        _say(console, f"The run in {folder.path} has finished; there is nothing to resume.")
         return Run(folder.path)
     data = open_data(settings.data.location, root=Path(settings.data.root), download=settings.data.download)
     device = choose_device(settings.train.device)
     parts = _build(settings, data, device)
     checkpoint = newest_checkpoint(folder.checkpoints)
     if checkpoint is None:
-        console.print(f"No checkpoint in {folder.checkpoints} yet: starting from the first step.", highlight=False)
+        _say(console, f"No checkpoint in {folder.checkpoints} yet: starting from the first step.")
     else:
-        console.print(f"Resuming from {checkpoint}.", highlight=False)
+        _say(console, f"Resuming from {checkpoint}.")
     return _train(settings, folder, data, parts, console, None, checkpoint)
 
 
@@ -124,47 +126,25 @@ class _Parts:
     feature_width: int
     optimiser: torch.optim.Optimizer
     loader: BatchLoader
+    step: TrainingStep
     device: torch.device
-    precision: torch.dtype
 
 
 def _build(settings: Settings, data: ImageData, device: torch.device) -> _Parts:
-    method, model, train = settings.method, settings.model, settings.train
+    train = settings.train
     loader = BatchLoader(
         data.train,
-        batch_size=_number(train.batch_size),
-        canvas=_number(settings.data.canvas),
+        batch_size=known(train.batch_size),
+        canvas=known(settings.data.canvas),
         seed=train.seed,
-        workers=_number(settings.data.workers),
+        workers=known(settings.data.workers),
         device=device,
         strict=settings.data.strict,
     )
-    torch.manual_seed(train.seed)
-    assert model.stem != "auto"
-    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=_number(settings.views.image_size))
-    learner = ContrastiveLearner(
-        Encoder(backbone, width, head=model.head, embedding_dim=model.embedding_dim),
-        METHODS[method.name],
-        num_keys=method.num_keys,
-        temperature=method.temperature,
-        queue_size=_number(method.queue_size),
-        embedding_dim=model.embedding_dim,
-        key_momentum=float(method.key_momentum),
-        bn_groups=_number(model.bn_groups),
-        key_passes=_number(train.key_passes),
-        seed=train.seed,
-    ).to(device)
-    optimiser = torch.optim.SGD(
-        learner.query_encoder.parameters(),
-        lr=float(train.lr),
-        momentum=train.momentum,
-        weight_decay=train.weight_decay,
-        fused=device.type == "cuda",
-    )
-    if train.compile is True or (train.compile == "auto" and device.type == "cuda"):
-        learner.query_encoder.compile()
-        learner.key_encoder.compile()
-    return _Parts(learner, width, optimiser, loader, device, choose_precision(settings, device))
+    learner, width = build_learner(settings, device)
+    optimiser = build_optimiser(settings, learner, device)
+    step = TrainingStep(learner, optimiser, run_view_recipe(settings), train.seed, step_options(settings, device))
+    return _Parts(learner, width, optimiser, loader, step, device)
 
 
 def _train(
@@ -191,9 +171,7 @@ def _train(
                 learner=parts.learner,
                 optimiser=parts.optimiser,
                 loader=parts.loader,
-                view_recipe=run_view_recipe(settings),
-                device=parts.device,
-                precision=parts.precision,
+                step=parts.step,
                 record=record,
                 display=display,
                 measure=online_knn(data, backbone, settings, parts.device),
@@ -209,21 +187,13 @@ def _train(
     return run
 
 
-def run_view_recipe(settings: Settings) -> ViewRecipe:
-    """The views of a run, complete."""
-    views = settings.views
-    return view_recipe(
-        views.recipe, _number(views.image_size), min_scale=views.min_scale, mean=views.mean, std=views.std
-    )
-
-
 def _write_skipped(folder: RunFolder, skipped: dict[str, str], console: Console) -> None:
     if not skipped:
         return
     lines = [f"{name}\t{reason}\n" for name, reason in sorted(skipped.items())]
     folder.skipped_file.write_text("".join(lines), encoding="utf-8")
-    images = "1 image" if len(skipped) == 1 else f"{len(skipped):,} images"
-    console.print(f"{images} could not be read and were skipped; {folder.skipped_file} lists them.", highlight=False)
+    images = "1 unreadable image was" if len(skipped) == 1 else f"{len(skipped):,} unreadable images were"
+    _say(console, f"{images} skipped; {folder.skipped_file} lists them with the reasons.")
 
 
 def _write_summary(run: Run, progress: Progress, memory: PeakMemory) -> None:
@@ -240,7 +210,7 @@ def _write_summary(run: Run, progress: Progress, memory: PeakMemory) -> None:
         "steps": progress.step,
         "loss": train[-1]["loss"],
         "contrastive_accuracy": train[-1]["contrastive_accuracy"],
-        "images_per_second": progress.step * _number(settings.train.batch_size) / progress.seconds,
+        "images_per_second": progress.step * known(settings.train.batch_size) / progress.seconds,
         "seconds": progress.seconds,
         "peak_memory_bytes": memory.read(),
         **newest,
@@ -258,15 +228,15 @@ def _announce(
 ) -> None:
     """What is about to happen, and every value that was chosen for the user with the reason."""
     keys = f", {settings.method.num_keys} keys per image" if METHODS[settings.method.name].several_keys else ""
-    console.print(
+    _say(
+        console,
         f"Pre-training {settings.model.backbone} with {settings.method.name}{keys} on {data.train.description} "
         f"({device}), {settings.train.epochs} epochs, into {folder.path}",
-        highlight=False,
     )
     for choice in choices:
-        console.print(f"  {choice.name} = {choice.value}: {choice.reason}", highlight=False, markup=False)
+        _say(console, f"  {choice.name} = {choice.value}: {choice.reason}")
 
 
-def _number(value: int | str) -> int:
-    assert isinstance(value, int), "automatic values are chosen before anything is built"
-    return value
+def _say(console: Console, text: str) -> None:
+    """A plain line: paths may hold brackets, which are no markup, and are copied best unbroken."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)

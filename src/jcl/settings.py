@@ -49,13 +49,13 @@ class ViewSettings(Section):
     image_size: PositiveInt | Auto = Field("auto", description="side in pixels of the views")
     min_scale: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.2, description="least share of the image in a crop")
     mean: Triple = Field((0.485, 0.456, 0.406), description="subtracted per channel")
-    std: Triple = Field((0.229, 0.224, 0.225), description="divided by per channel")
+    std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="divided by per channel")
 
 
 class ModelSettings(Section):
     """The encoder."""
 
-    backbone: str = Field("resnet50", description="torchvision or timm name, or resnet10_tiny")
+    backbone: str = Field("resnet50", description="torchvision or timm name, or tiny_cnn")
     stem: Literal["imagenet", "small"] | Auto = Field("auto", description="first layers: for photographs or ~32 px")
     head: Literal["mlp", "linear"] = Field("mlp", description="projection head: MoCo v2's or MoCo v1's")
     embedding_dim: PositiveInt = Field(128, description="dimension of queries and keys")
@@ -90,7 +90,8 @@ class TrainSettings(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of everything random")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the encoders")
-    compile: bool | Auto = Field("auto", description="compile the encoders (auto: on a GPU)")
+    compile: bool | Auto = Field("auto", description="compile views, encoders and loss (auto: on a GPU)")
+    cuda_graph: bool | Auto = Field("auto", description="record a step as one CUDA graph (auto: on a GPU)")
     key_passes: PositiveInt | Auto = Field("auto", description="parts in which the keys are encoded")
 
 
@@ -157,7 +158,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the settings in {path}: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path} should hold settings as 'section: values', but it holds {type(values).__name__}.")
@@ -182,11 +183,13 @@ def put(nested: dict[str, Any], name: str, value: Any) -> None:
     known = setting_names()
     if name not in known:
         raise SettingsError(f"there is no setting called {name!r}; {_nearest(name, known)}")
-    nested.setdefault(section, {})
-    if key:
-        nested[section][key] = value
-    else:
+    if not key:
         nested[section] = value
+        return
+    values = nested.setdefault(section, {})
+    if not isinstance(values, dict):
+        raise SettingsError(f"the section {section!r} should hold settings as 'name: value', but it holds {values!r}.")
+    values[key] = value
 
 
 def setting_names() -> list[str]:

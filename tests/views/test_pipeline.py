@@ -205,7 +205,8 @@ def test_it_compiles_into_one_graph(images: Images) -> None:
 
     compiled = torch.compile(make, backend=count_graphs, fullgraph=True)
     for step in range(3):
-        torch.testing.assert_close(compiled(torch.tensor(step)), make(torch.tensor(step)))
+        # Compiled views sum in another order (see `fused`).
+        torch.testing.assert_close(compiled(torch.tensor(step)), make(torch.tensor(step)), rtol=0, atol=1e-4)
     assert graphs == 1
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive
 from jcl.core.queue import KeyQueue
 from jcl.core.shuffle import (
     group_batch_norm,
-    momentum_of_pass,
     set_batch_norm_groups,
     shuffled_order,
     unshuffle,
@@ -87,7 +86,7 @@ class ContrastiveLearner(nn.Module):
     keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'.
     """
 
-    pass_momentum: Tensor
+    later_passes: Tensor
 
     def __init__(
         self,
@@ -116,24 +115,47 @@ class ContrastiveLearner(nn.Module):
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
-        self.register_buffer("pass_momentum", torch.zeros(()), persistent=False)
-        set_batch_norm_groups(self.query_encoder, bn_groups)
-        set_batch_norm_groups(self.key_encoder, bn_groups // key_passes, self.pass_momentum if key_passes > 1 else None)
+        self.bn_groups = bn_groups
+        self.register_buffer("later_passes", torch.zeros(()), persistent=False)
+        self._deal_batch_norm_groups()
 
     def forward(
         self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
     ) -> StepResult:
         """Algorithm 1 for one mini-batch of `images` images; the caller back-propagates the loss and steps f."""
-        rows = torch.arange(images, device=self.queue.rows.device)
-        query = self.query_encoder(views(rows, torch.zeros_like(rows)))
+        # The order is MoCo's: query, momentum update, keys. Since the query's forward pass changes no parameter, the
+        # keys may as well be encoded before it: the results are the same, and what they need in between is free
+        # again when the query's activations, kept for the backward pass, take their place.
         self.update_key_encoder()
         keys = self.encode_keys(views, images, step)
+        query = self.encode_queries(views, images)
         # A copy, because the queue moves on below while the backward pass still needs these negatives.
-        negatives = self.queue.rows.clone()
-        loss = self.method.loss(query, keys, negatives, self.temperature, covariance_scale)
+        result = self.contrast(query, keys, self.queue.rows.clone(), covariance_scale)
         # The mean keys go in as they are, and only now: no query meets a key of its own image from this step.
         self.queue.enqueue(keys.mean(dim=1))
-        return self._measure(loss, query.detach(), keys.detach(), negatives)
+        return result
+
+    def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
+        """The method's loss, and figures about the features it was taken of."""
+        loss = self.method.loss(query, keys, negatives, self.temperature, covariance_scale)
+        return _measured(loss, query.detach(), keys.detach(), negatives)
+
+    def compile_parts(self) -> None:
+        """Compile what takes the time; the parameters keep their names."""
+        self.query_encoder.compile(dynamic=False)
+        self.key_encoder.compile(dynamic=False)
+        self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
+
+    def _deal_batch_norm_groups(self) -> None:
+        set_batch_norm_groups(self.query_encoder, self.bn_groups)
+        later = self.later_passes if self.key_passes > 1 else None
+        set_batch_norm_groups(self.key_encoder, self.bn_groups // self.key_passes, self.key_passes, later)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moving to another device or precision makes a new `later_passes`, which the layers must share again."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._deal_batch_norm_groups()
+        return self
 
     @torch.no_grad()
     def update_key_encoder(self) -> None:
@@ -144,6 +166,12 @@ class ContrastiveLearner(nn.Module):
         key_parameters: list[Tensor] = list(self.key_encoder.parameters())
         query_parameters: list[Tensor] = list(self.query_encoder.parameters())
         torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
+
+    def encode_queries(self, views: ViewFunction, images: int) -> Tensor:
+        """One query per image, in batch order: (N, d)."""
+        rows = torch.arange(images, device=self.queue.rows.device)
+        query: Tensor = self.query_encoder(views(rows, torch.zeros_like(rows)))
+        return query
 
     def encode_keys(self, views: ViewFunction, images: int, step: int | Tensor) -> Tensor:
         """All N·M' keys through their encoder in a shuffled order, then back in place: (N, M', d)."""
@@ -162,17 +190,18 @@ class ContrastiveLearner(nn.Module):
         parts = zip(rows.chunk(self.key_passes), numbers.chunk(self.key_passes), strict=True)
         encoded = []
         for number, (part_rows, part_numbers) in enumerate(parts):
-            self.pass_momentum.fill_(momentum_of_pass(number, self.key_passes, momentum=0.1))
+            self.later_passes.fill_(self.key_passes - 1 - number)
             encoded.append(self.key_encoder(views(part_rows, part_numbers)))
         return torch.cat(encoded)
 
-    @torch.no_grad()
-    def _measure(self, loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor) -> StepResult:
-        similarities = torch.einsum("nd,nmd->nm", query, keys)
-        return StepResult(
-            loss=loss,
-            contrastive_accuracy=contrastive_accuracy(query, keys, negatives),
-            feature_std=query.std(dim=0).mean(),
-            positive_similarity=similarities.mean(),
-            key_variance=similarities.var(dim=1, correction=0).mean(),
-        )
+
+@torch.no_grad()
+def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor) -> StepResult:
+    similarities = torch.einsum("nd,nmd->nm", query, keys)
+    return StepResult(
+        loss=loss,
+        contrastive_accuracy=contrastive_accuracy(query, keys, negatives),
+        feature_std=query.std(dim=0).mean(),
+        positive_similarity=similarities.mean(),
+        key_variance=similarities.var(dim=1, correction=0).mean(),
+    )

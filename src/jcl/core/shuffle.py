@@ -28,13 +28,16 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     """
 
     groups: int = 1
-    pass_momentum: Tensor | None = None  # shared by the layers of an encoder that sees a batch in several passes
+    passes: int = 1
+    later_passes: Tensor | None = None  # how many of the passes are still to come; shared by the encoder's layers
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or (self.groups == 1 and self.pass_momentum is None):
+        if not self.training or (self.groups == 1 and self.later_passes is None):
             return super().forward(input)
         if input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
+        if torch.compiler.is_compiling():
+            return self._in_one_piece(input)
         assert self.running_mean is not None and self.running_var is not None
         outputs, means, variances = [], [], []
         for part in input.chunk(self.groups):
@@ -46,11 +49,25 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self._update_running_statistics(torch.stack(means).mean(0), torch.stack(variances).mean(0))
         return torch.cat(outputs)
 
+    def _in_one_piece(self, input: Tensor) -> Tensor:
+        """The same in plain arithmetic, which a compiler fuses into few kernels for all groups together."""
+        assert self.weight is not None and self.bias is not None
+        parts = input.view(self.groups, -1, *input.shape[1:]).float()  # (G, N/G, C, H, W)
+        variance, mean = torch.var_mean(parts, dim=(1, 3, 4), correction=0, keepdim=True)
+        rows = parts.numel() // (self.groups * self.num_features)
+        self._update_running_statistics(mean.mean(0).flatten(), variance.mean(0).flatten() * (rows / (rows - 1)))
+        scale = torch.rsqrt(variance + self.eps) * self.weight.view(-1, 1, 1)
+        shift = self.bias.view(-1, 1, 1) - mean * scale
+        output: Tensor = (parts * scale + shift).to(input.dtype).flatten(0, 1)
+        return output
+
     @torch.no_grad()
     def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         assert self.momentum is not None
-        momentum = self.momentum if self.pass_momentum is None else self.pass_momentum
+        momentum: float | Tensor = self.momentum
+        if self.later_passes is not None:
+            momentum = momentum_of_pass(self.later_passes, self.passes, self.momentum)
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
             running.add_((new - running) * momentum)
         self.num_batches_tracked += 1
@@ -73,19 +90,22 @@ def group_batch_norm(module: ModuleType) -> ModuleType:
     return module
 
 
-def set_batch_norm_groups(module: nn.Module, groups: int, pass_momentum: Tensor | None = None) -> None:
-    """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold."""
+def set_batch_norm_groups(module: nn.Module, groups: int, passes: int = 1, later_passes: Tensor | None = None) -> None:
+    """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold, and of how many passes.
+
+    `later_passes` is a scalar tensor that the caller sets before each pass to the number of passes still to come.
+    """
     for child in module.modules():
         if isinstance(child, GroupedBatchNorm2d):
-            child.groups, child.pass_momentum = groups, pass_momentum
+            child.groups, child.passes, child.later_passes = groups, passes, later_passes
 
 
-def momentum_of_pass(number: int, passes: int, momentum: float) -> float:
-    """The momentum with which pass `number` of `passes` (from 0) lets all of them end as one update with their mean.
+def momentum_of_pass(later: Tensor, passes: int, momentum: float) -> Tensor:
+    """The momentum of the pass that `later` others follow, so that all `passes` end as one update with their mean.
 
     Every pass must end with weight momentum / passes, although each later pass shrinks it once more.
     """
-    return momentum / (passes - (passes - 1 - number) * momentum)
+    return momentum / (passes - later * momentum)
 
 
 def shuffled_order(seed: int, step: int | Tensor, count: int, device: torch.device) -> Tensor:

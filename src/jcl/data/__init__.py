@@ -6,6 +6,8 @@ from jcl.data.drawn import drawn_objects
 from jcl.data.folder import FolderImages
 from jcl.data.loader import BatchLoader, read_all
 from jcl.data.opening import open_data, open_demo
+from jcl.data.shard_reading import ShardImages
+from jcl.data.shard_writing import ShardReport, write_shards
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData, ImageSource, UnreadableImage
 
 __all__ = [
@@ -16,10 +18,13 @@ __all__ = [
     "ImageBatch",
     "ImageData",
     "ImageSource",
+    "ShardImages",
+    "ShardReport",
     "UnreadableImage",
     "decode",
     "drawn_objects",
     "open_data",
     "open_demo",
     "read_all",
+    "write_shards",
 ]

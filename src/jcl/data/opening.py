@@ -1,7 +1,7 @@
 """From what a person writes after `jcl pretrain` to the images themselves."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +9,7 @@ from jcl.data.arrays import open_npz
 from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
 from jcl.data.drawn import CLASS_NAMES, drawn_objects
 from jcl.data.folder import open_folder
+from jcl.data.shard_reading import names_shards, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.errors import DataError
 
@@ -22,26 +23,32 @@ def open_data(
     root: Path | None = None,
     download: bool = True,
     classes: Sequence[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> ImageData:
-    """Open a data set by name, as a `.npz` file or as a folder of images.
+    """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
 
-    Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). `classes` keeps
-    only these class folders of a folder.
+    Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). Shards are a
+    `.tar` file, a pattern such as `shards/{0000..0127}.tar`, an address of such, or a folder that `write_shards` made;
+    `progress` is told how far the fetching of remote ones is. `classes` keeps only these class folders of a folder.
     """
     path = Path(location).expanduser()
-    if classes is not None and not path.is_dir():
+    sharded = names_shards(location)
+    if classes is not None and (sharded or not path.is_dir()):
         raise DataError(f"A list of classes applies to a folder with class folders, and {location} is none.")
     if location == DEMO_SET:
         return open_demo()
     if location in DOWNLOADED_SETS:
         return open_downloaded(location, root, download)
+    if sharded:
+        return open_shards(location, root=root, download=download, progress=progress)
     if path.is_dir():
         return open_folder(path, classes)
     if path.suffix.lower() == ".npz":
         return open_npz(path)
     if path.is_file():
         raise DataError(
-            f"The file {location} is no .npz file; give a folder of images, a .npz file or one of {_known()}."
+            f"The file {location} is no .npz file; give a folder of images, a .npz file, .tar shards or one of "
+            f"{_known()}."
         )
     raise DataError(f"There is no folder, .npz file or data set called {location}{_nearest(location)}.")
 

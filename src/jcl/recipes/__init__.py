@@ -54,8 +54,8 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
     nested = recipe_values(recipe)
     nested["recipe"] = recipe
     values = dict(values or {})
-    method = method or values.get("method.name")
-    if method is not None:
+    method = values.get("method.name", method)
+    if isinstance(method, str):
         put(nested, "method.name", method)
         for name, value in METHOD_VALUES.get(method, {}).items():
             put(nested, name, value)

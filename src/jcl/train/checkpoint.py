@@ -50,10 +50,10 @@ def save_checkpoint(
         "window_steps": str(progress.window_steps),
         "optimiser": json.dumps(optimiser_rest),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{progress.step:09d}.safetensors"
     write_atomically(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, metadata))
-    for old in list_checkpoints(folder)[:-keep]:
+    # Files beyond this step are damaged, or the run would have gone on from them: they must not push this one out.
+    for old in [found for found in list_checkpoints(folder) if found <= path][:-keep]:
         old.unlink(missing_ok=True)
     return path
 
@@ -66,15 +66,15 @@ def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optim
     model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     try:
         learner.load_state_dict(model)
-    except RuntimeError as error:
+        _restore_optimiser(optimiser, tensors, json.loads(metadata["optimiser"]))
+        return Progress(
+            step=int(metadata["step"]),
+            seconds=float(metadata["seconds"]),
+            window=tensors["progress.window"].to(device),
+            window_steps=int(metadata["window_steps"]),
+        )
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
-    _restore_optimiser(optimiser, tensors, json.loads(metadata["optimiser"]))
-    return Progress(
-        step=int(metadata["step"]),
-        seconds=float(metadata["seconds"]),
-        window=tensors["progress.window"].to(device),
-        window_steps=int(metadata["window_steps"]),
-    )
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -107,6 +107,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content` in one step that survives a crash at any moment."""
     partial = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(content)
             file.flush()
@@ -118,7 +119,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise RunError(f"{path} could not be written: {error.strerror}; what was there before is untouched.") from error
 
 
@@ -133,7 +135,10 @@ def _split_optimiser(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor
                 tensors[f"optimiser.{index}.{name}"] = value
             else:
                 numbers[f"{index}.{name}"] = value
-    return tensors, {"groups": state["param_groups"], "numbers": numbers}
+    groups = [
+        {k: float(v) if isinstance(v, Tensor) else v for k, v in group.items()} for group in state["param_groups"]
+    ]
+    return tensors, {"groups": groups, "numbers": numbers}
 
 
 def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:

@@ -63,7 +63,7 @@ class RunDisplay:
         if line["kind"] == "knn":
             self._print(f"kNN top-1 {line['knn_top1']:.1f} %; {self.health()}")
         elif not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
-            self._print(f"loss {line['loss']:.3f}, {line['images_per_second']:,.0f} images/s; {self.health()}")
+            self._print(f"{line['images_per_second']:,.0f} images/s; {self.health()}")
 
     def health(self) -> str:
         queue = self.settings.method.queue_size

@@ -10,7 +10,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
     """One line that says how training is doing, from the newest figures of a run."""
     parts = [
         _queue(figures.get("queue_filled")),
-        _loss(figures.get("loss"), queue_size),
+        _loss(figures["loss"], queue_size) if "loss" in figures else "",
         _spread(figures.get("feature_std"), embedding_dim),
         _accuracy(figures.get("contrastive_accuracy")),
     ]

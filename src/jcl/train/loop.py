@@ -16,10 +16,9 @@ from jcl.settings import Settings
 from jcl.train.checkpoint import Progress, newest_checkpoint, save_checkpoint
 from jcl.train.folder import RunFolder
 from jcl.train.record import Record
-from jcl.train.runtime import autocast
 from jcl.train.schedule import covariance_scale, learning_rate
+from jcl.train.step import TrainingStep
 from jcl.train.stop import StopRequest
-from jcl.views import ViewMaker, ViewRecipe
 
 
 class Display(Protocol):
@@ -39,9 +38,7 @@ class Training:
     learner: ContrastiveLearner
     optimiser: torch.optim.Optimizer
     loader: BatchLoader
-    view_recipe: ViewRecipe
-    device: torch.device
-    precision: torch.dtype
+    step: TrainingStep
     record: Record
     display: Display
     measure: Callable[[], dict[str, float]] | None = None
@@ -58,40 +55,28 @@ class Training:
             for epoch in range(self.progress.step // steps, epochs):
                 scale = covariance_scale(self.settings.method, epoch, epochs)
                 for batch in self.loader.epoch(epoch, start=self.progress.step % steps):
-                    result = self.step(batch, scale)
-                    self.account(result, scale)
-                    if stop.requested:
-                        self.save()
-                        raise Interrupted(self.farewell(stop.signal_name))
+                    self.advance(batch, scale)
+                    if stop.requested and self.progress.step % steps:
+                        self.leave(stop.signal_name)
+                # An epoch's last step belongs together with what follows it, or a resumed run would leave that out.
                 self.finish_epoch(epoch + 1)
+                if stop.requested and epoch + 1 < epochs:
+                    self.leave(stop.signal_name)
 
-    def step(self, batch: ImageBatch, scale: float) -> StepResult:
-        """Views, Algorithm 1, backward pass and optimiser step for one batch."""
-        step, seed = self.progress.step, self.settings.train.seed
-        for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.settings.train, step, self.loader.steps_per_epoch)
-        views = ViewMaker(self.view_recipe, seed, step, batch.pixels, batch.sizes, batch.samples)
-        self.learner.train()
-        with autocast(self.device, self.precision):
-            result: StepResult = self.learner(views, batch.pixels.shape[0], step, scale)
-        self.optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(result.loss)
-        self.optimiser.step()
-        self.progress.step += 1
-        return result
-
-    def account(self, result: StepResult, scale: float) -> None:
-        """Add the step's figures up on the device; only every `log_every` steps are they fetched and written."""
-        figures = torch.stack([value.detach().float() for value in result])
-        progress = self.progress
-        progress.window = figures if progress.window_steps == 0 else progress.window + figures
+    def advance(self, batch: ImageBatch, scale: float) -> None:
+        """One step; its figures are added up on the device and only every `log_every` steps fetched and written."""
+        progress, record = self.progress, self.settings.record
+        lr = learning_rate(self.settings.train, progress.step, self.loader.steps_per_epoch)
+        figures = self.step(batch, progress.step, lr, scale)
+        progress.window = figures.clone() if progress.window_steps == 0 else progress.window.add_(figures)
         progress.window_steps += 1
+        progress.step += 1
         self.display.advance(progress.step)
         last = progress.step == self.settings.train.epochs * self.loader.steps_per_epoch
-        if progress.window_steps == self.settings.record.log_every or last:
-            self.write_window(scale)
+        if progress.window_steps == record.log_every or last:
+            self.write_window(lr, scale)
 
-    def write_window(self, scale: float) -> None:
+    def write_window(self, lr: float, scale: float) -> None:
         progress = self.progress
         means = StepResult(*(progress.window / progress.window_steps).tolist())
         self.lap()
@@ -102,7 +87,7 @@ class Training:
             "positive_similarity": float(means.positive_similarity),
             "key_variance": float(means.key_variance),
             "queue_filled": float(self.learner.queue.filled()),
-            "lr": self.optimiser.param_groups[0]["lr"],
+            "lr": lr,
             "covariance_scale": scale,
             "images_per_second": progress.window_steps * self.loader.batch_size / max(self.window_seconds, 1e-9),
             "seconds": progress.seconds,
@@ -137,8 +122,9 @@ class Training:
     def epoch_now(self) -> float:
         return self.progress.step / self.loader.steps_per_epoch
 
-    def farewell(self, signal_name: str) -> str:
-        return (
+    def leave(self, signal_name: str) -> None:
+        self.save()
+        raise Interrupted(
             f"{signal_name} received: the run stopped after step {self.progress.step} and is saved; "
             f"continue it with `jcl resume {self.folder.path}`."
         )

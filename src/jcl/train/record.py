@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jcl.errors import RunError
 from jcl.train.checkpoint import write_atomically
 
 
@@ -34,8 +36,11 @@ class Record:
         """One line; figures that are not finite are written as null, since JSON has no such number."""
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise RunError(f"{self.path} could not be written: {error.strerror}.") from None
         if self._events is not None:
             for name, value in figures.items():
                 self._events.add_scalar(f"{kind}/{name}", value, step)
@@ -43,7 +48,8 @@ class Record:
         return line
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # a line that could not be written was reported when it was
+            self._file.close()
         if self._events is not None:
             self._events.close()
 

@@ -18,7 +18,9 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise SettingsError(f"there is no device called {name!r}; use auto, cpu, cuda or cuda:N.") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise SettingsError(f"there is no device called {name!r}; use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"the device {name} was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -15,7 +15,7 @@ from torch import Tensor
 from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters
 from jcl.views.rows import ViewRows
 
-_GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
+GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _blend(images: Tensor, own: Tensor, gray: Tensor, mean: Tensor) -> Tensor:
 def to_gray(images: Tensor) -> Tensor:
     """The luminance of each pixel: (n, 3, height, width) -> (n, 1, height, width)."""
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
-    return (red * _GRAY_WEIGHTS[0]).add_(green, alpha=_GRAY_WEIGHTS[1]).add_(blue, alpha=_GRAY_WEIGHTS[2])
+    return (red * GRAY_WEIGHTS[0]).add_(green, alpha=GRAY_WEIGHTS[1]).add_(blue, alpha=GRAY_WEIGHTS[2])
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:

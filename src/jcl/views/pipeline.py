@@ -10,6 +10,7 @@ from torch import Tensor
 
 from jcl.views.colour import Blends, ColourChange, blend, change_colours, gray_blends, jitter_change
 from jcl.views.crop import Crop, box_crop, centre_crop
+from jcl.views.fused import fused_views
 from jcl.views.normalise import normalise
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
@@ -39,6 +40,9 @@ def apply_views(
     0..1. With `rows` (n,) a view's image is the one in that row of pixels, so that views share images.
     """
     count = len(parameters)
+    if torch.compiler.is_compiling():
+        chosen = torch.arange(count, device=pixels.device) if rows is None else rows
+        return fused_views(pixels, chosen, parameters, recipe).to(dtype).contiguous(memory_format=memory_format)
     shape = (count, 3, recipe.size, recipe.size)
     views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=memory_format)
     plan = _plan(parameters, recipe, pixels)
@@ -68,7 +72,7 @@ def centre_views(
     return views
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ViewMaker:
     """Makes views of one batch of images on demand.
 

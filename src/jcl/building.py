@@ -1,0 +1,71 @@
+"""From settings to the parts of a run. All "auto" values have been chosen by now."""
+
+from __future__ import annotations
+
+import torch
+
+from jcl.core.encoder import Encoder, build_backbone
+from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.settings import Settings
+from jcl.train.runtime import choose_precision
+from jcl.train.step import StepOptions
+from jcl.views import ViewRecipe, view_recipe
+
+
+def build_learner(settings: Settings, device: torch.device) -> tuple[ContrastiveLearner, int]:
+    """The learner, initialised from the seed, and the width of its features."""
+    method, model, train = settings.method, settings.model, settings.train
+    torch.manual_seed(train.seed)
+    assert model.stem != "auto"
+    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=known(settings.views.image_size))
+    learner = ContrastiveLearner(
+        Encoder(backbone, width, head=model.head, embedding_dim=model.embedding_dim),
+        METHODS[method.name],
+        num_keys=method.num_keys,
+        temperature=method.temperature,
+        queue_size=known(method.queue_size),
+        embedding_dim=model.embedding_dim,
+        key_momentum=float(method.key_momentum),
+        bn_groups=known(model.bn_groups),
+        key_passes=known(train.key_passes),
+        seed=train.seed,
+    ).to(device)
+    if device.type == "cuda":
+        learner.to(memory_format=torch.channels_last)  # the layout in which tensor cores convolve
+    return learner, width
+
+
+def build_optimiser(settings: Settings, learner: ContrastiveLearner, device: torch.device) -> torch.optim.Optimizer:
+    """SGD over the query encoder, weight decay on everything, as MoCo has it."""
+    train = settings.train
+    return torch.optim.SGD(
+        learner.query_encoder.parameters(),
+        lr=float(train.lr),
+        momentum=train.momentum,
+        weight_decay=train.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def step_options(settings: Settings, device: torch.device) -> StepOptions:
+    """On a GPU steps are compiled and recorded unless the settings say otherwise; on a CPU neither pays."""
+    compiled, recorded = settings.train.compile, settings.train.cuda_graph
+    on_gpu = device.type == "cuda"
+    return StepOptions(
+        device=device,
+        precision=choose_precision(settings, device),
+        compiled=on_gpu if compiled == "auto" else compiled,
+        recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
+    )
+
+
+def run_view_recipe(settings: Settings) -> ViewRecipe:
+    """The views of a run, complete."""
+    views = settings.views
+    return view_recipe(views.recipe, known(views.image_size), min_scale=views.min_scale, mean=views.mean, std=views.std)
+
+
+def known(value: int | str) -> int:
+    """A number that may have been "auto" before it was chosen."""
+    assert isinstance(value, int), "automatic values are chosen before anything is built"
+    return value

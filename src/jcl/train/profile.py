@@ -1,0 +1,122 @@
+"""Where the time of a training step goes: waiting for data, views, query, keys, loss, backward pass, optimiser."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from jcl.data import BatchLoader
+from jcl.train.step import TrainingStep
+
+Result = TypeVar("Result")
+
+PARTS = ("waiting for data", "views", "keys", "query", "loss", "backward", "optimiser")
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Mean milliseconds of a step's parts; what is in none of them (momentum update, queue, launches) is `rest`."""
+
+    parts: dict[str, float]
+    step: float
+    images_per_second: float
+
+    @property
+    def rest(self) -> float:
+        return max(0.0, self.step - sum(self.parts.values()))
+
+
+def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, steps: int = 20) -> StepProfile:
+    """Train for some steps with a clock at every part; the learner is of no use afterwards.
+
+    The step must not be recorded as a CUDA graph, whose replay has no parts; its time is a little less than the sum
+    shown here. On a GPU time is taken by its own clock, without waiting for it in between.
+    """
+    clock = _PartClock(step.options.device)
+    learner, optimiser = step.learner, step.optimiser
+    step.views.make = clock.timed("views", step.views.make)
+    for owner, method, name in (
+        (learner, "encode_keys", "keys"),
+        (learner, "encode_queries", "query"),
+        (learner, "contrast", "loss"),
+        (step, "back_propagate", "backward"),
+        (optimiser, "step", "optimiser"),
+    ):
+        setattr(owner, method, clock.timed(name, getattr(owner, method)))
+    batches = _endless(loader)
+    for number in range(warm_up + steps):
+        if number == warm_up:
+            clock.restart()
+        started = time.perf_counter()
+        batch = next(batches)
+        clock.add("waiting for data", time.perf_counter() - started)
+        step(batch, number, 1e-3, 1.0)
+    seconds = clock.stop()
+    parts = {name: clock.milliseconds(name) / steps for name in PARTS}
+    return StepProfile(parts, 1000 * seconds / steps, steps * loader.batch_size / seconds)
+
+
+def _endless(loader: BatchLoader) -> Iterator[Any]:
+    epoch = 0
+    while True:
+        yield from loader.epoch(epoch)
+        epoch += 1
+
+
+class _PartClock:
+    """Adds up the time of named parts; a part inside another is taken off the outer one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.restart()
+
+    def restart(self) -> None:
+        self._synchronise()
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: list[tuple[str, str, Any, Any]] = []  # name, name of the part around it, start, end
+        self.around: list[str] = []
+        self.started = time.perf_counter()
+
+    def stop(self) -> float:
+        """Seconds since the restart, all work done."""
+        self._synchronise()
+        return time.perf_counter() - self.started
+
+    def add(self, name: str, seconds: float) -> None:
+        self.seconds[name] += seconds
+
+    def timed(self, name: str, function: Callable[..., Result]) -> Callable[..., Result]:
+        def call(*arguments: Any, **options: Any) -> Result:
+            outer = self.around[-1] if self.around else ""
+            self.around.append(name)
+            start = self._now()
+            result = function(*arguments, **options)
+            self.calls.append((name, outer, start, self._now()))
+            self.around.pop()
+            return result
+
+        return call
+
+    def milliseconds(self, name: str) -> float:
+        total = 1000 * self.seconds[name]
+        for own, outer, start, end in self.calls:
+            taken = start.elapsed_time(end) if self.device.type == "cuda" else 1000 * (end - start)
+            total += taken * ((own == name) - (outer == name))
+        return total
+
+    def _now(self) -> Any:
+        """A moment: on a GPU an event that it passes when it gets there, on a CPU the time."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def _synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,150 @@
+"""One training step: views, Algorithm 1, backward pass, optimiser.
+
+On a GPU the step is compiled and then recorded as one CUDA graph, because for small images the time goes into
+launching kernels rather than into their work. Everything that changes from step to step (the images, the step's
+number, the learning rate, the covariance scale) is therefore a tensor that the recorded kernels read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jcl.core.method import ContrastiveLearner, StepResult
+from jcl.data import ImageBatch
+from jcl.train.runtime import autocast
+from jcl.views import ViewMaker, ViewRecipe
+
+STEPS_BEFORE_RECORDING = 3  # compile, choose kernels and create the optimiser's state first
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How steps are carried out on a device."""
+
+    device: torch.device
+    precision: torch.dtype
+    compiled: bool
+    recorded: bool  # as a CUDA graph
+
+
+class TrainingStep:
+    """Moves a learner on by one batch; `figures` of the last step stay on the device until somebody asks."""
+
+    def __init__(
+        self,
+        learner: ContrastiveLearner,
+        optimiser: torch.optim.Optimizer,
+        recipe: ViewRecipe,
+        seed: int,
+        options: StepOptions,
+    ) -> None:
+        self.learner, self.optimiser, self.options = learner, optimiser, options
+        self.views = _ViewFunction(recipe, seed, options)
+        self.step = torch.zeros((), dtype=torch.int64, device=options.device)
+        self.scale = torch.zeros((), device=options.device)
+        self.lr = torch.zeros((), device=options.device) if options.recorded else None
+        self.batch: ImageBatch | None = None
+        self.figures = torch.zeros(len(StepResult._fields), device=options.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.done = 0
+        learner.train()
+        if options.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # shapes never change, so trying every kernel once pays
+        if options.compiled:
+            learner.compile_parts()
+
+    def __call__(self, batch: ImageBatch, step: int, lr: float, covariance_scale: float) -> Tensor:
+        """Do step number `step` and return its figures, in the order of `StepResult`."""
+        self.step.fill_(step)
+        self.scale.fill_(covariance_scale)
+        self._set_lr(lr)
+        self._take(batch)
+        if not self.options.recorded or self.done < STEPS_BEFORE_RECORDING:
+            self._work()
+        else:
+            if self.graph is None:
+                self.graph = self._record()
+            self.graph.replay()
+        self.done += 1
+        return self.figures
+
+    def _work(self) -> None:
+        assert self.batch is not None
+        views = self.views.of(self.batch, self.step)
+        with autocast(self.options.device, self.options.precision):
+            result = self.learner(views, len(self.batch), self.step, self.scale)
+        self.optimiser.zero_grad(set_to_none=True)
+        self.back_propagate(result.loss)
+        self.optimiser.step()
+        self.figures.copy_(torch.stack([value.detach() for value in result]))
+
+    def back_propagate(self, loss: Tensor) -> None:
+        torch.autograd.backward(loss)
+
+    def _record(self) -> torch.cuda.CUDAGraph:
+        """Record the work without doing it; the gradients and everything in between live in the graph's own memory."""
+        self.optimiser.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._work()
+        return graph
+
+    def _set_lr(self, lr: float) -> None:
+        if self.lr is not None:
+            self.lr.fill_(lr)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr if self.lr is None else self.lr
+
+    def _take(self, batch: ImageBatch) -> None:
+        """Recorded kernels read their batch from one place, so it is copied there."""
+        if not self.options.recorded:
+            self.batch = batch
+        elif self.batch is None:
+            self.batch = ImageBatch(batch.pixels.clone(), batch.sizes.clone(), batch.samples.clone())
+        else:
+            self.batch.pixels.copy_(batch.pixels)
+            self.batch.sizes.copy_(batch.sizes)
+            self.batch.samples.copy_(batch.samples)
+
+
+class _ViewFunction:
+    """Makes views on the device in the form the encoders take fastest."""
+
+    def __init__(self, recipe: ViewRecipe, seed: int, options: StepOptions) -> None:
+        self.recipe, self.seed, self.options = recipe, seed, options
+        self.make = torch.compile(self._make, dynamic=False) if options.compiled else self._make
+
+    def of(self, batch: ImageBatch, step: Tensor) -> _BatchViews:
+        return _BatchViews(self, batch, step)
+
+    def _make(
+        self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
+    ) -> Tensor:
+        on_gpu = self.options.device.type == "cuda"
+        return ViewMaker(
+            self.recipe,
+            self.seed,
+            step,
+            pixels,
+            sizes,
+            samples,
+            dtype=self.options.precision,
+            memory_format=torch.channels_last if on_gpu else torch.contiguous_format,
+        )(rows, numbers)
+
+
+@dataclass(frozen=True)
+class _BatchViews:
+    """The views of one batch in one step."""
+
+    function: _ViewFunction
+    batch: ImageBatch
+    step: Tensor
+
+    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        batch = self.batch
+        with torch.autocast(batch.pixels.device.type, enabled=False):
+            return self.function.make(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)

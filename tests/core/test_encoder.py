@@ -1,0 +1,108 @@
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from jcl.core.encoder import OWN_BACKBONES, Encoder, build_backbone, projection_head
+from jcl.errors import SettingsError
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "size"),
+    [
+        ("resnet18", 512, 32),
+        ("resnet50", 2048, 32),
+        ("mobilenet_v3_small", 1024, 32),
+        ("squeezenet1_1", None, 32),
+        ("shufflenet_v2_x0_5", 1024, 32),
+        ("googlenet", 1024, 32),
+        ("timm/convnext_atto", 320, 32),
+        ("convnext_atto", 320, 32),
+        ("timm/resnet18", 512, 32),
+        ("vit_tiny_patch16_224", 192, 32),
+        ("vit_tiny_patch16_224", 192, 64),
+        (next(iter(OWN_BACKBONES)), None, 32),
+    ],
+)
+def test_backbones_by_name_give_pooled_features_of_the_width_they_say(name, width, size):
+    if name.startswith("squeezenet"):
+        with pytest.raises(SettingsError, match="does not end in a linear classifier"):
+            build_backbone(name, image_size=size)
+        return
+    network, found = build_backbone(name, image_size=size)
+    assert width is None or found == width
+    assert network.training
+    assert network(torch.randn(2, 3, size, size)).shape == (2, found)
+    assert network.eval()(torch.randn(1, 3, size, size)).shape == (1, found)
+
+
+def test_torchvision_transformers_are_built_for_the_image_size():
+    network, width = build_backbone("vit_b_32", image_size=32)
+    assert network(torch.randn(1, 3, 32, 32)).shape == (1, width) == (1, 768)
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "inception_v3", "timm/inception_v3"])
+def test_an_image_size_that_a_network_cannot_take_is_one_sentence(name):
+    with pytest.raises(SettingsError, match=r"does not take images of 33 px.*choose another"):
+        build_backbone(name, image_size=33)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
+def test_backbones_start_as_torchvision_starts_them(name):
+    torch.manual_seed(5)
+    reference = torchvision.models.get_model(name, weights=None).state_dict()
+    torch.manual_seed(5)
+    found = build_backbone(name)[0].state_dict()
+    assert found.keys() < reference.keys()
+    assert all(torch.equal(reference[key], value) for key, value in found.items())
+
+
+def test_the_last_batch_norm_of_a_block_is_not_zeroed():
+    network, _ = build_backbone("resnet18")
+    assert (network.layer1[0].bn2.weight == 1).all()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
+def test_small_stem_keeps_the_resolution(name):
+    network, width = build_backbone(name, stem="small")
+    assert (network.conv1.kernel_size, network.conv1.stride) == ((3, 3), (1, 1))
+    sizes = []
+    network.layer1.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].shape[2:]))
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, width)
+    assert sizes == [(32, 32)]
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "timm/convnext_atto", "timm/resnet26d", "densenet121"])
+def test_small_stem_is_refused_for_other_networks(name):
+    with pytest.raises(SettingsError, match=r"small stem is for ResNets; .*model.stem=imagenet"):
+        build_backbone(name, stem="small", image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("resnet5", "resnet50"), ("timm/convnext_ato", "convnext_atto"), ("resnet_18", "resnet18")]
+)
+def test_unknown_backbones_come_with_a_suggestion(typed, meant):
+    with pytest.raises(SettingsError, match=f"no backbone called '{typed}'.*did you mean.*{meant}"):
+        build_backbone(typed)
+
+
+def test_a_name_like_nothing_known_comes_with_an_example():
+    with pytest.raises(SettingsError, match="for example resnet50"):
+        build_backbone("qqqqqqqqqqqq")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_encoders_give_unit_rows_in_float32(dtype):
+    backbone, width = build_backbone(next(iter(OWN_BACKBONES)))
+    encoder = Encoder(backbone, width, embedding_dim=12)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        rows = encoder(torch.randn(4, 3, 32, 32))
+    assert rows.dtype == torch.float32 and rows.shape == (4, 12)
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
+
+
+def test_heads_are_those_of_moco_v1_and_v2():
+    linear, mlp = projection_head("linear", 24, 7), projection_head("mlp", 24, 7)
+    assert [tuple(parameter.shape) for parameter in linear.parameters()] == [(7, 24), (7,)]
+    assert [tuple(parameter.shape) for parameter in mlp.parameters()] == [(24, 24), (24,), (7, 24), (7,)]
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in mlp.modules())

@@ -1,0 +1,275 @@
+"""Algorithm 1 against a plain second writing of it in float64."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.randomness import KEY_SHUFFLE, permutation
+
+IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3
+TEMPERATURE, MOMENTUM, SCALE, RATE = 0.3, 0.8, 2.5, 0.2
+
+
+class TinyEncoder(nn.Module):
+    """A convolution, batch norm and a linear head; unit rows in whatever precision it is in."""
+
+    def __init__(self, bn_momentum: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, momentum=bn_momentum), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 9, DIM)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.normalize(self.layers(images), dim=1)
+
+
+class RandomViews:
+    """Every (row, number) has its own random image; remembers which were asked for."""
+
+    def __init__(self, step: int, keys: int, dtype: torch.dtype = torch.float64) -> None:
+        draw = torch.Generator().manual_seed(100 + step)
+        base = torch.randn(IMAGES, 1, 3, 5, 5, generator=draw, dtype=torch.float64)
+        noise = torch.randn(IMAGES, keys + 1, 3, 5, 5, generator=draw, dtype=torch.float64)
+        self.all = (base + 0.3 * noise).to(dtype)
+        self.asked: list[tuple[int, int]] = []
+
+    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        self.asked += list(zip(rows.tolist(), numbers.tolist(), strict=True))
+        return self.all[rows, numbers]
+
+
+def make_learner(method: str, num_keys: int = 3, dtype: torch.dtype = torch.float64, **options) -> ContrastiveLearner:
+    torch.manual_seed(0)
+    options = {"bn_groups": 2, "seed": SEED} | options
+    return ContrastiveLearner(
+        TinyEncoder(options.pop("bn_momentum", 0.1)),
+        METHODS[method],
+        num_keys=num_keys,
+        temperature=TEMPERATURE,
+        queue_size=QUEUE,
+        embedding_dim=DIM,
+        key_momentum=MOMENTUM,
+        **options,
+    ).to(dtype)
+
+
+def train(learner: ContrastiveLearner, steps: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    optimiser = torch.optim.SGD(learner.query_encoder.parameters(), lr=RATE, momentum=0.9)
+    losses = []
+    for step in range(steps):
+        learner.train()
+        result = learner(RandomViews(step, learner.num_keys, dtype), IMAGES, step, SCALE)
+        optimiser.zero_grad()
+        result.loss.backward()
+        optimiser.step()
+        losses.append(result.loss.detach())
+    return losses
+
+
+def forward_in_groups(encoder: TinyEncoder, images: Tensor, groups: int) -> Tensor:
+    """Each group with its own statistics; the running ones move once, towards the mean of the groups'."""
+    norm = encoder.layers[1]
+    start = norm.running_mean.clone(), norm.running_var.clone()
+    outputs, ends = [], []
+    for part in images.chunk(groups):
+        norm.running_mean, norm.running_var = start[0].clone(), start[1].clone()
+        outputs.append(encoder(part))
+        ends.append((norm.running_mean, norm.running_var))
+    norm.running_mean = torch.stack([mean for mean, _ in ends]).mean(0)
+    norm.running_var = torch.stack([variance for _, variance in ends]).mean(0)
+    return torch.cat(outputs)
+
+
+def written_out_loss(method: str, query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
+    """One image, one key, one negative at a time."""
+    total = query.new_zeros(())
+    for q, own in zip(query, keys, strict=True):
+        others = [torch.exp(q @ negative / TEMPERATURE) for negative in negatives]
+        if method == "jcl":
+            mean = own.mean(0)
+            covariance = sum(torch.outer(key - mean, key - mean) for key in own) / len(own)
+            positive = torch.exp(q @ mean / TEMPERATURE + SCALE / (2 * TEMPERATURE**2) * (q @ covariance @ q))
+            total = total + torch.log(positive + sum(others)) - q @ mean / TEMPERATURE
+        else:
+            for key in own:
+                positive = torch.exp(q @ key / TEMPERATURE)
+                total = total - torch.log(positive / (positive + sum(others))) / len(own)
+    return total / len(query)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_equal_a_plain_writing_of_algorithm_1(method):
+    learner = make_learner(method)
+    keys_per_image = learner.num_keys
+    assert keys_per_image == (3 if METHODS[method].several_keys else 1)
+    torch.manual_seed(0)
+    f = TinyEncoder().double()
+    g = copy.deepcopy(f)
+    queue, place = learner.queue.rows.clone(), 0
+    optimiser = torch.optim.SGD(f.parameters(), lr=RATE, momentum=0.9)
+    found = train(learner, 4)
+    for step in range(4):
+        views = RandomViews(step, keys_per_image)
+        through_keys = method == "multi-key-backprop"
+        if not through_keys:
+            query = forward_in_groups(f, views.all[:, 0], 2)
+        with torch.no_grad():
+            for own, other in zip(g.parameters(), f.parameters(), strict=True):
+                own.copy_(MOMENTUM * own + (1 - MOMENTUM) * other)
+        flat = views.all[:, 1:].flatten(0, 1)
+        order = permutation(SEED, KEY_SHUFFLE, step, len(flat), torch.device("cpu"))
+        if through_keys:  # f sees keys and queries, and its running statistics move towards the keys' first
+            shuffled = forward_in_groups(f, flat[order], 2)
+            query = forward_in_groups(f, views.all[:, 0], 2)
+        else:
+            with torch.no_grad():
+                shuffled = forward_in_groups(g, flat[order], 2)
+        keys = shuffled[order.argsort()].view(IMAGES, keys_per_image, DIM)
+        loss = written_out_loss(method, query, keys, queue)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        queue = queue.clone()
+        for mean_key in keys.detach().mean(1):
+            queue[place % QUEUE] = mean_key
+            place += 1
+        torch.testing.assert_close(found[step], loss.detach(), rtol=1e-10, atol=1e-12)
+    for mine, theirs in ((learner.query_encoder, f), (learner.key_encoder, g)):
+        for name, value in theirs.state_dict().items():
+            if "num_batches" not in name:
+                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+
+
+def test_no_query_meets_a_key_of_its_own_image_from_the_same_step():
+    learner = make_learner("jcl")
+    before = learner.queue.rows.clone()
+    views = RandomViews(0, 3)
+    seen = []
+
+    def loss(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, scale: float) -> Tensor:
+        seen.append(negatives.clone())
+        return METHODS["jcl"].loss(query, keys, negatives, temperature, scale)
+
+    learner.method = dataclasses.replace(learner.method, loss=loss)
+    learner(views, IMAGES, 0, SCALE)
+    assert torch.equal(seen[0], before)
+    assert not torch.equal(learner.queue.rows[:IMAGES], before[:IMAGES])
+    assert torch.equal(learner.queue.rows[IMAGES:], before[IMAGES:])
+
+
+def test_mean_keys_are_enqueued_shorter_than_unit_rows():
+    learner = make_learner("jcl")
+    learner(RandomViews(0, 3), IMAGES, 0, SCALE)
+    lengths = learner.queue.rows.norm(dim=1)
+    assert (lengths[:IMAGES] < 1 - 1e-6).all()
+    torch.testing.assert_close(lengths[IMAGES:], torch.ones(QUEUE - IMAGES, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_only_where_they_belong(method):
+    learner = make_learner(method)
+    calls = []
+
+    def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        output.retain_grad()
+        calls.append(output)
+
+    learner.query_encoder.register_forward_hook(keep)
+    learner(RandomViews(0, learner.num_keys), IMAGES, 0, SCALE).loss.backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in learner.query_encoder.parameters())
+    assert all(parameter.grad is None for parameter in learner.key_encoder.parameters())
+    assert not learner.queue.rows.requires_grad
+    if method == "multi-key-backprop":
+        assert sorted(len(output) for output in calls) == [IMAGES, IMAGES * 3]
+        assert all(output.grad.any(dim=1).all() for output in calls)  # every single key
+    else:
+        assert [len(output) for output in calls] == [IMAGES]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_view_is_asked_for_exactly_once(method):
+    learner = make_learner(method, bn_groups=4, key_passes=1 if method == "multi-key-backprop" else 2)
+    views = RandomViews(0, learner.num_keys)
+    learner(views, IMAGES, 0, SCALE)
+    wanted = [(row, number) for row in range(IMAGES) for number in range(learner.num_keys + 1)]
+    assert sorted(views.asked) == wanted
+    assert [pair for pair in views.asked if pair[1] == 0] == [(row, 0) for row in range(IMAGES)]
+    keys = [pair for pair in views.asked if pair[1] > 0]
+    assert keys != sorted(keys)  # they come shuffled
+
+
+@pytest.mark.parametrize("bn_momentum", [0.1, 0.01])
+@pytest.mark.parametrize("passes", [2, 4])
+def test_several_key_passes_equal_one(passes, bn_momentum):
+    """Also for networks whose batch norms have a momentum of their own, and after a change of precision."""
+    whole, parts = (
+        make_learner("jcl", bn_groups=4, key_passes=count, bn_momentum=bn_momentum) for count in (1, passes)
+    )
+    for one, other in zip(train(whole, 3), train(parts, 3), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    for name, value in whole.state_dict().items():
+        if "num_batches" not in name:
+            torch.testing.assert_close(parts.state_dict()[name], value, rtol=1e-9, atol=1e-12)
+    start = make_learner("jcl", bn_momentum=bn_momentum).key_encoder.layers[1].running_mean
+    assert not torch.allclose(start, parts.key_encoder.layers[1].running_mean, atol=1e-4)
+
+
+def test_one_key_makes_jcl_moco_v2_bit_for_bit():
+    jcl, moco = make_learner("jcl", 1, torch.float32), make_learner("moco-v2", 1, torch.float32)
+    assert train(jcl, 5, torch.float32) == train(moco, 5, torch.float32)
+    for name, value in jcl.state_dict().items():
+        assert torch.equal(moco.state_dict()[name], value), name
+
+
+def test_the_shuffle_is_a_function_of_seed_and_step():
+    def asked(seed: int, step: int) -> list[tuple[int, int]]:
+        views = RandomViews(0, 3)
+        make_learner("jcl", seed=seed)(views, IMAGES, step, SCALE)
+        return [pair for pair in views.asked if pair[1] > 0]
+
+    assert asked(0, 0) == asked(0, 0)
+    assert asked(0, 0) != asked(0, 1)
+    assert asked(0, 0) != asked(1, 0)
+    assert asked(0, 7) == [tuple(pair) for pair in asked(0, torch.tensor(7))]
+
+
+def test_the_same_step_twice_from_the_same_state_is_bit_identical():
+    first, second = make_learner("jcl"), make_learner("jcl")
+    assert train(first, 3) == train(second, 3)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+
+
+def test_figures_of_a_step():
+    learner = make_learner("jcl", bn_groups=1)
+    learner.key_encoder.load_state_dict(learner.query_encoder.state_dict())
+    result = learner(RandomViews(0, 3), IMAGES, 0, SCALE)
+    assert 0 <= result.contrastive_accuracy <= 1
+    assert -1 <= result.positive_similarity <= 1
+    assert 0 < result.feature_std < 1
+    assert 0 < result.key_variance < 1
+    assert not result.feature_std.requires_grad
+
+
+def test_passes_that_do_not_divide_the_groups_are_refused():
+    with pytest.raises(ValueError, match="4 BN groups cannot be dealt evenly to 3 passes"):
+        make_learner("jcl", bn_groups=4, key_passes=3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_key_passes_update_running_statistics_on_a_gpu_too():
+    on_cpu = make_learner("jcl", bn_groups=4, key_passes=2)
+    on_gpu = make_learner("jcl", bn_groups=4, key_passes=2).to("cuda")
+    views = RandomViews(0, 3)
+    on_cpu(views, IMAGES, 0, SCALE)
+    on_gpu(lambda rows, numbers: views(rows.cpu(), numbers.cpu()).cuda(), IMAGES, 0, SCALE)
+    for name, value in on_cpu.state_dict().items():
+        torch.testing.assert_close(on_gpu.state_dict()[name].cpu(), value, rtol=1e-6, atol=1e-8)

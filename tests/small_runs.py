@@ -1,0 +1,58 @@
+"""Data and settings with which a whole run takes a second."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from jcl.core.encoder import OWN_BACKBONES
+from jcl.recipes import build_settings
+from jcl.settings import Settings
+
+TINY_BACKBONE = next(iter(OWN_BACKBONES))
+TINY_VALUES: dict[str, Any] = {
+    "views.recipe": "small",
+    "views.image_size": 16,
+    "model.backbone": TINY_BACKBONE,
+    "model.stem": "imagenet",
+    "model.embedding_dim": 16,
+    "model.bn_groups": 2,
+    "method.num_keys": 2,
+    "method.queue_size": 32,
+    "method.key_momentum": 0.9,
+    "train.epochs": 3,
+    "train.batch_size": 8,
+    "train.lr": 0.05,
+    "train.key_passes": 1,
+    "train.device": "cpu",
+    "record.log_every": 3,
+    "record.checkpoint_every": 2,
+    "record.knn_every": 1,
+    "record.knn_k": 5,
+    "record.tensorboard": False,
+    "data.workers": 0,
+}
+
+
+def drawn_pixels(count: int, side: int = 16, seed: int = 0) -> np.ndarray:
+    """Images (count, side, side, 3) uint8 with something to tell them apart: noise of few large pixels."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+    return coarse.repeat(side // 4, axis=1).repeat(side // 4, axis=2)
+
+
+def write_image_folder(folder: Path, count: int = 26, classes: tuple[str, ...] = ("cats", "dogs")) -> Path:
+    for number, pixels in enumerate(drawn_pixels(count, side=20, seed=1)):
+        place = folder / classes[number % len(classes)]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{number:03}.png")
+    return folder
+
+
+def tiny_settings(location: Path | str, method: str | None = None, **changes: Any) -> Settings:
+    """Settings of a run over in a second; changes are dotted names with __ for the dot."""
+    values = TINY_VALUES | {"data.location": str(location)}
+    if method in ("moco-v1", "moco-v2"):
+        values = values | {"method.num_keys": 1}
+    values = values | {name.replace("__", "."): value for name, value in changes.items()}
+    return build_settings("folder", method=method, values=values)

@@ -1,0 +1,307 @@
+"""The command line: one sentence for each thing that can be wrong, and nothing touched."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jcl
+from jcl.cli import app, main
+from jcl.pretraining import Run
+from small_runs import TINY_VALUES, drawn_pixels
+
+COMMANDS = ["pretrain", "resume", "demo", "knn", "recipes", "check"]
+TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def snapshot(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def refused(call, tmp_path):
+    """The one sentence with which a command is refused; nothing may be written or changed anywhere."""
+
+    def run(*arguments: object) -> str:
+        before = snapshot(tmp_path)
+        code, out, err = call(*arguments)
+        assert code == 1 and out == ""
+        assert "Traceback" not in err
+        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
+        assert snapshot(tmp_path) == before
+        return err.removeprefix("Error: ").rstrip()
+
+    return run
+
+
+def test_version(call):
+    assert call("--version") == (0, f"jcl {jcl.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_everywhere(call, command):
+    code, out, err = call(*([command] if command else []), "--help")
+    assert code == 0 and err == "" and "Usage" in out
+    if command is None:
+        assert all(name in out for name in COMMANDS)
+        assert all(group in out for group in ("Train", "Evaluate", "Data"))
+
+
+def test_every_command_is_listed_here():
+    assert sorted(COMMANDS) == sorted(info.name or info.callback.__name__ for info in app.registered_commands)
+
+
+def test_help_does_not_wait_for_pytorch():
+    program = (
+        "import sys; sys.argv = ['jcl', '--help']\n"
+        "from jcl.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'torchvision', 'numpy', 'matplotlib'} & sys.modules.keys()\n"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "[]" and "pretrain" in ended.stdout
+
+
+def test_completion_for_bash():
+    environment = os.environ | {"_JCL_COMPLETE": "source_bash"}
+    command = [sys.executable, "-c", "import sys; sys.argv = ['jcl']; from jcl.cli import app; app(prog_name='jcl')"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0 and "_JCL_COMPLETE=complete_bash" in ended.stdout and "complete " in ended.stdout
+
+
+def test_missing_and_empty_folders(refused, tmp_path):
+    assert "There is no folder" in refused("pretrain", tmp_path / "missing", "--out", "run")
+    (tmp_path / "empty").mkdir()
+    assert "holds no image files" in refused("pretrain", tmp_path / "empty", "--out", "run")
+    assert "say which images" in refused("pretrain", "--out", "run")
+    assert "did you mean cifar10" in refused("pretrain", "cifar-10", "--out", "run")
+
+
+def test_no_readable_image(refused, tmp_path):
+    (tmp_path / "bad").mkdir()
+    for number in range(20):
+        (tmp_path / "bad" / f"{number}.png").write_bytes(b"nothing")
+    assert "can be read" in refused("pretrain", tmp_path / "bad", "--out", "run")
+
+
+def test_a_batch_larger_than_the_data(refused, npz):
+    assert "larger than the data" in refused("pretrain", npz, "--out", "run", *TINY, "--set", "train.batch_size=64")
+
+
+def test_too_few_images_to_choose_a_batch(refused, tmp_path):
+    np.savez(tmp_path / "few.npz", x_train=drawn_pixels(5))
+    assert "5 images are too few" in refused("pretrain", tmp_path / "few.npz", "--out", "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--recipe", "imagenet-papr"], "did you mean imagenet-paper?"),
+        (["--recipe", "missing.yaml"], "cannot read the settings in missing.yaml"),
+        (["--set", "train.learning=1"], "no setting called 'train.learning'"),
+        (["--set", "train.batch_sise=1"], "did you mean train.batch_size?"),
+        (["--set", "lr=1"], "no setting called 'lr'"),
+        (["--set", "train.lr"], "--set takes SECTION.NAME=VALUE"),
+        (["--set", "train.milestones=[1, 2"], "cannot make sense"),
+        (["--set", "train.lr=!!python/object/apply:os.system ['touch hacked']"], "cannot make sense"),
+        (["--set", "train.lr=quick"], "train.lr does not work"),
+        (["--set", "train.lr="], "train.lr does not work"),
+        (["--set", "method.name=[jcl]"], "method.name does not work"),
+        (["--method", "moco-v3"], "method.name does not work"),
+        (["--method", "moco-v2", "--num-keys", "4"], "exactly one key"),
+        (["--epochs", "0"], "train.epochs does not work"),
+        (["--batch-size", "-8"], "train.batch_size does not work"),
+        (["--batch-size", "1"], "train.batch_size does not work"),
+        (["--lr", "-1"], "train.lr does not work"),
+        (["--lr", "nan"], "train.lr does not work"),
+        (["--temperature", "0"], "method.temperature does not work"),
+        (["--covariance-scale", "-2"], "method.covariance_scale does not work"),
+        (["--num-keys", "0"], "method.num_keys does not work"),
+        (["--seed", "-1"], "train.seed does not work"),
+        (["--backbone", "resnet5"], "did you mean"),
+        (["--device", "gpu"], "no device called 'gpu'"),
+        (["--batch-size", "10", "--set", "model.bn_groups=4"], "cannot be split"),
+    ],
+)
+def test_unknown_names_and_impossible_values(refused, npz, arguments, said):
+    assert said in refused("pretrain", npz, "--out", "run", *arguments)
+
+
+def test_a_hostile_recipe_is_refused(refused, npz, tmp_path):
+    (tmp_path / "evil.yaml").write_text("train: !!python/object/apply:os.system ['touch hacked']")
+    assert "not valid YAML" in refused("pretrain", npz, "--recipe", tmp_path / "evil.yaml", "--out", "run")
+
+
+def test_a_folder_that_holds_a_run_or_is_a_file(refused, npz, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "settings.yaml").write_text("recipe: precious\n")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"kind": "train"}\n')
+    assert "already holds a run" in refused("pretrain", npz, *TINY, "--out", tmp_path / "run")
+    (tmp_path / "file").write_text("mine")
+    assert "is a file" in refused("pretrain", npz, *TINY, "--out", tmp_path / "file")
+
+
+def test_other_commands_refuse_in_a_sentence_too(refused, npz, tmp_path):
+    assert "holds no run" in refused("resume", tmp_path / "missing")
+    assert "no run or weights file" in refused("knn", tmp_path / "missing")
+    assert "no recipe called" in refused("recipes", "cifar")
+    assert "There is no folder" in refused("check", tmp_path / "missing")
+
+
+def test_values_given_with_set_are_read_as_numbers_lists_and_truth(call, npz):
+    code, _, err = call(
+        *("pretrain", npz, "--out", "run", *TINY, "--set", "train.lr=1e-3", "--set", "train.milestones=[1, 2]"),
+        *("--set", "data.strict=true", "--set", "method.covariance_scale=5e-1", "--epochs", 1, "--seed", 3),
+        *("--set", "views.std=[0.2, 2e-1, 0.25]", "--set", "train.schedule=step", "--set", " record.keep = 1"),
+    )
+    assert code == 0, err
+    settings = Run(Path("run")).settings
+    assert (settings.train.lr, settings.train.milestones, settings.data.strict) == (1e-3, (1, 2), True)
+    assert (settings.method.covariance_scale, settings.views.std) == (0.5, (0.2, 0.2, 0.25))
+    assert (settings.train.epochs, settings.train.seed, settings.record.keep) == (3, 3, 1)  # --set wins over --epochs
+
+
+@pytest.fixture(scope="module")
+def finished(npz, tmp_path_factory) -> Path:
+    from rich.console import Console
+
+    settings = jcl.build_settings("folder", values=TINY_VALUES | {"data.location": str(npz)})
+    return jcl.pretrain(settings, tmp_path_factory.mktemp("runs") / "finished", console=Console(quiet=True)).path
+
+
+def test_pretrain_reports_and_writes_flat_json(call, npz):
+    code, out, err = call("pretrain", npz, *TINY, "--out", "run", "--json", "deep/figures.json")
+    assert code == 0 and "Everything is in run" in out
+    assert "Pre-training" in err and "data.canvas = 16: arrays are used at their own size" in err
+    figures = json.loads(Path("deep/figures.json").read_text())
+    assert figures == Run(Path("run")).summary
+    assert {"knn_top1", "images_per_second", "loss", "seconds", "peak_memory_bytes"} <= figures.keys()
+    assert not any(isinstance(value, dict | list) for value in figures.values())
+
+
+def test_runs_without_a_name_get_a_new_folder_each(call, npz):
+    for number in (1, 2):
+        assert call("pretrain", npz, *TINY, "--set", "train.epochs=1")[0] == 0
+        assert Path(f"runs/jcl-small-00{number}/summary.json").exists()
+
+
+def test_broken_images_are_skipped_unless_strict(call, image_folder):
+    (image_folder / "cats" / "000.png").write_bytes(b"no image")
+    arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]
+    code, _, err = call(*arguments, "--out", "run")
+    assert code == 0 and "1 unreadable image was skipped; run/skipped.txt lists" in err
+    assert Path("run/skipped.txt").read_text().startswith("cats/000.png\t")
+    code, out, err = call(*arguments, "--strict", "--out", "strict")
+    assert code == 1 and out == "" and "Traceback" not in err
+    assert "cats/000.png cannot be read" in err
+    assert not Path("strict/backbone.safetensors").exists()
+
+
+def test_a_finished_run_has_nothing_to_resume(call, finished):
+    before = snapshot(finished)
+    code, out, err = call("resume", finished, "--json", "figures.json")
+    assert code == 0 and "nothing to resume" in err and "knn_top1" in out
+    assert json.loads(Path("figures.json").read_text()) == Run(finished).summary
+    assert snapshot(finished) == before
+
+
+def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
+    code, out, _ = call("knn", finished, "-k", 5, "-k", 1, "--json", "knn.json")
+    figures = json.loads(Path("knn.json").read_text())
+    assert code == 0 and "10 queries against a bank of 34 images" in out
+    assert figures["knn_top1"] == figures["knn_top1_k5_t0.1"] == pytest.approx(Run(finished).summary["knn_top1"])
+    assert set(figures) == {"knn_top1", "knn_top5", "knn_top1_k5_t0.1", "knn_top1_k1_t0.1"}
+    weights = finished / "backbone.safetensors"
+    assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
+    assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]
+    assert "say which data" in refused("knn", weights)
+    assert "each at least 1" in refused("knn", finished, "-k", 0)
+    assert "each above 0" in refused("knn", finished, "--temperature", 0)
+
+
+@pytest.mark.parametrize("option", [["--batch-size", "0"], ["--workers", "-1"]])
+def test_knn_options_out_of_range(call, finished, option):
+    code, _, err = call("knn", finished, *option)
+    assert code == 2 and "Invalid value" in err and option[0] in err and "Traceback" not in err
+
+
+def test_knn_needs_labels(refused, finished, tmp_path):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    assert "has no labels" in refused("knn", finished, tmp_path / "bare.npz")
+
+
+def test_check_counts_what_is_there(call, image_folder):
+    (image_folder / "cats" / "000.png").write_bytes(b"no image")
+    code, out, _ = call("check", image_folder, "--json", "check.json")
+    figures = json.loads(Path("check.json").read_text())
+    assert code == 0 and "train_images" in out
+    assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
+
+
+def test_recipes_are_listed_shown_and_usable_again(call, npz):
+    import yaml
+
+    code, out, _ = call("recipes")
+    assert code == 0 and "imagenet-official" in out and "cifar10" in out
+    code, out, _ = call("recipes", "imagenet-official")
+    assert code == 0 and yaml.safe_load(out)["method"]["covariance_schedule"] == "linear"
+    code, out, _ = call("recipes", "--settings")
+    assert code == 0 and "method.covariance_scale" in out and "train.key_passes" in out
+
+
+def test_figures_that_cannot_be_written_are_a_sentence(call, finished, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = call("knn", finished, "--json", tmp_path / "file" / "knn.json")
+    assert code == 1 and "could not be written" in err and "Traceback" not in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
+    """A real process and a real signal, sent as soon as the first line of metrics is there."""
+    command = [sys.executable, "-m", "jcl"]
+    long = ["--set", "train.epochs=2000", "--set", "record.knn_every=0"]
+    process = subprocess.Popen(
+        [*command, "pretrain", str(npz), *TINY, *long, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert (
+        "Error: SIGINT received: the run stopped after step" in err and "jcl resume" in err and "Traceback" not in err
+    )
+    assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1

@@ -1,0 +1,357 @@
+"""Whole runs: what they leave behind, and that a stopped one goes on as if it had never stopped."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import jcl
+from jcl.errors import DataError, Interrupted, RunError, SettingsError
+from jcl.pretraining import Run, pretrain, resume
+from jcl.train.checkpoint import list_checkpoints, read_tensors
+from jcl.train.step import TrainingStep
+from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder
+
+QUIET = Console(quiet=True)
+WALL_CLOCK = {"seconds", "images_per_second", "peak_memory_bytes"}
+
+
+class Crash(BaseException):
+    """Ends a run at once, as a power cut does: nothing in the program answers to it."""
+
+
+def state(run: Run) -> dict[str, torch.Tensor]:
+    """Weights, queue, optimiser state and sums of the figures, from the last checkpoint."""
+    tensors, metadata = read_tensors(list_checkpoints(run.path / "checkpoints")[-1])
+    assert {"progress.window", "model.queue.rows", "model.queue.enqueued"} < tensors.keys()
+    assert any(name.endswith("momentum_buffer") for name in tensors)
+    settled = {name: metadata[name] for name in ("step", "window_steps", "optimiser")}
+    return tensors | {"metadata": torch.tensor(list(json.dumps(settled).encode()))}
+
+
+def figures(run: Run) -> list[dict[str, float]]:
+    return [{name: value for name, value in line.items() if name not in WALL_CLOCK} for line in run.metrics]
+
+
+def assert_same(found: Run, wanted: Run) -> None:
+    mine, theirs = state(found), state(wanted)
+    assert mine.keys() == theirs.keys()
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    assert figures(found) == figures(wanted)
+    assert found.settings == wanted.settings
+    assert_same_backbone(found, wanted)
+    summaries = [{k: v for k, v in run.summary.items() if k not in WALL_CLOCK} for run in (found, wanted)]
+    assert summaries[0] == summaries[1]
+
+
+def assert_same_backbone(found: Run, wanted: Run) -> None:
+    (mine, my_metadata), (theirs, their_metadata) = (
+        read_tensors(run.path / "backbone.safetensors") for run in (found, wanted)
+    )
+    assert mine.keys() == theirs.keys() and my_metadata == their_metadata
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, how: int | type[BaseException]) -> None:
+    """Send a signal to this process, or crash, while step number `step` (from 1) is being done."""
+    original = TrainingStep.__call__
+
+    def stopping(self, batch, number, lr, scale):
+        result = original(self, batch, number, lr, scale)
+        if number + 1 == step:
+            if not isinstance(how, int):
+                raise how
+            os.kill(os.getpid(), how)
+        return result
+
+    monkeypatch.setattr(TrainingStep, "__call__", stopping)
+
+
+@pytest.fixture(scope="module")
+def unbroken(npz, tmp_path_factory) -> Run:
+    """Three epochs of four steps on arrays: lines every 3 steps, kNN every epoch, a checkpoint after epochs 2 and 3."""
+    return pretrain(tiny_settings(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves the half second that the pictures of a run take, where they do not matter."""
+    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
+
+
+def test_a_run_leaves_what_it_should(unbroken):
+    names = {entry.name for entry in unbroken.path.iterdir()}
+    assert names == {
+        "settings.yaml",
+        "metrics.jsonl",
+        "checkpoints",
+        "backbone.safetensors",
+        "summary.json",
+        "figures",
+    }
+    assert {entry.name for entry in (unbroken.path / "figures").iterdir()} >= {"curves.png", "views.png"}
+    assert [path.name for path in list_checkpoints(unbroken.path / "checkpoints")] == [
+        "step-000000008.safetensors",
+        "step-000000012.safetensors",
+    ]
+    kinds = [(line["kind"], line["step"]) for line in unbroken.metrics]
+    assert kinds == [("train", 3), ("knn", 4), ("train", 6), ("knn", 8), ("train", 9), ("train", 12), ("knn", 12)]
+    assert unbroken.settings.train.epochs == 3
+    summary = unbroken.summary
+    assert summary["steps"] == 12 and summary["seconds"] > 0 and 0 <= summary["knn_top1"] <= 100
+    assert not any(isinstance(value, dict | list) for value in summary.values())
+
+
+def test_figures_of_a_run_are_plausible(unbroken):
+    train = [line for line in unbroken.metrics if line["kind"] == "train"]
+    assert [line["queue_filled"] for line in train] == [0.75, 1.0, 1.0, 1.0]
+    assert all(0 <= line["contrastive_accuracy"] <= 100 for line in train)
+    assert all(0 < line["loss"] < 50 and 0 < line["feature_std"] < 1 for line in train)
+    assert train[0]["lr"] < 0.05 and train[0]["covariance_scale"] == 4.0
+
+
+@pytest.mark.parametrize(("step", "how"), [*((step, signal.SIGTERM) for step in (1, 4, 8, 9)), (7, Crash), (9, Crash)])
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(npz, unbroken, tmp_path, monkeypatch, undrawn, step, how):
+    """Mid-epoch, at the end of an epoch, right after a line of metrics and right after a checkpoint."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, step, how)
+        with pytest.raises(Crash if how is Crash else Interrupted):
+            pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
+
+
+def test_a_wish_to_stop_in_the_last_step_comes_too_late(npz, unbroken, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 12, signal.SIGINT)
+        assert_same(pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET), unbroken)
+
+
+def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, undrawn):
+    start, stops = (lambda: pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)), [2, 4, 5, 6, 8, 11]
+    for step in stops:
+        with monkeypatch.context() as patch:
+            stop_after(patch, step, signal.SIGINT)
+            with pytest.raises(
+                Interrupted, match=rf"stopped after step {step} and is saved; continue it with `jcl resume"
+            ):
+                start()
+        start = lambda: resume(tmp_path / "run", console=QUIET)  # noqa: E731
+    assert_same(start(), unbroken)
+
+
+def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypatch, undrawn):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 10, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
+
+
+@pytest.mark.parametrize(("step", "number"), [(10, signal.SIGKILL), (7, signal.SIGINT)])
+def test_a_process_that_is_killed(npz, unbroken, tmp_path, undrawn, step, number):
+    """A process of its own, ended by a real signal in the middle of a step."""
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import os, pytest, test_pretraining as tests\n"
+        "step, number = int(sys.argv[4]), int(sys.argv[5])\n"
+        "tests.stop_after(pytest.MonkeyPatch(), step, number)\n"
+        "tests.pretrain(tests.tiny_settings(sys.argv[2]), sys.argv[3], console=tests.QUIET)\n"
+    )
+    arguments = [str(Path(__file__).parent), str(npz), str(tmp_path / "run"), str(step), str(int(number))]
+    ended = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert ended.returncode == (-9 if number == signal.SIGKILL else 1), ended.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return write_image_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+@pytest.fixture(scope="module")
+def unbroken_on_photos(photos, tmp_path_factory) -> Run:
+    return pretrain(tiny_settings(photos), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_image_folder_with_any_number_of_workers(
+    photos, unbroken_on_photos, tmp_path, monkeypatch, undrawn, workers
+):
+    """Stopped in the second epoch; on resuming the images are decoded again instead of coming from memory."""
+    settings = tiny_settings(photos, data__workers=workers, record__knn_every=0)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    run = resume(tmp_path / "run", console=QUIET)
+    mine, theirs = state(run), state(unbroken_on_photos)
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    assert [line for line in figures(run) if line["kind"] == "train"] == [
+        line for line in figures(unbroken_on_photos) if line["kind"] == "train"
+    ]
+    assert figures(run)[-1] == figures(unbroken_on_photos)[-1]
+
+
+def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path, undrawn):
+    torch.manual_seed(12345)  # what was drawn elsewhere before does not matter
+    assert_same(pretrain(tiny_settings(npz), tmp_path / "same", console=QUIET), unbroken)
+    other = pretrain(tiny_settings(npz, train__seed=1), tmp_path / "other", console=QUIET)
+    assert figures(other)[0]["loss"] != figures(unbroken)[0]["loss"]
+
+
+@pytest.mark.parametrize("method", ["moco-v2", "moco-v1", "multi-key", "multi-key-backprop"])
+def test_the_other_methods_run_too(npz, tmp_path, undrawn, method):
+    run = pretrain(tiny_settings(npz, method, train__epochs=1), tmp_path / "run", console=QUIET)
+    assert run.summary["method"] == method and run.summary["loss"] > 0
+    assert run.summary["steps"] == 4
+
+
+def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path, undrawn):
+    runs = [
+        pretrain(tiny_settings(npz, method, method__num_keys=1, train__epochs=2), tmp_path / method, console=QUIET)
+        for method in ("jcl", "moco-v2")
+    ]
+    assert figures(runs[0]) == figures(runs[1])
+    assert_same_backbone(*runs)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_a_sentence(npz, tmp_path):
+    with pytest.raises(RunError, match=r"loss is not finite after step \d+, so training stopped.*lower --lr"):
+        pretrain(tiny_settings(npz, train__lr=1e30), tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run" / "backbone.safetensors").exists()
+    assert Run(tmp_path / "run").metrics[-1]["loss"] is None
+
+
+def test_a_run_that_broke_in_a_log_without_a_terminal_still_says_so(npz, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jcl.train.display.LOG_SECONDS", 0.0)
+    with pytest.raises(RunError, match="not finite"):
+        pretrain(tiny_settings(npz, train__lr=1e30), tmp_path / "run", console=Console(stderr=True, width=300))
+    assert "the loss is not finite" in capsys.readouterr().err
+
+
+def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, capsys):
+    (image_folder / "cats" / "000.png").write_bytes(b"no image")
+    (image_folder / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    console = Console(stderr=True, width=500)
+    run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=console)
+    listed = (run.path / "skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]
+    assert all(line.split("\t")[1] for line in listed)
+    assert "2 unreadable images were skipped" in capsys.readouterr().err
+    with pytest.raises(DataError, match="cannot be read"):
+        pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
+
+
+def test_without_labels_there_is_no_knn(tmp_path):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=QUIET)
+    assert {line["kind"] for line in run.metrics} == {"train"}
+    assert "knn_top1" not in run.summary
+
+
+def test_labels_without_a_test_set_are_split(tmp_path):
+    np.savez(tmp_path / "labelled.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
+    run = pretrain(tiny_settings(tmp_path / "labelled.npz", train__epochs=1), tmp_path / "run", console=QUIET)
+    assert run.summary["knn_top1"] in {25.0 * right for right in range(5)}  # four of the forty are asked about
+
+
+def test_settings_of_a_finished_run_are_complete(photos, tmp_path):
+    settings = jcl.build_settings(
+        "folder",
+        values={"data.location": str(photos), "train.epochs": 1, "model.backbone": TINY_BACKBONE},
+    )
+    run = pretrain(settings, tmp_path / "run", console=QUIET)
+    assert "auto" not in {run.settings.train.batch_size, run.settings.method.queue_size, run.settings.data.canvas}
+    assert run.settings.views.image_size == 32
+
+
+def test_backbones_of_finished_runs_files_and_unfinished_runs(npz, unbroken, tmp_path, monkeypatch):
+    images = torch.randn(3, 3, 16, 16)
+    finished = jcl.load_backbone(unbroken.path)
+    assert not finished.training
+    wanted = finished(images)
+    assert wanted.shape == (3, finished.info.feature_width) and finished.info.image_size == 16
+    shutil.copy(unbroken.path / "backbone.safetensors", tmp_path / "weights.safetensors")
+    assert torch.equal(jcl.load_backbone(tmp_path / "weights.safetensors")(images), wanted)
+    assert torch.equal(unbroken.backbone()(images), wanted)
+
+    shutil.copytree(unbroken.path, tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "backbone.safetensors").unlink()
+    assert torch.equal(jcl.load_backbone(tmp_path / "unfinished")(images), wanted)  # its newest checkpoint is the last
+    list_checkpoints(tmp_path / "unfinished" / "checkpoints")[-1].unlink()
+    assert not torch.equal(jcl.load_backbone(tmp_path / "unfinished")(images), wanted)
+
+
+def test_backbones_that_are_none(unbroken, tmp_path):
+    with pytest.raises(RunError, match="no run or weights file"):
+        jcl.load_backbone(tmp_path / "missing")
+    with pytest.raises(RunError, match="holds no run"):
+        jcl.load_backbone(tmp_path)
+    checkpoint = list_checkpoints(unbroken.path / "checkpoints")[-1]
+    with pytest.raises(RunError, match="not a backbone written by this tool"):
+        jcl.load_backbone(checkpoint)
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(RunError, match="cannot be read"):
+        jcl.load_backbone(tmp_path / "text.safetensors")
+    shutil.copy(unbroken.path / "settings.yaml", tmp_path)
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        jcl.load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("info", [None, "{", "[]", "{}", '{"mean": 1, "std": 2}'])
+def test_a_weights_file_that_does_not_say_what_it_is(unbroken, tmp_path, info):
+    from safetensors.torch import save_file
+
+    tensors, metadata = read_tensors(unbroken.path / "backbone.safetensors")
+    metadata = {"format": metadata["format"]} | ({} if info is None else {"info": info})
+    save_file(tensors, tmp_path / "odd.safetensors", metadata)
+    with pytest.raises(RunError, match="does not say which network"):
+        jcl.load_backbone(tmp_path / "odd.safetensors")
+
+
+def test_a_finished_run_is_not_trained_again(unbroken):
+    before = {path: path.stat().st_mtime_ns for path in unbroken.path.rglob("*")}
+    assert resume(unbroken.path, console=QUIET).summary == unbroken.summary
+    assert {path: path.stat().st_mtime_ns for path in unbroken.path.rglob("*")} == before
+
+
+def test_an_occupied_folder_is_left_byte_for_byte(npz, unbroken):
+    before = {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="already holds a run"):
+        pretrain(tiny_settings(npz), unbroken.path, console=QUIET)
+    assert {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()} == before
+
+
+def test_no_location_is_not_the_current_folder(tmp_path, monkeypatch, image_folder):
+    monkeypatch.chdir(image_folder)
+    with pytest.raises(SettingsError, match="say which images"):
+        pretrain(tiny_settings(""), tmp_path / "run", console=QUIET)
+
+
+def test_bad_settings_are_found_before_the_folder_is_made(npz, tmp_path):
+    for name, value, error in (
+        ("model.backbone", "resnet5", SettingsError),
+        ("train.batch_size", 128, DataError),
+        ("train.device", "warp", SettingsError),
+        ("train.device", "meta", SettingsError),
+    ):
+        with pytest.raises(error):
+            pretrain(tiny_settings(npz, **{name: value}), tmp_path / "run", console=QUIET)
+        assert not (tmp_path / "run").exists()
+
+
+def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_path, capsys):
+    pretrain(tiny_settings(npz, train__epochs=1), tmp_path / "[bold]run[", console=Console(stderr=True, width=40))
+    assert str(tmp_path / "[bold]run[") in capsys.readouterr().err

@@ -1,0 +1,207 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from jcl.errors import RunError
+from jcl.train.checkpoint import (
+    Progress,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_tensors,
+    save_checkpoint,
+    write_atomically,
+)
+
+CPU = torch.device("cpu")
+WINDOW = torch.tensor([0.1, 1 / 3, 3e-20])
+
+
+def model_and_optimiser(seed: int = 0, steps: int = 2) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1 + 0.2, momentum=0.9, weight_decay=1e-4)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        model(torch.randn(5, 3)).square().sum().backward()
+        optimiser.step()
+    return model, optimiser
+
+
+def saved(folder: Path, step: int, keep: int = 10) -> Path:
+    return save_checkpoint(folder, *model_and_optimiser(step), Progress(step, 1.5, WINDOW, 2), keep)
+
+
+def test_everything_comes_back_bit_for_bit(tmp_path):
+    model, optimiser = model_and_optimiser()
+    path = save_checkpoint(tmp_path, model, optimiser, Progress(7, 0.1 + 0.2, WINDOW, 3), keep=2)
+    other, other_optimiser = model_and_optimiser(seed=9, steps=0)
+    progress = load_checkpoint(path, other, other_optimiser, CPU)
+    assert (progress.step, progress.seconds, progress.window_steps) == (7, 0.1 + 0.2, 3)
+    assert torch.equal(progress.window, WINDOW)
+    for name, value in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value)
+    mine, theirs = optimiser.state_dict(), other_optimiser.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert mine["state"].keys() == theirs["state"].keys()
+    for index, values in mine["state"].items():
+        assert torch.equal(values["momentum_buffer"], theirs["state"][index]["momentum_buffer"])
+    batch = torch.randn(5, 3)
+    for network, its_optimiser in ((model, optimiser), (other, other_optimiser)):
+        its_optimiser.zero_grad()
+        network(batch).square().sum().backward()
+        its_optimiser.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_other_optimisers_too(tmp_path, make):
+    model, _ = model_and_optimiser()
+    optimiser = make(model.parameters(), lr=0.01)
+    model(torch.randn(5, 3)).sum().backward()
+    optimiser.step()
+    path = save_checkpoint(tmp_path, model, optimiser, Progress(1, 0.0, WINDOW, 1), keep=2)
+    other = make(model.parameters(), lr=0.5)
+    load_checkpoint(path, model, other, CPU)
+    assert other.param_groups[0]["lr"] == 0.01
+    for index, values in optimiser.state_dict()["state"].items():
+        for name, value in values.items():
+            assert torch.equal(other.state_dict()["state"][index][name], value)
+
+
+def test_a_state_before_the_first_step_can_be_saved(tmp_path):
+    model, optimiser = model_and_optimiser(steps=0)
+    path = save_checkpoint(tmp_path, model, optimiser, Progress(), keep=1)
+    assert load_checkpoint(path, model, optimiser, CPU).step == 0
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for step in (5, 10, 200, 1000):
+        saved(tmp_path, step, keep=2)
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "step-000000200.safetensors",
+        "step-000001000.safetensors",
+    ]
+
+
+def test_a_damaged_file_of_a_later_step_never_pushes_out_a_good_one(tmp_path):
+    saved(tmp_path, 10, keep=1)
+    saved(tmp_path, 20, keep=2).write_bytes(b"torn")
+    good = saved(tmp_path, 15, keep=1)
+    assert newest_checkpoint(tmp_path) == good
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "header", "text", "folder"])
+def test_torn_or_damaged_newest_file_is_passed_over(tmp_path, damage):
+    old, new = saved(tmp_path, 10), saved(tmp_path, 20)
+    content = new.read_bytes()
+    new.unlink()
+    if damage == "folder":
+        new.mkdir()
+    else:
+        new.write_bytes(
+            {
+                "empty": b"",
+                "half": content[: len(content) // 2],
+                "header": os.urandom(64) + content[64:],
+                "text": b"not a checkpoint",
+            }[damage]
+        )
+    assert newest_checkpoint(tmp_path) == old
+    with pytest.raises(RunError, match="cannot be read"):
+        read_tensors(new)
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert newest_checkpoint(tmp_path) is None
+    assert newest_checkpoint(tmp_path / "missing") is None
+    (tmp_path / "step-x.safetensors").write_bytes(b"")
+    (tmp_path / ".step-000000001.safetensors.partial").write_bytes(b"")
+    assert list_checkpoints(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({}, "not a checkpoint of this tool"),
+        ({"format": "jcl-backbone-1"}, "not a checkpoint of this tool"),
+        ({"format": "jcl-checkpoint-1"}, "does not fit"),
+    ],
+)
+def test_other_safetensors_files_are_refused(tmp_path, metadata, said):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors", metadata)
+    with pytest.raises(RunError, match=said):
+        load_checkpoint(tmp_path / "other.safetensors", *model_and_optimiser(), CPU)
+
+
+@pytest.mark.parametrize("change", [{"step": "many"}, {"optimiser": "{"}, {"optimiser": "[]"}, {"seconds": None}])
+def test_metadata_that_makes_no_sense_is_a_sentence(tmp_path, change):
+    tensors, metadata = read_tensors(saved(tmp_path, 3))
+    metadata = {name: value for name, value in (metadata | change).items() if value is not None}
+    save_file(tensors, tmp_path / "changed.safetensors", metadata)
+    with pytest.raises(RunError, match="does not fit"):
+        load_checkpoint(tmp_path / "changed.safetensors", *model_and_optimiser(), CPU)
+
+
+def test_a_checkpoint_of_another_network_is_a_sentence(tmp_path):
+    other = nn.Linear(3, 3)
+    with pytest.raises(RunError, match="does not fit the run's settings"):
+        load_checkpoint(saved(tmp_path, 3), other, torch.optim.SGD(other.parameters()), CPU)
+
+
+def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):
+    """The process dies at the moment between writing and renaming, as a power cut would have it."""
+    path = tmp_path / "step-000000010.safetensors"
+    path.write_bytes(b"old")
+    program = (
+        "import os, pathlib\n"
+        "from jcl.train.checkpoint import write_atomically\n"
+        "os.fsync = lambda number: os.kill(os.getpid(), 9)\n"
+        f"write_atomically(pathlib.Path({str(path)!r}), b'new' * 1000)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    assert path.read_bytes() == b"old"
+    assert list_checkpoints(tmp_path) == [path]
+    write_atomically(path, b"newer")  # what the dead writer left does not stand in the way
+    assert path.read_bytes() == b"newer"
+
+
+@pytest.mark.parametrize("where", ["parent is a file", "target is a folder", "partial is a folder"])
+def test_a_place_that_cannot_be_written_is_a_sentence_and_keeps_what_was_there(tmp_path, where):
+    path = tmp_path / "checkpoints" / "step-000000001.safetensors"
+    if where == "parent is a file":
+        path.parent.write_bytes(b"kept")
+    elif where == "target is a folder":
+        path.mkdir(parents=True)
+        (path / "kept").write_bytes(b"kept")
+    else:
+        path.parent.mkdir()
+        path.write_bytes(b"kept")
+        path.with_name(f".{path.name}.partial").mkdir()
+    before = {entry: entry.is_file() and entry.read_bytes() for entry in tmp_path.rglob("*")}
+    with pytest.raises(RunError, match="could not be written"):
+        saved(tmp_path / "checkpoints", 1)
+    assert {entry: entry.is_file() and entry.read_bytes() for entry in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path):
+    path = saved(tmp_path, 1)
+    content = path.read_bytes()
+    path.with_name(f".{path.name}.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
+    with pytest.raises(RunError, match="No space left"):
+        saved(tmp_path, 1)
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_reading_a_checkpoint_cannot_run_code(tmp_path):
+    """A pickle under the name of a checkpoint is refused unread."""
+    torch.save({"model": nn.Linear(2, 2)}, tmp_path / "step-000000001.safetensors")
+    assert newest_checkpoint(tmp_path) is None
