@@ -19,6 +19,7 @@ from jcl.errors import JclError, SettingsError
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport
+    from jcl.train.profile import StepProfile
 
 TRAIN, EVALUATE, DATA = "Train", "Evaluate", "Data and recipes"
 
@@ -74,7 +75,9 @@ SetOption = Annotated[
 def pretrain(
     data: Annotated[
         str | None,
-        typer.Argument(help="Folder of images, .npz file, or demo, cifar10, cifar100, stl10."),
+        typer.Argument(
+            help="Folder of images, .npz file, shards such as 's/{0000..0127}.tar', or demo, cifar10, stl10."
+        ),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe by name (see `jcl recipes`) or a YAML file.")] = None,
     out_folder: Annotated[
@@ -91,6 +94,8 @@ def pretrain(
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
     strict: Annotated[bool | None, typer.Option("--strict", help="Stop at the first unreadable image.")] = None,
+    subset: Annotated[str | None, typer.Option(help="imagenet100, or a file with one class folder a line.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Only show where a step's time goes.")] = False,
     settings: SetOption = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -99,6 +104,7 @@ def pretrain(
     [dim]jcl pretrain photos/ --out runs/photos[/]
     """
     from jcl.pretraining import pretrain as run_pretraining
+    from jcl.pretraining import profile as profile_pretraining
     from jcl.recipes import build_settings
 
     values = {
@@ -113,9 +119,13 @@ def pretrain(
         "train.seed": seed,
         "train.device": device,
         "data.strict": strict,
+        "data.subset": subset,
     }
     values = {name: value for name, value in values.items() if value is not None} | _assignments(settings or [])
     chosen = build_settings(recipe or _recipe_for(data), method=method, values=values)
+    if profile:
+        _print_profile(profile_pretraining(chosen, console=err), json_file)
+        return
     run = run_pretraining(chosen, out_folder, console=err)
     _report_run(run.path, run.summary, json_file)
 
@@ -219,6 +229,36 @@ def check(
     _write_json(report.as_dict(), json_file)
 
 
+@app.command(rich_help_panel=DATA)
+def shard(
+    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the shards.")],
+    images_per_shard: Annotated[int, typer.Option(help="Images in each tar file.", min=1)] = 5000,
+    seed: Annotated[int, typer.Option(help="Of the order in which images are dealt to shards.")] = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Pack images into WebDataset tar files, which are read faster than millions of small files."""
+    from rich.progress import Progress
+
+    from jcl.data import open_data, write_shards
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("packing", total=None)
+        report = write_shards(
+            open_data(data),
+            out_folder,
+            images_per_shard=images_per_shard,
+            seed=seed,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    for name, split in report.splits.items():
+        _say(f"{name}: {split.images:,} images in {split.shards} shards, {split.bytes / 2**20:,.1f} MiB")
+        for image, reason in split.left_out.items():
+            err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    _say(f"Train on them with: jcl pretrain {out_folder}")
+    _write_json(report.as_dict(), json_file)
+
+
 def _recipe_for(data: str | None) -> str:
     """The recipe of a data set known by name is the one called after it; other images have the folder recipe."""
     from jcl.recipes import recipe_names
@@ -240,6 +280,16 @@ def _assignments(texts: list[str]) -> dict[str, Any]:
         except (yaml.YAMLError, RecursionError):
             raise SettingsError(f"--set cannot make sense of the value in {text!r}; lists read [1, 2, 3].") from None
     return values
+
+
+def _print_profile(profile: StepProfile, json_file: Path | None) -> None:
+    table = Table("part of a step", "ms", "share", title=f"{profile.images_per_second:,.0f} images/s")
+    for name, taken in [*profile.parts.items(), ("the rest", profile.rest), ("whole step", profile.step)]:
+        table.add_row(name, f"{taken:.2f}", f"{taken / profile.step:.0%}")
+    out.print(table)
+    figures = {f"{name.replace(' ', '_')}_ms": taken for name, taken in profile.parts.items()}
+    figures |= {"step_ms": profile.step, "images_per_second": profile.images_per_second}
+    _write_json(figures, json_file)
 
 
 def _report_run(folder: Path, summary: dict[str, Any], json_file: Path | None) -> None:
@@ -279,6 +329,10 @@ def _write_json(figures: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise JclError(f"the figures could not be written to {path}: {error.strerror}.") from None
+
+
+def _say(text: str) -> None:
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _escaped(text: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError
 from jcl.evaluate.features import Features, extract_features
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.online import FeatureSettings, knn_sets
 from jcl.export import BackboneInfo, load_backbone
+from jcl.pretraining import open_run_data
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device
 
@@ -60,7 +63,7 @@ def _labelled(weights: Path, location: str | None) -> ImageData:
                 f"{weights} is a weights file; say which data to measure it on, as in: jcl knn {weights} DATA."
             )
         settings = RunFolder(weights).settings()
-        data = open_data(settings.data.location, root=Path(settings.data.root), download=settings.data.download)
+        data = open_run_data(settings, Console(stderr=True))
     else:
         data = open_data(location)
     if data.train.labels is None:

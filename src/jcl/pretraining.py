@@ -19,15 +19,17 @@ from jcl.automatic import Choice, DataFacts, choose
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import ArrayImages, BatchLoader, ImageData, ImageSource, UnreadableImage, open_data
+from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.online import online_knn
 from jcl.export import backbone_info, load_backbone, save_backbone
 from jcl.report.run_pictures import draw_run
-from jcl.settings import Settings
+from jcl.settings import Settings, with_values
 from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint, write_atomically
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder
 from jcl.train.loop import Training
+from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.record import Record, read_metrics
 from jcl.train.runtime import PeakMemory, choose_device
 from jcl.train.step import TrainingStep
@@ -72,15 +74,44 @@ def pretrain(
     console = console or Console(stderr=True)
     if not settings.data.location:
         raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
-    data = open_data(settings.data.location, root=Path(settings.data.root), download=settings.data.download)
+    settings = _with_whole_path(settings)
+    data = open_run_data(settings, console)
     settings, choices = choose(settings, data_facts(data.train))
     device = choose_device(settings.train.device)
     folder = RunFolder(out if out is not None else free_folder(Path("runs"), f"{settings.method.name}-{data.name}"))
+    _keep_apart(folder, settings)
     # Everything that can be wrong with the settings shows while building, before the folder is touched.
     parts = _build(settings, data, device)
     folder.create(settings)
     _announce(console, settings, data, device, choices, folder)
-    return _train(settings, folder, data, parts, console, label)
+    try:
+        return _train(settings, folder, data, parts, console, label)
+    except DataError:
+        folder.forget_unless_begun()  # so that the same command can be given again once the data is mended
+        raise
+
+
+def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
+    """Train for a few steps only, with a clock at every part of a step; no run folder is written."""
+    console = console or Console(stderr=True)
+    data = open_run_data(settings, console)
+    settings, _ = choose(settings, data_facts(data.train))
+    # The replay of a recorded step has no parts to be seen.
+    parts = _build(with_values(settings, {"train.cuda_graph": False}), data, choose_device(settings.train.device))
+    with parts.loader:
+        return profile_steps(parts.step, parts.loader)
+
+
+def open_run_data(settings: Settings, console: Console) -> ImageData:
+    """The images that the settings name."""
+    data = settings.data
+    return open_data(
+        data.location,
+        root=Path(data.root) if data.root else None,
+        download=data.download,
+        classes=class_list(data.subset) if data.subset else None,
+        progress=lambda message: _say(console, message),
+    )
 
 
 def resume(path: str | Path, *, console: Console | None = None) -> Run:
@@ -91,7 +122,7 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
     if (folder.path / "summary.json").exists():
         _say(console, f"The run in {folder.path} has finished; there is nothing to resume.")
         return Run(folder.path)
-    data = open_data(settings.data.location, root=Path(settings.data.root), download=settings.data.download)
+    data = open_run_data(settings, console)
     device = choose_device(settings.train.device)
     parts = _build(settings, data, device)
     checkpoint = newest_checkpoint(folder.checkpoints)
@@ -100,6 +131,23 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
     else:
         _say(console, f"Resuming from {checkpoint}.")
     return _train(settings, folder, data, parts, console, None, checkpoint)
+
+
+def _with_whole_path(settings: Settings) -> Settings:
+    """A folder or file by its whole path, so that a run can be resumed from anywhere."""
+    path = Path(settings.data.location).expanduser()
+    if not path.exists():
+        return settings
+    return with_values(settings, {"data.location": str(path.resolve())})
+
+
+def _keep_apart(folder: RunFolder, settings: Settings) -> None:
+    """A run inside the images' folder would train on its own pictures when it is resumed."""
+    data = Path(settings.data.location)
+    if data.is_dir() and folder.path.resolve().is_relative_to(data):
+        raise RunError(
+            f"the run folder {folder.path} lies inside the images' folder {data}; choose another --out."
+        )
 
 
 def data_facts(source: ImageSource) -> DataFacts:
@@ -182,8 +230,8 @@ def _train(
         _write_skipped(folder, parts.loader.skipped, console)
     save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
     run = Run(folder.path)
-    _write_summary(run, progress, memory)
     draw_run(run.metrics, settings, data.train, run_view_recipe(settings), folder.figures)
+    _write_summary(run, progress, memory)  # last, because it marks the run as finished
     return run
 
 

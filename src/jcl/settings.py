@@ -35,7 +35,8 @@ class DataSettings(Section):
     """Where the images come from and how they reach the device."""
 
     location: str = Field("", description="folder of images, .npz file, or a name: demo, cifar10, cifar100, stl10")
-    root: str = Field("data", description="where data sets known by name are kept")
+    root: str = Field("", description="where data sets known by name are kept [empty: $JCL_DATA or ~/.cache/jcl/data]")
+    subset: str = Field("", description="imagenet100, or a file with one class folder a line: use only these")
     download: bool = Field(True, description="fetch a data set known by name when it is not under data.root")
     canvas: PositiveInt | Auto = Field("auto", description="longest side in pixels at which images are decoded")
     workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="processes that decode images")

@@ -96,3 +96,24 @@ def test_shuffling_is_undone_exactly_and_depends_on_seed_and_step():
     assert not torch.equal(order, shuffled_order(7, 4, 40, device))
     assert not torch.equal(order, shuffled_order(8, 3, 40, device))
     assert order.sort().values.tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_form_for_compilers_equals_the_loop_over_groups(groups, channels_last):
+    loop = group_batch_norm(small_network())
+    set_batch_norm_groups(loop, groups)
+    compiled = copy.deepcopy(loop)
+    compiled.compile(backend="eager")
+    for step in range(2):
+        images = torch.randn(8, 3, 7, 7, dtype=torch.float32, generator=torch.Generator().manual_seed(step))
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        wanted, found = loop.float()(images), compiled.float()(images)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        wanted.pow(2).sum().backward()
+        found.pow(2).sum().backward()
+    for (name, parameter), other in zip(loop.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, parameter.grad, rtol=1e-4, atol=1e-3, msg=name)
+    for (name, buffer), other in zip(loop.named_buffers(), compiled.buffers(), strict=True):
+        torch.testing.assert_close(other, buffer, rtol=1e-5, atol=1e-6, msg=name)

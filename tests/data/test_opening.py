@@ -12,7 +12,7 @@ from jcl.errors import DataError
 def test_demo():
     data = open_data("demo")
     assert isinstance(data.train, ArrayImages) and isinstance(data.test, ArrayImages)
-    assert (len(data.train), len(data.test)) == (5000, 1000)
+    assert (len(data.train), len(data.test)) == (2500, 1000)
     assert "synthetic" in data.train.description
     assert data.test.labels is not None and data.test.labels.bincount().tolist() == [100] * 10
 

@@ -364,6 +364,14 @@ class TestOpening:
         with pytest.raises(UnreadableImage, match=r"s\.tar/0\.png cannot be read: the shard s\.tar has changed since"):
             source.read(0)
 
+    def test_shard_cut_while_it_is_open(self, tmp_path: Path):
+        file = write_tar(tmp_path / "s.tar", {"0.png": png(0), "1.png": png(1)})
+        source = opened(file)
+        source.read(0)
+        os.truncate(file, 1024)
+        with pytest.raises(UnreadableImage, match="the shard has become shorter since it was opened"):
+            source.read(1)
+
     def test_shard_that_goes_away(self, tmp_path: Path):
         file = write_tar(tmp_path / "s.tar", {"0.png": png(0)})
         source = opened(file)
@@ -499,6 +507,7 @@ class TestHostile:
         noise_image(3, 3).save(secret)
         member = tarfile.TarInfo("evil.png")
         member.type, member.linkname = kind, str(secret) if kind == tarfile.SYMTYPE else "first.png"
+        member.size = 5000  # of what it points to, say some programs; nothing follows
         source = opened(write_special(tmp_path / "s.tar", [member]))
         assert len(source) == 3 and source.damage == {}
         with pytest.raises(UnreadableImage, match=r"s\.tar/evil\.png/? cannot be read: it is a link or no file"):

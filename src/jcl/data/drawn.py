@@ -37,6 +37,7 @@ _PLACE, _SCALE, _TURN, _PHASE, _LIGHT = slice(0, 2), 2, 3, slice(4, 6), slice(6,
 _OBJECT_COLOURS, _GROUND_COLOURS, _GROUND_TURN, _NOISE = slice(9, 15), slice(15, 21), 21, 22
 _CLUTTER, _CLUTTER_PIECES, _CLUTTER_NUMBERS = 23, 4, 9
 _TABLE_WIDTH = _CLUTTER + _CLUTTER_PIECES * _CLUTTER_NUMBERS
+_TINT = 0.045  # how far colours stray from gray; vivid ones would tell pictures apart at a glance, whatever is in them
 _CHUNK = 100  # pictures drawn together: their planes then stay in a processor's cache
 
 
@@ -83,8 +84,8 @@ def _colours(numbers: Floats) -> tuple[Floats, Floats]:
     """Two colours ``(n, 3)`` from six numbers, at least 0.35 apart in lightness so that gray pictures show them too."""
     first, second = numbers[:, :3].copy(), numbers[:, 3:].copy()
     lightness = 0.1 + 0.4 * numbers[:, :1]
-    darker = lightness + 0.45 * (first - first.mean(1, keepdims=True))
-    lighter = lightness + 0.4 + 0.1 * numbers[:, 3:4] + 0.45 * (second - second.mean(1, keepdims=True))
+    darker = lightness + _TINT * (first - first.mean(1, keepdims=True))
+    lighter = lightness + 0.4 + 0.1 * numbers[:, 3:4] + _TINT * (second - second.mean(1, keepdims=True))
     swap = numbers[:, 5:6] < 0.5
     return np.where(swap, darker, lighter).clip(0, 1), np.where(swap, lighter, darker).clip(0, 1)
 
@@ -99,14 +100,16 @@ def _background(table: Floats, across: Floats, down: Floats) -> Floats:
 
 
 def _add_clutter(picture: Floats, numbers: Floats, across: Floats, down: Floats, size: int) -> None:
-    """Strokes and patches of any colour, which are no part of any class."""
+    """Strokes and patches, light and dark, which are no part of any class."""
     for piece in np.split(numbers, _CLUTTER_PIECES, axis=1):
         place = piece[:, :2, None, None] * 2.4 - 1.2
         along, aside = _turned(across - place[:, 0], down - place[:, 1], 2 * math.pi * piece[:, 2])
         length, width = 0.1 + 0.6 * piece[:, 3, None, None], 0.04 + 0.18 * piece[:, 4, None, None]
         distance = np.maximum(np.abs(along) - length, np.abs(aside) - width)
         cover = _coverage(distance * (size / 2)) * (0.35 + 0.5 * piece[:, 5, None, None])
-        _paint(picture, piece[:, 6:9, None, None], cover)
+        lightness = piece[:, 6:9].mean(1, keepdims=True)
+        colour = lightness + 4 * _TINT * (piece[:, 6:9] - lightness)
+        _paint(picture, colour[:, :, None, None], cover)
 
 
 def _add_objects(
@@ -118,7 +121,7 @@ def _add_objects(
         if not len(rows):
             continue
         numbers = table[rows]
-        radius = (0.65 + 0.3 * numbers[:, _SCALE])[:, None, None]
+        radius = (0.55 + 0.5 * numbers[:, _SCALE])[:, None, None]
         place = (numbers[:, _PLACE, None, None] - 0.5) * 0.6
         x, y = _turned(across - place[:, 0], down - place[:, 1], 2 * math.pi * numbers[:, _TURN])
         x, y = x / radius, y / radius

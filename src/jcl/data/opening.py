@@ -53,7 +53,7 @@ def open_data(
     raise DataError(f"There is no folder, .npz file or data set called {location}{_nearest(location)}.")
 
 
-def open_demo(train_count: int = 5000, test_count: int = 1000, seed: int = 0) -> ImageData:
+def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) -> ImageData:
     """The built-in synthetic set: pictures of drawn objects, the first ones to train on and the rest to test with."""
     pixels, labels = drawn_objects(train_count + test_count, seed)
     what = "objects drawn by code (synthetic)"

@@ -96,7 +96,8 @@ class ShardImages:
             shard = _opened(self._index.shards[number], *self._index.stamps[number].tolist())
             return shard.read(offset, size)
         except OSError as error:
-            raise UnreadableImage(self.name_of(index), (error.strerror or str(error)).lower()) from error
+            reason = error.strerror.lower() if error.strerror else str(error)
+            raise UnreadableImage(self.name_of(index), reason) from error
 
     def _shard_of(self, index: int) -> int:
         return int(np.searchsorted(self._index.ends, range(len(self))[index], side="right"))
@@ -117,7 +118,7 @@ class _OpenShard:
 
     def read(self, offset: int, size: int) -> bytes:
         content = os.pread(self._descriptor, size, offset)
-        while content and len(content) < size:  # a network file system may give less at a time
+        while len(content) < size:  # a network file system may give less at a time
             more = os.pread(self._descriptor, size - len(content), offset + len(content))
             if not more:
                 raise OSError("the shard has become shorter since it was opened")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from pathlib import Path
 
 from jcl.errors import RunError
@@ -34,6 +36,16 @@ class RunFolder:
             write_settings(settings, self.settings_file)
         except OSError as error:
             raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}.") from None
+
+    def forget_unless_begun(self) -> None:
+        """Take back what `create` and a first look at the data left, unless training has got to a checkpoint."""
+        if self.checkpoints.exists():
+            return
+        self.settings_file.unlink(missing_ok=True)
+        self.metrics_file.unlink(missing_ok=True)
+        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: something else is in it
+            self.path.rmdir()
 
     def holds_run(self) -> bool:
         return self.settings_file.exists() or self.metrics_file.exists() or self.checkpoints.exists()
