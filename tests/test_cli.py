@@ -16,7 +16,7 @@ from jcl.cli import app, main
 from jcl.pretraining import Run
 from small_runs import TINY_VALUES, drawn_pixels
 
-COMMANDS = ["pretrain", "resume", "demo", "knn", "recipes", "check"]
+COMMANDS = ["pretrain", "resume", "demo", "knn", "recipes", "check", "shard"]
 TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
 
 
@@ -305,3 +305,55 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
         "Error: SIGINT received: the run stopped after step" in err and "jcl resume" in err and "Traceback" not in err
     )
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1
+
+
+def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
+    out_folder = tmp_path / "shards"
+    code, out, err = call("shard", image_folder, out_folder, "--images-per-shard", 10, "--json", "shards.json")
+    assert code == 0, err
+    figures = json.loads(Path("shards.json").read_text())
+    assert figures["train_images"] == 26 and figures["train_shards"] == 3
+    assert f"jcl pretrain {out_folder}" in out
+    code, _, err = call("pretrain", out_folder, *TINY, "--out", "from-shards")
+    assert code == 0, err
+    again = call("shard", image_folder, out_folder)
+    assert again[0] == 1 and str(out_folder) in again[2]
+
+
+def test_a_subset_of_the_classes(call, image_folder):
+    Path("classes.txt").write_text("dogs\n")
+    code, out, err = call("pretrain", image_folder, *TINY, "--subset", "classes.txt", "--out", "dogs")
+    assert code == 0, err
+    assert "13 image files" in err and Run(Path("dogs")).summary["steps"] == 3  # one full batch of 8 in each epoch
+
+
+def test_profile_names_the_parts_of_a_step_and_writes_no_run(call, npz):
+    code, out, err = call("pretrain", npz, *TINY, "--profile", "--json", "profile.json")
+    assert code == 0, err
+    figures = json.loads(Path("profile.json").read_text())
+    parts = {name: taken for name, taken in figures.items() if name.endswith("_ms") and name != "step_ms"}
+    assert set(parts) >= {"views_ms", "keys_ms", "query_ms", "loss_ms", "backward_ms", "optimiser_ms"}
+    assert all(taken >= 0 for taken in parts.values()) and 0 < sum(parts.values()) <= 1.01 * figures["step_ms"]
+    assert not Path("runs").exists()
+
+
+def test_a_run_inside_the_images_folder_is_refused(refused, image_folder):
+    said = refused("pretrain", image_folder, *TINY, "--out", image_folder / "run")
+    assert "lies inside the images' folder" in said
+
+
+def test_after_a_strict_stop_the_same_command_can_be_given_again(call, image_folder):
+    broken = image_folder / "cats" / "broken.png"
+    broken.write_bytes(b"not an image")
+    arguments = ("pretrain", image_folder, *TINY, "--strict", "--out", "run")
+    code, _, err = call(*arguments)
+    assert code == 1 and "broken.png" in err and not Path("run").exists()
+    broken.unlink()
+    assert call(*arguments)[0] == 0
+
+
+def test_a_run_is_resumed_from_another_folder(call, image_folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(image_folder.parent)
+    code, _, err = call("pretrain", image_folder.name, *TINY, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert Run(tmp_path / "run").settings.data.location == str(image_folder.resolve())

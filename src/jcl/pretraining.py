@@ -145,9 +145,7 @@ def _keep_apart(folder: RunFolder, settings: Settings) -> None:
     """A run inside the images' folder would train on its own pictures when it is resumed."""
     data = Path(settings.data.location)
     if data.is_dir() and folder.path.resolve().is_relative_to(data):
-        raise RunError(
-            f"the run folder {folder.path} lies inside the images' folder {data}; choose another --out."
-        )
+        raise RunError(f"the run folder {folder.path} lies inside the images' folder {data}; choose another --out.")
 
 
 def data_facts(source: ImageSource) -> DataFacts:
