@@ -322,13 +322,13 @@ def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
 
 def test_a_subset_of_the_classes(call, image_folder):
     Path("classes.txt").write_text("dogs\n")
-    code, out, err = call("pretrain", image_folder, *TINY, "--subset", "classes.txt", "--out", "dogs")
+    code, _, err = call("pretrain", image_folder, *TINY, "--subset", "classes.txt", "--out", "dogs")
     assert code == 0, err
     assert "13 image files" in err and Run(Path("dogs")).summary["steps"] == 3  # one full batch of 8 in each epoch
 
 
 def test_profile_names_the_parts_of_a_step_and_writes_no_run(call, npz):
-    code, out, err = call("pretrain", npz, *TINY, "--profile", "--json", "profile.json")
+    code, _, err = call("pretrain", npz, *TINY, "--profile", "--json", "profile.json")
     assert code == 0, err
     figures = json.loads(Path("profile.json").read_text())
     parts = {name: taken for name, taken in figures.items() if name.endswith("_ms") and name != "step_ms"}
