@@ -285,7 +285,7 @@ def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Sign
     output, errors = process.communicate(timeout=60)
     if blow == signal.SIGINT:
         assert output.splitlines()[-1] == "closed 0"
-        assert "Traceback" not in errors
+        assert "Traceback" not in errors, errors
     deadline = time.monotonic() + 30
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -98,7 +98,16 @@ class _Requests:
 def _follow_parent(worker: int) -> None:
     """Set up a worker: Ctrl-C, which reaches every process, is the parent's to answer, and no worker outlives it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _say_nothing_of_lost_connections
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _say_nothing_of_lost_connections(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """A parent interrupted while it takes over a batch hangs up; multiprocessing would print a trace of that."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _end_with_parent() -> None:
