@@ -129,6 +129,8 @@ def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     passes = 1
     while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
         passes *= 2
+    if keys / passes > 4:
+        return passes, f"no more parts than BN groups ({groups}), so {keys} key views per image take more memory"
     return passes, f"{keys} key views per image at no more memory than the query takes"
 
 
