@@ -357,3 +357,14 @@ def test_a_run_is_resumed_from_another_folder(call, image_folder, monkeypatch, t
     code, _, err = call("pretrain", image_folder.name, *TINY, "--out", tmp_path / "run")
     assert code == 0, err
     assert Run(tmp_path / "run").settings.data.location == str(image_folder.resolve())
+
+
+def test_profiling_needs_data_too(refused):
+    assert "say which images to train on" in refused("pretrain", "--profile")
+
+
+def test_a_data_sets_name_stays_a_name_beside_a_folder_of_that_name(call):
+    (Path("demo") / "no images here").mkdir(parents=True)
+    code, _, err = call("pretrain", "demo", *TINY, "--out", "run", "--set", "train.batch_size=1000")
+    assert code == 0, err
+    assert Run(Path("run")).settings.data.location == "demo"

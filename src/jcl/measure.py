@@ -9,9 +9,9 @@ from rich.console import Console
 
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError
-from jcl.evaluate.features import Features, extract_features
-from jcl.evaluate.knn import KnnResult, knn_accuracy
-from jcl.evaluate.online import FeatureSettings, knn_sets
+from jcl.evaluate.features import Features
+from jcl.evaluate.knn import KnnResult
+from jcl.evaluate.online import FeatureSettings, knn_on
 from jcl.export import BackboneInfo, load_backbone
 from jcl.pretraining import open_run_data
 from jcl.train.folder import RunFolder
@@ -37,23 +37,9 @@ def measure_knn(
     data = _labelled(weights, location)
 
     def features(source: ImageSource) -> Features:
-        return extract_features(
-            backbone,
-            source,
-            image_size=shown.image_size,
-            crop_ratio=shown.crop_ratio,
-            mean=shown.mean,
-            std=shown.std,
-            batch_size=batch_size,
-            device=target,
-            workers=workers,
-        )
+        return shown.extract(backbone, source, device=target, batch_size=batch_size, workers=workers)
 
-    bank, queries = knn_sets(data, features, seed=0)
-    assert bank.labels is not None and queries.labels is not None
-    return knn_accuracy(
-        bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature, device=target
-    )
+    return knn_on(data, features, k=k, temperature=temperature, seed=0, device=target)
 
 
 def _labelled(weights: Path, location: str | None) -> ImageData:

@@ -19,6 +19,7 @@ from jcl.automatic import Choice, DataFacts, choose
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import ArrayImages, BatchLoader, ImageData, ImageSource, UnreadableImage, open_data
+from jcl.data.opening import KNOWN_SETS
 from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.online import online_knn
@@ -72,8 +73,6 @@ def pretrain(
     Progress goes to `console` (default: standard error; `Console(quiet=True)` for none).
     """
     console = console or Console(stderr=True)
-    if not settings.data.location:
-        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
     settings = _with_whole_path(settings)
     data = open_run_data(settings, console)
     settings, choices = choose(settings, data_facts(data.train))
@@ -105,6 +104,8 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
 def open_run_data(settings: Settings, console: Console) -> ImageData:
     """The images that the settings name."""
     data = settings.data
+    if not data.location:
+        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
     return open_data(
         data.location,
         root=Path(data.root) if data.root else None,
@@ -134,9 +135,10 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
 
 
 def _with_whole_path(settings: Settings) -> Settings:
-    """A folder or file by its whole path, so that a run can be resumed from anywhere."""
-    path = Path(settings.data.location).expanduser()
-    if not path.exists():
+    """A folder or file by its whole path, so that a run can be resumed from anywhere; a data set's name stays one."""
+    location = settings.data.location
+    path = Path(location).expanduser()
+    if not location or location in KNOWN_SETS or not path.exists():
         return settings
     return with_values(settings, {"data.location": str(path.resolve())})
 

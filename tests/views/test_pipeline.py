@@ -245,7 +245,7 @@ def test_nothing_waits_for_the_gpu(images: Images) -> None:
     make = maker(images(16, 40, 40).cuda())
     rows, numbers = (each.cuda() for each in rows_and_numbers(16, 4))
     make(rows, numbers)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # any wait for the device now raises
     try:
         make(rows, numbers)
     finally:

@@ -125,7 +125,8 @@ class ContrastiveLearner(nn.Module):
         """Algorithm 1 for one mini-batch of `images` images; the caller back-propagates the loss and steps f."""
         # The order is MoCo's: query, momentum update, keys. Since the query's forward pass changes no parameter, the
         # keys may as well be encoded before it: the results are the same, and what they need in between is free
-        # again when the query's activations, kept for the backward pass, take their place.
+        # again when the query's activations, kept for the backward pass, take their place. (Where f encodes the keys
+        # too, only its running statistics tell the order.)
         self.update_key_encoder()
         keys = self.encode_keys(views, images, step)
         query = self.encode_queries(views, images)

@@ -14,7 +14,7 @@ from jcl.data.source import ArrayImages, ImageData
 from jcl.errors import DataError
 
 DEMO_SET: Final = "demo"
-_NAMES: Final = (DEMO_SET, *DOWNLOADED_SETS)
+KNOWN_SETS: Final = (DEMO_SET, *DOWNLOADED_SETS)
 
 
 def open_data(
@@ -65,10 +65,10 @@ def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) ->
 
 
 def _known() -> str:
-    return ", ".join(_NAMES[:-1]) + f" or {_NAMES[-1]}"
+    return ", ".join(KNOWN_SETS[:-1]) + f" or {KNOWN_SETS[-1]}"
 
 
 def _nearest(location: str) -> str:
     """Suggest a name for a typing mistake, else list what there is."""
-    close = difflib.get_close_matches(location.lower().replace("-", ""), _NAMES, n=1)
+    close = difflib.get_close_matches(location.lower().replace("-", ""), KNOWN_SETS, n=1)
     return f"; did you mean {close[0]}" if close else f"; known data sets are {_known()}"

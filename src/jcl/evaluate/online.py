@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from jcl.data import ImageData, ImageSource
 from jcl.evaluate.features import Features, extract_features
-from jcl.evaluate.knn import knn_accuracy, leave_out_split
+from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
 from jcl.settings import Settings
 from jcl.train.runtime import choose_precision
 
@@ -28,6 +28,30 @@ class FeatureSettings:
         """Photographs are resized a little larger than the view and cropped, as is usual; small images are not."""
         return 0.875 if self.image_size >= 96 else 1.0
 
+    def extract(
+        self,
+        backbone: nn.Module,
+        source: ImageSource,
+        *,
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+        batch_size: int = 256,
+        workers: int = 0,
+    ) -> Features:
+        """Features of all images of a source, shown this way."""
+        return extract_features(
+            backbone,
+            source,
+            image_size=self.image_size,
+            crop_ratio=self.crop_ratio,
+            mean=self.mean,
+            std=self.std,
+            batch_size=batch_size,
+            device=device,
+            precision=precision,
+            workers=workers,
+        )
+
 
 def online_knn(
     data: ImageData, backbone: nn.Module, settings: Settings, device: torch.device
@@ -35,50 +59,44 @@ def online_knn(
     """A function that measures `backbone` as it is when called; None where the data has no labels."""
     if data.train.labels is None:
         return None
-    image_size = settings.views.image_size
-    assert isinstance(image_size, int), "settings of a run are resolved"
+    image_size, workers = settings.views.image_size, settings.data.workers
+    assert isinstance(image_size, int) and isinstance(workers, int), "settings of a run are resolved"
     shown = FeatureSettings(image_size, settings.views.mean, settings.views.std)
-    record, workers = settings.record, settings.data.workers
     precision = choose_precision(settings, device)
+    record = settings.record
 
     def features(source: ImageSource) -> Features:
-        return extract_features(
-            backbone,
-            source,
-            image_size=shown.image_size,
-            crop_ratio=shown.crop_ratio,
-            mean=shown.mean,
-            std=shown.std,
-            device=device,
-            precision=precision,
-            workers=workers if isinstance(workers, int) else 0,
-        )
+        return shown.extract(backbone, source, device=device, precision=precision, workers=workers)
 
     def measure() -> dict[str, float]:
-        bank, queries = knn_sets(data, features, settings.train.seed)
-        assert bank.labels is not None and queries.labels is not None
-        result = knn_accuracy(
-            bank.values,
-            bank.labels,
-            queries.values,
-            queries.labels,
-            k=[record.knn_k],
-            temperature=[record.knn_temperature],
-            device=device,
-        )[0]
+        k, temperature = [record.knn_k], [record.knn_temperature]
+        result = knn_on(data, features, k=k, temperature=temperature, seed=settings.train.seed, device=device)[0]
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure
 
 
-def knn_sets(data: ImageData, features: Callable[[ImageSource], Features], seed: int) -> tuple[Features, Features]:
-    """Bank and queries: train and test images, or, without a labelled test set, a seeded split of the train images."""
-    train = features(data.train)
+def knn_on(
+    data: ImageData,
+    features: Callable[[ImageSource], Features],
+    *,
+    k: Sequence[int],
+    temperature: Sequence[float],
+    seed: int,
+    device: torch.device,
+) -> list[KnnResult]:
+    """kNN of the test images in the train images, or, without a labelled test set, in a seeded split of the latter."""
+    bank = features(data.train)
+    assert bank.labels is not None, "only labelled data is measured"
     if data.test is not None and data.test.labels is not None:
-        return train, features(data.test)
-    assert train.labels is not None
-    bank, queries = leave_out_split(train.labels, seed)
-    return _rows(train, bank), _rows(train, queries)
+        queries = features(data.test)
+    else:
+        kept, left_out = leave_out_split(bank.labels, seed)
+        bank, queries = _rows(bank, kept), _rows(bank, left_out)
+    assert bank.labels is not None and queries.labels is not None
+    return knn_accuracy(
+        bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature, device=device
+    )
 
 
 def _rows(features: Features, rows: torch.Tensor) -> Features:
