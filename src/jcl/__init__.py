@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from jcl.core.queue import KeyQueue as KeyQueue
     from jcl.errors import JclError as JclError
-    from jcl.export import load_backbone as load_backbone
+    from jcl.exchange import load_backbone as load_backbone
     from jcl.pretraining import Run as Run
     from jcl.pretraining import pretrain as pretrain
     from jcl.pretraining import resume as resume
@@ -48,7 +48,7 @@ _HOME = {
     "multi_key_loss": "jcl.core.loss",
     "KeyQueue": "jcl.core.queue",
     "JclError": "jcl.errors",
-    "load_backbone": "jcl.export",
+    "load_backbone": "jcl.exchange",
     "Run": "jcl.pretraining",
     "pretrain": "jcl.pretraining",
     "resume": "jcl.pretraining",

@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from torch import nn
 
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import KnnResult
 from jcl.evaluate.online import FeatureSettings, knn_on
-from jcl.export import BackboneInfo, load_backbone
+from jcl.exchange import BackboneInfo, load_backbone
 from jcl.pretraining import open_run_data
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backbone, how images are shown to it, the labelled data to measure it on and the device to do so."""
+
+    backbone: nn.Module
+    info: BackboneInfo
+    data: ImageData
+    device: torch.device
+
+    @property
+    def shown(self) -> FeatureSettings:
+        return FeatureSettings(self.info.image_size, self.info.mean, self.info.std)
+
+
+def open_subject(weights: Path, location: str | None, device: str = "auto") -> Subject:
+    """The backbone of a run or file with the labelled data at `location` (default: what the run was trained on)."""
+    backbone = load_backbone(weights)
+    info = backbone.info
+    assert isinstance(info, BackboneInfo)
+    return Subject(backbone, info, _labelled(weights, location), choose_device(device))
 
 
 def measure_knn(
@@ -29,29 +54,26 @@ def measure_knn(
     device: str = "auto",
 ) -> list[KnnResult]:
     """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own)."""
-    backbone = load_backbone(weights)
-    info = backbone.info
-    assert isinstance(info, BackboneInfo)
-    shown = FeatureSettings(info.image_size, info.mean, info.std)
-    target = choose_device(device)
-    data = _labelled(weights, location)
+    subject = open_subject(weights, location, device)
 
     def features(source: ImageSource) -> Features:
-        return shown.extract(backbone, source, device=target, batch_size=batch_size, workers=workers)
+        return subject.shown.extract(
+            subject.backbone, source, device=subject.device, batch_size=batch_size, workers=workers
+        )
 
-    return knn_on(data, features, k=k, temperature=temperature, seed=0, device=target)
+    return knn_on(subject.data, features, k=k, temperature=temperature, seed=0, device=subject.device)
 
 
 def _labelled(weights: Path, location: str | None) -> ImageData:
     if location is None:
         if not weights.is_dir():
             raise RunError(
-                f"{weights} is a weights file; say which data to measure it on, as in: jcl knn {weights} DATA."
+                f"{weights} is a weights file; say which data to measure it on: give the data after the weights."
             )
         settings = RunFolder(weights).settings()
         data = open_run_data(settings, Console(stderr=True))
     else:
         data = open_data(location)
     if data.train.labels is None:
-        raise DataError(f"{data.train.description} has no labels, so kNN accuracy cannot be measured on it.")
+        raise DataError(f"{data.train.description} has no labels, so features cannot be measured on it.")
     return data

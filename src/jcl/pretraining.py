@@ -23,7 +23,7 @@ from jcl.data.opening import KNOWN_SETS
 from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.online import online_knn
-from jcl.export import backbone_info, load_backbone, save_backbone
+from jcl.exchange import backbone_info, load_backbone, save_backbone
 from jcl.report.run_pictures import draw_run
 from jcl.settings import Settings, with_values
 from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint, write_atomically

@@ -1,0 +1,33 @@
+"""The command `jcl`: thin, one command, one call.
+
+Nothing heavy is imported at the top of these files: `jcl --help` must answer at once, so each command imports what it
+calls.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from rich.markup import escape
+
+from jcl.cli.app import app, err
+from jcl.errors import JclError
+
+__all__ = ["app", "main"]
+
+# Each of these registers its commands, which `jcl --help` lists in this order.
+for _group in ("train", "evaluate", "features", "exchange", "data"):
+    importlib.import_module(f"jcl.cli.{_group}")
+
+
+def main() -> None:
+    """Run the command line; an error of the user's becomes its sentence and an exit code, not a trace."""
+    try:
+        app()
+    except JclError as error:
+        err.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("Interrupted.", highlight=False)
+        sys.exit(130)

@@ -1,0 +1,48 @@
+"""The command line as a whole: its groups of commands, its consoles and the options commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+import jcl
+
+TRAIN, EVALUATE, EXCHANGE, DATA = "Train", "Evaluate", "Exchange", "Data and recipes"
+
+app = typer.Typer(
+    name="jcl",
+    help="Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+out = Console()
+err = Console(stderr=True)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        out.print(f"jcl {jcl.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone."""
+
+
+JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file as JSON.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="SECTION.NAME=VALUE", help="Change any setting; `jcl recipes --settings` lists them."
+    ),
+]

@@ -1,0 +1,93 @@
+"""Commands about images and recipes, before any training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from jcl.cli.app import DATA, JsonOption, app, err, out
+from jcl.cli.printing import say, write_json
+
+if TYPE_CHECKING:
+    from jcl.data.check import DataReport
+
+
+@app.command(rich_help_panel=DATA)
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe's values.")] = None,
+    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default.")] = False,
+) -> None:
+    """List the recipes, show one, or list every setting."""
+    import yaml
+
+    from jcl.recipes import recipe_names, recipe_summary, recipe_values
+    from jcl.settings import describe_settings
+
+    if settings:
+        table = Table("setting", "default", "meaning")
+        for row in describe_settings():
+            table.add_row(*row)
+        out.print(table)
+    elif name is not None:
+        values = yaml.safe_dump(recipe_values(name), sort_keys=False)
+        out.print(values, highlight=False, markup=False, soft_wrap=True, end="")
+    else:
+        table = Table("recipe", "what it is")
+        for each in recipe_names():
+            table.add_row(each, recipe_summary(each))
+        out.print(table)
+
+
+@app.command(rich_help_panel=DATA)
+def check(
+    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    json_file: JsonOption = None,
+) -> None:
+    """Look at every image before training: sizes, classes, duplicates, and what cannot be read."""
+    from jcl.data import open_data
+    from jcl.data.check import check_data
+
+    report = check_data(open_data(data))
+    _print_report(report)
+    write_json(report.as_dict(), json_file)
+
+
+@app.command(rich_help_panel=DATA)
+def shard(
+    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the shards.")],
+    images_per_shard: Annotated[int, typer.Option(help="Images in each tar file.", min=1)] = 5000,
+    seed: Annotated[int, typer.Option(help="Of the order in which images are dealt to shards.")] = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Pack images into WebDataset tar files, which are read faster than millions of small files."""
+    from rich.progress import Progress
+
+    from jcl.data import open_data, write_shards
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("packing", total=None)
+        report = write_shards(
+            open_data(data),
+            out_folder,
+            images_per_shard=images_per_shard,
+            seed=seed,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    for name, split in report.splits.items():
+        say(f"{name}: {split.images:,} images in {split.shards} shards, {split.bytes / 2**20:,.1f} MiB")
+        for image, reason in split.left_out.items():
+            err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    say(f"Train on them with: jcl pretrain {out_folder}")
+    write_json(report.as_dict(), json_file)
+
+
+def _print_report(report: DataReport) -> None:
+    table = Table("figure", "value", title="What is in the data")
+    for name, value in report.as_dict().items():
+        table.add_row(escape(name), escape(str(value)))
+    out.print(table)

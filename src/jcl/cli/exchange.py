@@ -1,0 +1,1 @@
+"""Commands that take backbones from other libraries and hand them over."""

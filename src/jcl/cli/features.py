@@ -1,0 +1,1 @@
+"""Commands that write features down and look things up in them."""
