@@ -7,12 +7,12 @@ worst case for the rule on ties: a bank in which every row stands twenty times.
 """
 
 import argparse
-import json
 import resource
 import time
 from pathlib import Path
 
 import torch
+from machine import save
 from torch import Tensor
 
 from jcl.evaluate.knn import knn_accuracy
@@ -39,8 +39,7 @@ def main() -> None:
             print(f"{kind:<14}{number:<10}{seconds:>9.3f}{seconds / LIMIT_SECONDS:>10.2f}{peak / 2**20:>9.0f} MiB")
             figures |= {f"{kind}_{number}_seconds": seconds, f"{kind}_{number}_peak_bytes": peak}
             figures |= {f"{kind}_{number}_ratio": seconds / LIMIT_SECONDS}
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    save(figures, arguments.json, device)
 
 
 def parse_arguments() -> argparse.Namespace:

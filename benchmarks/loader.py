@@ -1,14 +1,16 @@
 """Images per second from files on disk to batches on the device, for several numbers of workers.
 
     python benchmarks/loader.py [FOLDER] [--workers 0 1 2] [--canvas 320] [--batch-size 64] [--seconds 10]
+    python benchmarks/loader.py [FOLDER] --workers 2 --steps 50000 --batch-size 8 --canvas 32
 
 Without a folder, photographs of COCO's size are drawn first. Each row is compared with what a worker must deliver so
 that 16 of them feed a ResNet-50 trained with JCL on one H200 (2,400 images a second in all), and shows how much the
-memory of the main process grew between the first and the last third of the time.
+memory of this process, of its workers and the memory they share grew between the first and the last third of the
+time. With `--steps` it loads that many batches instead, to see a slow growth.
 """
 
 import argparse
-import json
+import itertools
 import os
 import tempfile
 import time
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from machine import save
 from PIL import Image
 
 from jcl.data import BatchLoader, ImageSource, open_data
@@ -33,8 +36,7 @@ def main() -> None:
         figures: dict[str, float] = {"limit_per_worker": LIMIT_PER_WORKER}
         for workers in arguments.workers:
             figures |= measure(source, workers, arguments)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    save(figures, arguments.json, arguments.device)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -44,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--canvas", type=int, default=320)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of workers")
+    parser.add_argument("--steps", type=int, help="load so many batches, however long it takes")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     return parser.parse_args()
@@ -70,9 +73,12 @@ def measure(source: ImageSource, workers: int, arguments: argparse.Namespace) ->
         batches = (batch for epoch in range(10**9) for batch in loader.epoch(epoch))
         next(batches)
         first, memory, images = time.perf_counter(), [], 0
-        while time.perf_counter() - first < arguments.seconds:
+        for step in itertools.count():
+            if step == arguments.steps or (not arguments.steps and time.perf_counter() - first >= arguments.seconds):
+                break
             images += len(next(batches))
-            memory.append(resident_mebibytes())
+            if step % max(20, (arguments.steps or 0) // 500) == 0:
+                memory.append(own_mebibytes())
         rate = images / (time.perf_counter() - first)
     third = max(1, len(memory) // 3)
     growth = max(memory[-third:]) - max(memory[:third])
@@ -81,16 +87,32 @@ def measure(source: ImageSource, workers: int, arguments: argparse.Namespace) ->
         f"{workers:>7}{rate:>10.0f}{per_worker:>12.0f}{per_worker / LIMIT_PER_WORKER:>10.2f}"
         f"{first - started:>11.1f} s{growth:>7.1f} MiB"
     )
-    return {f"images_per_second_{workers}": rate, f"growth_mebibytes_{workers}": growth}
+    return {
+        f"images_per_second_{workers}": rate,
+        f"growth_mebibytes_{workers}": growth,
+        f"peak_mebibytes_{workers}": max(memory),
+        f"batches_{workers}": images // loader.batch_size,
+    }
 
 
-def resident_mebibytes() -> float:
-    """Memory of this process now; zero where the system does not say."""
+def own_mebibytes() -> float:
+    """Memory of this process and all below it, shared pages counted once; zero where the system does not say."""
+    total = 0
+    for process in [os.getpid(), *descendants(os.getpid())]:
+        try:
+            lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+def descendants(process: int) -> list[int]:
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        children = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:
-        return 0.0
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return []
+    return children + [below for child in children for below in descendants(child)]
 
 
 if __name__ == "__main__":

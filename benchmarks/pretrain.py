@@ -1,23 +1,29 @@
-"""Images a second of the whole training step, against the encoder alone: `python benchmarks/pretrain.py [--json FILE]`.
+"""Images a second of the whole training step, against the encoder alone.
+
+    python benchmarks/pretrain.py [--case NAME] [--keys 5 32] [--images FOLDER --workers 16] [--json FILE]
 
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
-device, ShuffleBN, momentum update, loss, queue, optimiser.
+device, ShuffleBN, momentum update, loss, queue, optimiser. With `--images` the step with five keys is then fed from
+the image files in that folder too, every image decoded anew each time, as in training on a set too large for memory.
 """
 
 import argparse
-import json
+import gc
+import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import save
 
 from jcl.automatic import DataFacts, choose
 from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.encoder import Encoder, build_backbone
-from jcl.data import ImageBatch
+from jcl.data import BatchLoader, ImageBatch, open_data
 from jcl.recipes import build_settings
 from jcl.settings import Settings
 from jcl.train.step import TrainingStep
@@ -75,9 +81,10 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def measure_step(case: Case, method: str, num_keys: int, repeats: int) -> tuple[float, int]:
-    """Milliseconds and peak bytes of a step."""
+def measure_step(case: Case, method: str, num_keys: int, repeats: int) -> tuple[float, int, TrainingStep]:
+    """Milliseconds and peak bytes of a step on images that lie on the device, and the step itself."""
     torch._dynamo.reset()
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     settings = case_settings(case, method, num_keys)
@@ -86,7 +93,26 @@ def measure_step(case: Case, method: str, num_keys: int, repeats: int) -> tuple[
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
     batch, number = random_batch(case), iter(range(10**9))
     taken = milliseconds(lambda: step(batch, next(number), 0.01, 1.0), repeats)
-    return taken, torch.cuda.max_memory_allocated()
+    return taken, torch.cuda.max_memory_allocated(), step
+
+
+def measure_fed_step(case: Case, step: TrainingStep, folder: Path, workers: int, seconds: float) -> float:
+    """Milliseconds of a step when its images are decoded from files all the while."""
+    source = open_data(str(folder)).train
+    options = {"batch_size": case.batch_size, "canvas": case.canvas, "seed": 0, "workers": workers}
+    with BatchLoader(source, **options, device=DEVICE, kept_bytes=0) as loader:
+        batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
+        numbers = itertools.count()
+        for batch in itertools.islice(batches, 4 * workers):  # what the workers had ready at the start is used up
+            step(batch, next(numbers), 0.01, 1.0)
+        torch.cuda.synchronize()
+        start, done = time.perf_counter(), 0
+        while time.perf_counter() - start < seconds:
+            for batch in itertools.islice(batches, 10):
+                step(batch, next(numbers), 0.01, 1.0)
+                done += 1
+            torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - start) / done
 
 
 def measure_ceiling(case: Case, repeats: int) -> tuple[float, float]:
@@ -120,40 +146,56 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--skip-ceiling", action="store_true")
+    parser.add_argument("--images", type=Path, metavar="FOLDER", help="feed the step from these files too")
+    parser.add_argument("--workers", type=int, default=16, help="processes that decode them")
+    parser.add_argument("--seconds", type=float, default=40.0, help="for the step fed from files")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     figures: dict[str, float] = {}
     print(torch.cuda.get_device_name(DEVICE), "torch", torch.__version__)
     for name in arguments.case or CASES:
-        figures |= measure_case(CASES[name], arguments.keys, arguments.repeats, arguments.skip_ceiling)
-        if arguments.json:
-            arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+        figures |= measure_case(CASES[name], arguments)
+        save(figures, arguments.json, DEVICE)
 
 
-def measure_case(case: Case, keys: list[int], repeats: int, skip_ceiling: bool) -> dict[str, float]:
-    moco, moco_memory = measure_step(case, "moco-v2", 1, repeats)
-    figures = {f"{case.name}_moco_v2_ms": moco, f"{case.name}_moco_v2_bytes": float(moco_memory)}
-    both, forward = (0.0, 0.0) if skip_ceiling else measure_ceiling(case, repeats)
+def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
+    repeats = arguments.repeats
+    both, forward = (0.0, 0.0) if arguments.skip_ceiling else measure_ceiling(case, repeats)
     print(f"\n{case.name}: encoder alone {both:.2f} ms forward and backward, {forward:.2f} ms forward")
-    print(f"{'method':12}{'ms':>9}{'images/s':>11}{'of ceiling':>12}{'x moco-v2':>11}{'GiB':>8}{'x moco-v2':>11}")
-    rows = [("moco-v2", 1, moco, moco_memory)]
-    rows += [(f"jcl M'={count}", count, *measure_step(case, "jcl", count, repeats)) for count in keys]
-    for method, count, taken, memory in rows:
-        rate = case.batch_size / taken * 1000
-        share = (both + count * forward) / taken
+    print(f"{'method':24}{'ms':>9}{'images/s':>11}{'of ceiling':>12}{'x moco-v2':>11}{'GiB':>8}{'x moco-v2':>11}")
+    figures = {f"{case.name}_forward_backward_ms": both, f"{case.name}_forward_ms": forward}
+    moco, moco_memory = measure_step(case, "moco-v2", 1, repeats)[:2]
+
+    def add_row(method: str, count: int, taken: float, memory: int) -> tuple[float, float]:
+        rate, share = case.batch_size / taken * 1000, (both + count * forward) / taken
         print(
-            f"{method:12}{taken:9.2f}{rate:11,.0f}{share:12.2f}{taken / moco:11.2f}{memory / 2**30:8.2f}"
+            f"{method:24}{taken:9.2f}{rate:11,.0f}{share:12.2f}{taken / moco:11.2f}{memory / 2**30:8.2f}"
             f"{memory / moco_memory:11.2f}",
             flush=True,
         )
-        figures |= {
-            f"{case.name}_{method}_ms": taken,
-            f"{case.name}_{method}_images_per_second": rate,
-            f"{case.name}_{method}_share_of_ceiling": share,
-            f"{case.name}_{method}_bytes": float(memory),
-        }
-        if method == "jcl M'=5":
-            print_promise(case, rate, share)
+        name = f"{case.name}_{method}".replace(" ", "_").replace("'", "")
+        figures.update(
+            {
+                f"{name}_ms": taken,
+                f"{name}_images_per_second": rate,
+                f"{name}_share_of_ceiling": share,
+                f"{name}_times_moco_v2": taken / moco,
+                f"{name}_bytes": float(memory),
+                f"{name}_bytes_times_moco_v2": memory / moco_memory,
+            }
+        )
+        return rate, share
+
+    add_row("moco-v2", 1, moco, moco_memory)
+    for count in arguments.keys:
+        taken, memory, step = measure_step(case, "jcl", count, repeats)
+        promised = add_row(f"jcl M'={count}", count, taken, memory)
+        if count == 5 and arguments.images:
+            fed = measure_fed_step(case, step, arguments.images, arguments.workers, arguments.seconds)
+            promised = add_row(f"jcl M'={count} from files", count, fed, torch.cuda.max_memory_allocated())
+        if count == 5:
+            print_promise(case, *promised)
+        del step  # and with it its memory, which would count for the next one
     return figures
 
 

@@ -6,13 +6,13 @@ and is compared with the least we promise: on a GPU what keeps an H200 training,
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from machine import save
 from torch import Tensor
 
 from jcl.views import ViewMaker, view_recipe
@@ -102,8 +102,7 @@ def main() -> None:
         figures[f"{case.recipe}_{case.size}px_views_per_second".replace("-", "_")] = rate
         promise = f"{limit:12,}{rate / limit:8.2f}" if limit else f"{'-':>12}{'-':>8}"
         print(f"{case.recipe:10}{case.size:6}{case.canvas:8}{images:7}{rate:12,.0f}{promise}", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    save(figures, arguments.json, device)
 
 
 if __name__ == "__main__":

@@ -236,6 +236,45 @@ def test_no_process_is_left_after_close(tmp_path: Path):
     assert multiprocessing.active_children() == []
 
 
+def test_batches_decoded_in_pieces_are_those_decoded_whole(tmp_path: Path):
+    """Over several epochs, so that the workers' memory is used again, with stand-ins and with images left out."""
+    source = folder_of_sizes(tmp_path, 60)
+    spoil(tmp_path, 7, 8, 31)
+    with (
+        loader_for(source, batch_size=29, kept_bytes=0) as here,
+        loader_for(source, batch_size=29, kept_bytes=0, workers=2) as there,
+    ):
+        for epoch in range(4):
+            assert_same(list(here.epoch(epoch)), list(there.epoch(epoch)))
+    assert here.skipped.keys() == there.skipped.keys()
+    options = {"canvas": 16, "batch_size": 29}
+    assert_same(list(read_all(source, **options)), list(read_all(source, **options, workers=2)))
+
+
+def test_the_next_epoch_is_decoded_while_this_one_ends(tmp_path: Path):
+    """One pass of the workers serves all epochs; another step than the next one starts a new pass."""
+    source = folder_of_sizes(tmp_path, 13)
+    with loader_for(source, workers=1, kept_bytes=0) as loader:
+        first = [list(loader.epoch(epoch)) for epoch in (0, 1)]
+        stream = loader._stream
+        assert_same(list(loader.epoch(0)), first[0])
+        assert loader._stream is not stream
+        stream = loader._stream
+        assert_same(list(loader.epoch(1)), first[1])
+        assert loader._stream is stream
+
+
+def test_a_worker_that_is_killed_ends_the_epoch_with_a_sentence(tmp_path: Path):
+    source = folder_of_sizes(tmp_path, 40)
+    with loader_for(source, workers=2, kept_bytes=0) as loader:
+        batches = loader.epoch(0)
+        next(batches)
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        with pytest.raises(DataError, match="ended unexpectedly.*fewer workers"):
+            list(batches)
+    assert multiprocessing.active_children() == []
+
+
 SCRIPT = """
 # No guard against being run again by the workers, as people write scripts.
 import multiprocessing, sys

@@ -8,7 +8,10 @@ from jcl.data.batch import ImageBatch
 
 
 def ahead_on(device: torch.device, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-    """Give the batches on `device`; on a GPU each is copied on a side stream while the one before it is used."""
+    """Give the batches on `device`; on a GPU each is copied on a side stream while the one before it is used.
+
+    A batch in the host's memory is read before the next one is asked for, so it may lie in memory that is used again.
+    """
     return _copied_ahead(device, batches) if device.type == "cuda" else batches
 
 
@@ -26,6 +29,7 @@ def _copied_ahead(device: torch.device, batches: Iterator[ImageBatch]) -> Iterat
         if waiting is not None:
             yield _handed_over(*waiting)
         waiting = copying
+        copying[1].synchronize()  # done long ago, as a rule: the training of a batch was launched in between
     if waiting is not None:
         yield _handed_over(*waiting)
 

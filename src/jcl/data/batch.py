@@ -28,3 +28,6 @@ class ImageBatch:
             self.sizes.to(device, non_blocking=True),
             self.samples.to(device, non_blocking=True),
         )
+
+    def copied(self) -> "ImageBatch":
+        return ImageBatch(self.pixels.clone(), self.sizes.clone(), self.samples.clone())

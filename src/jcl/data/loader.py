@@ -59,7 +59,11 @@ class BatchLoader:
             canvas = canvas_for(source, canvas)
             if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
                 self._store = GrowingStore(len(source), canvas)
-        self._pool = DecodingPool(ImageReader(source, canvas, stand_ins=True), workers, self._device.type == "cuda")
+        self._pool = DecodingPool(
+            ImageReader(source, canvas, stand_ins=True), workers, batch_size, self._device.type == "cuda"
+        )
+        self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
+        self._stream_at: tuple[int, int] | None = None  # the epoch and step of the batch that comes next in it
 
     def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
         """Give the batches of one epoch, from step `start` on; ends the epoch given before."""
@@ -91,21 +95,45 @@ class BatchLoader:
             yield from map(images.batch, self._order(epoch, start, images.device))
 
     def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
-        if start < self.steps_per_epoch:
-            requests = [indices.tolist() for indices in self._order(epoch, start, torch.device("cpu"))]
-            yield from map(_as_batch, self._decode(requests))
-        if self._store is not None:  # the images that this epoch left out, to complete the store
-            for _ in self._decode(_in_batches(self._store.missing(), self.batch_size)):
-                pass
+        if self._store is not None:
+            yield from self._decoded_to_keep(self._store, epoch, start)
+            return
+        if self._stream_at != (epoch, start):
+            self._stream = self._pool.decode(self._requests(epoch, start, endless=True))
+        for step in range(start, self.steps_per_epoch):
+            self._stream_at = None  # until it is known that the batch has been given
+            batch = self._as_batch(self._checked(next(self._stream)))
+            self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
+            yield batch
 
-    def _decode(self, requests: list[list[int]]) -> Iterator[Decoded]:
+    def _decoded_to_keep(self, store: GrowingStore, epoch: int, start: int) -> Iterator[ImageBatch]:
+        """The batches of an epoch, and then the images that it left out, to complete the store."""
+        requests = list(self._requests(epoch, start, endless=False))
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            _note_skipped(decoded, self.skipped, self._strict)
-            if not len(decoded.samples):  # not even a stand-in
-                raise _none_readable(self._source, self.skipped)
-            if self._store is not None:
-                self._store.remember(indices, decoded)
-            yield decoded
+            store.remember(indices, self._checked(decoded))
+            yield self._as_batch(decoded)
+        requests = _in_batches(store.missing(), self.batch_size)
+        for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
+            store.remember(indices, self._checked(decoded))
+
+    def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
+        """The indices of each batch from a step on, to the end of its epoch or for ever."""
+        while True:
+            if start < self.steps_per_epoch:
+                for indices in self._order(epoch, start, torch.device("cpu")):
+                    yield indices.tolist()
+            if not endless:
+                return
+            epoch, start = epoch + 1, 0
+
+    def _checked(self, decoded: Decoded) -> Decoded:
+        _note_skipped(decoded, self.skipped, self._strict)
+        if not len(decoded.samples):  # not even a stand-in
+            raise _none_readable(self._source, self.skipped)
+        return decoded
+
+    def _as_batch(self, decoded: Decoded) -> ImageBatch:
+        return _as_batch(decoded, self._device)
 
     def _move_in(self, store: GrowingStore) -> None:
         """Every image has been decoded: from now on batches come from memory, and the workers go."""
@@ -150,7 +178,7 @@ def _decode_all(
     skipped: dict[str, str],
 ) -> Iterator[ImageBatch]:
     reader = ImageReader(source, canvas_for(source, canvas), stand_ins=False)
-    pool = DecodingPool(reader, workers, pinned=device.type == "cuda")
+    pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
     requests = _in_batches(range(len(source)), batch_size)
     any_read = False
     try:
@@ -158,7 +186,7 @@ def _decode_all(
             _note_skipped(decoded, skipped, strict)
             if len(decoded.samples):
                 any_read = True
-                yield _as_batch(decoded)
+                yield _as_batch(decoded, device)
         if not any_read:
             raise _none_readable(source, skipped)
     finally:
@@ -176,8 +204,10 @@ def _none_readable(source: ImageSource, skipped: dict[str, str]) -> DataError:
     return DataError(f"None of the images can be read ({source.description}); the first is {name}: {reason}.")
 
 
-def _as_batch(decoded: Decoded) -> ImageBatch:
-    return ImageBatch(decoded.pixels, decoded.sizes, decoded.samples)
+def _as_batch(decoded: Decoded, device: torch.device) -> ImageBatch:
+    """What was decoded, as a batch: on a CPU a copy that stays as it is; a GPU's copy is made by `ahead_on`."""
+    batch = ImageBatch(decoded.pixels, decoded.sizes, decoded.samples)
+    return batch if device.type == "cuda" else batch.copied()
 
 
 def _in_batches(indices: Sequence[int], batch_size: int) -> list[list[int]]:

@@ -30,7 +30,7 @@ class ImageReader:
 
     def __init__(self, source: ImageSource, canvas: int, stand_ins: bool) -> None:
         self._source = source
-        self._canvas = canvas
+        self.canvas = canvas
         self._stand_ins = stand_ins
         self._broken: dict[int, str] = {}  # what is known already, to be reported again but not tried again
 
@@ -41,16 +41,26 @@ class ImageReader:
 
     def __getitem__(self, indices: Sequence[int]) -> Decoded:
         """Read the images; no rows at all mean that there are none left to read."""
+        pixels = torch.empty(len(indices), 3, self.canvas, self.canvas, dtype=torch.uint8)
+        sizes = torch.empty(len(indices), 2, dtype=torch.int64)
+        samples = torch.empty(len(indices), dtype=torch.int64)
+        skipped = self.read_into(indices, pixels, sizes, samples)
+        return decoded_rows(pixels, sizes, samples, skipped)
+
+    def read_into(self, indices: Sequence[int], pixels: Tensor, sizes: Tensor, samples: Tensor) -> dict[str, str]:
+        """Read each image into its row; a row for which nothing can be read has the sample -1.
+
+        Returns the images that could not be read, with the reasons.
+        """
         skipped: dict[str, str] = {}
-        found = [pair for index in indices if (pair := self._find(index, skipped)) is not None]
-        pixels = torch.zeros(len(found), 3, self._canvas, self._canvas, dtype=torch.uint8)
-        sizes = torch.empty(len(found), 2, dtype=torch.int64)
-        for row, (_, image) in enumerate(found):
-            height, width = image.shape[1:]
-            pixels[row, :, :height, :width] = image
-            sizes[row, 0], sizes[row, 1] = height, width
-        samples = torch.tensor([index for index, _ in found], dtype=torch.int64)
-        return Decoded(pixels, sizes, samples, skipped)
+        for row, index in enumerate(indices):
+            found = self._find(index, skipped)
+            samples[row] = -1
+            if found is not None:
+                samples[row], image = found
+                sizes[row, 0], sizes[row, 1] = image.shape[1:]
+                _place(image, pixels[row])
+        return skipped
 
     def _find(self, index: int, skipped: dict[str, str]) -> tuple[int, Tensor] | None:
         """The image, or its stand-in, and the index of what was read."""
@@ -69,10 +79,26 @@ class ImageReader:
         if index in self._broken:
             return None
         try:
-            return self._source.read(index, self._canvas)
+            return self._source.read(index, self.canvas)
         except UnreadableImage as error:
             self._broken[index] = error.reason
             return None
+
+
+def decoded_rows(pixels: Tensor, sizes: Tensor, samples: Tensor, skipped: dict[str, str]) -> Decoded:
+    """The rows for which something could be read: all of them as they are, as a rule."""
+    read = samples >= 0
+    if read.all():
+        return Decoded(pixels, sizes, samples, skipped)
+    return Decoded(pixels[read], sizes[read], samples[read], skipped)
+
+
+def _place(image: Tensor, canvas: Tensor) -> None:
+    """Put an image into the top left corner of a canvas and zeros around it."""
+    height, width = image.shape[1:]
+    canvas[:, :height, :width] = image
+    canvas[:, height:] = 0
+    canvas[:, :height, width:] = 0
 
 
 def canvas_for(source: ImageSource, canvas: int) -> int:

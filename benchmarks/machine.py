@@ -1,0 +1,31 @@
+"""What a figure was measured on, and the file it is written to."""
+
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def described(device: torch.device | str) -> dict[str, Any]:
+    """Hardware, versions, date and command: what a reader needs to judge a figure or to repeat it."""
+    on_gpu = torch.device(device).type == "cuda"
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
+        "cpu": f"{os.cpu_count()} cores, {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def save(figures: dict[str, Any], path: Path | None, device: torch.device | str) -> None:
+    """Write the figures with what they were measured on, if a file was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"measured_on": described(device), **figures}, indent=2) + "\n", encoding="utf-8")
