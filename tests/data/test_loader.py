@@ -267,10 +267,10 @@ def test_the_next_epoch_is_decoded_while_this_one_ends(tmp_path: Path):
 def test_a_worker_that_is_killed_ends_the_epoch_with_a_sentence(tmp_path: Path):
     source = folder_of_sizes(tmp_path, 40)
     with loader_for(source, workers=2, kept_bytes=0) as loader:
-        batches = loader.epoch(0)
+        batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-        with pytest.raises(DataError, match="ended unexpectedly.*fewer workers"):
+        with pytest.raises(DataError, match=r"ended unexpectedly.*fewer workers"):
             list(batches)
     assert multiprocessing.active_children() == []
 
