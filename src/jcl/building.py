@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.core.ranks import ALONE, Ranks
 from jcl.settings import Settings
 from jcl.train.runtime import choose_precision
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 
 
-def build_learner(settings: Settings, device: torch.device) -> tuple[ContrastiveLearner, int]:
+def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE) -> tuple[ContrastiveLearner, int]:
     """The learner, initialised from the seed, and the width of its features."""
     method, model, train = settings.method, settings.model, settings.train
     torch.manual_seed(train.seed)
@@ -27,8 +30,10 @@ def build_learner(settings: Settings, device: torch.device) -> tuple[Contrastive
         embedding_dim=model.embedding_dim,
         key_momentum=float(method.key_momentum),
         bn_groups=known(model.bn_groups),
-        key_passes=known(train.key_passes),
+        # The groups of one rank allow no more passes; how many there are does not change the result.
+        key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
         seed=train.seed,
+        ranks=ranks,
     ).to(device)
     if device.type == "cuda":
         learner.to(memory_format=torch.channels_last)  # the layout in which tensor cores convolve

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
+from jcl.core.ranks import ALONE, Ranks
 from jcl.core.shuffle import (
     group_batch_norm,
     set_batch_norm_groups,
@@ -83,7 +84,8 @@ class ContrastiveLearner(nn.Module):
     """Query encoder f, key encoder g, queue Q, and the step that ties them together.
 
     `bn_groups` splits queries and shuffled keys into that many batch-norm groups (ShuffleBN). `key_passes` sends the
-    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'.
+    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'. On
+    several `ranks` each has an equal share of the groups; the step is that of one process on all images of the batch.
     """
 
     later_passes: Tensor
@@ -101,17 +103,21 @@ class ContrastiveLearner(nn.Module):
         bn_groups: int = 1,
         key_passes: int = 1,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
-        if bn_groups % key_passes:
-            raise ValueError(f"{bn_groups} BN groups cannot be dealt evenly to {key_passes} passes.")
+        if bn_groups % (key_passes * ranks.count):
+            raise ValueError(
+                f"{bn_groups} BN groups cannot be dealt evenly to {key_passes} passes on each of {ranks.count} ranks."
+            )
         self.method = method
         self.num_keys = num_keys if method.several_keys else 1
         self.temperature = temperature
         self.key_momentum = key_momentum
         self.key_passes = key_passes
         self.seed = seed
-        self.query_encoder = group_batch_norm(encoder) if bn_groups > 1 else encoder
+        self.ranks = ranks
+        self.query_encoder = group_batch_norm(encoder) if bn_groups > ranks.count else encoder
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
@@ -122,7 +128,11 @@ class ContrastiveLearner(nn.Module):
     def forward(
         self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
     ) -> StepResult:
-        """Algorithm 1 for one mini-batch of `images` images; the caller back-propagates the loss and steps f."""
+        """Algorithm 1 for one mini-batch; the caller back-propagates the loss and steps f.
+
+        `images` is how many of the batch's images are this rank's queries: all N of them, or N/W of W ranks. Views are
+        asked for by the image's row in the whole batch.
+        """
         # The order is MoCo's: query, momentum update, keys. Since the query's forward pass changes no parameter, the
         # keys may as well be encoded before it: the results are the same, and what they need in between is free
         # again when the query's activations, kept for the backward pass, take their place. (Where f encodes the keys
@@ -131,7 +141,7 @@ class ContrastiveLearner(nn.Module):
         keys = self.encode_keys(views, images, step)
         query = self.encode_queries(views, images)
         # A copy, because the queue moves on below while the backward pass still needs these negatives.
-        result = self.contrast(query, keys, self.queue.rows.clone(), covariance_scale)
+        result = self.contrast(query, self.ranks.share(keys), self.queue.rows.clone(), covariance_scale)
         # The mean keys go in as they are, and only now: no query meets a key of its own image from this step.
         self.queue.enqueue(keys.mean(dim=1))
         return result
@@ -148,9 +158,10 @@ class ContrastiveLearner(nn.Module):
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
     def _deal_batch_norm_groups(self) -> None:
-        set_batch_norm_groups(self.query_encoder, self.bn_groups)
+        groups = self.bn_groups // self.ranks.count
+        set_batch_norm_groups(self.query_encoder, groups)
         later = self.later_passes if self.key_passes > 1 else None
-        set_batch_norm_groups(self.key_encoder, self.bn_groups // self.key_passes, self.key_passes, later)
+        set_batch_norm_groups(self.key_encoder, groups // self.key_passes, self.key_passes, later)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moving to another device or precision makes a new `later_passes`, which the layers must share again."""
@@ -169,22 +180,23 @@ class ContrastiveLearner(nn.Module):
         torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
 
     def encode_queries(self, views: ViewFunction, images: int) -> Tensor:
-        """One query per image, in batch order: (N, d)."""
-        rows = torch.arange(images, device=self.queue.rows.device)
+        """One query per image of this rank, in batch order: (N/W, d)."""
+        rows = self.ranks.rank * images + torch.arange(images, device=self.queue.rows.device)
         query: Tensor = self.query_encoder(views(rows, torch.zeros_like(rows)))
         return query
 
     def encode_keys(self, views: ViewFunction, images: int, step: int | Tensor) -> Tensor:
-        """All N·M' keys through their encoder in a shuffled order, then back in place: (N, M', d)."""
+        """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
         device = self.queue.rows.device
-        order = shuffled_order(self.seed, step, images * self.num_keys, device)
-        rows, numbers = order // self.num_keys, 1 + order % self.num_keys
+        order = shuffled_order(self.seed, step, self.ranks.count * images * self.num_keys, device)
+        own = self.ranks.share(order)
+        rows, numbers = own // self.num_keys, 1 + own % self.num_keys
         if self.method.gradient_through_keys:
             # End to end: f encodes its own keys, so that gradients reach everything that made them.
             encoded = self.query_encoder(views(rows, numbers))
         else:
             encoded = self._encode_without_gradient(views, rows, numbers)
-        return unshuffle(encoded, order).view(images, self.num_keys, -1)
+        return unshuffle(self.ranks.gather(encoded), order).view(self.ranks.count * images, self.num_keys, -1)
 
     @torch.no_grad()
     def _encode_without_gradient(self, views: ViewFunction, rows: Tensor, numbers: Tensor) -> Tensor:

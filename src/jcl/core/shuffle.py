@@ -70,7 +70,8 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             momentum = momentum_of_pass(self.later_passes, self.passes, self.momentum)
         for running, new in ((self.running_mean, mean), (self.running_var, variance)):
             running.add_((new - running) * momentum)
-        self.num_batches_tracked += 1
+        # All passes of a step are one batch.
+        self.num_batches_tracked += 1 if self.later_passes is None else (self.later_passes == 0).long()
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:

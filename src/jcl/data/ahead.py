@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from jcl.data.batch import ImageBatch
 
@@ -24,8 +25,7 @@ def _copied_ahead(device: torch.device, batches: Iterator[ImageBatch]) -> Iterat
             continue
         with torch.cuda.stream(side):
             # Only pinned memory is copied without waiting; pinned already, it stays as it is.
-            copied = ImageBatch(batch.pixels.pin_memory(), batch.sizes.pin_memory(), batch.samples.pin_memory())
-            copying = (copied.to(device), side.record_event())
+            copying = (batch.of_each(Tensor.pin_memory).to(device), side.record_event())
         if waiting is not None:
             yield _handed_over(*waiting)
         waiting = copying
@@ -38,6 +38,6 @@ def _handed_over(batch: ImageBatch, copied: torch.cuda.Event) -> ImageBatch:
     """Make the training stream wait for the copy, and keep the memory until that stream is done with it."""
     training = torch.cuda.current_stream(batch.pixels.device)
     training.wait_event(copied)
-    for tensor in (batch.pixels, batch.sizes, batch.samples):
+    for tensor in batch.tensors():
         tensor.record_stream(training)
     return batch

@@ -1,14 +1,17 @@
 """Batches of images in an order that is a function of (seed, epoch), from wherever the images are."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from jcl.core.ranks import ALONE, Ranks
 from jcl.data.ahead import ahead_on
 from jcl.data.batch import ImageBatch
+from jcl.data.dealing import Dealer
 from jcl.data.reading import Decoded, ImageReader, canvas_for
 from jcl.data.resident import GrowingStore, ResidentImages
 from jcl.data.source import ArrayImages, ImageSource, UnreadableImage
@@ -25,7 +28,8 @@ class BatchLoader:
 
     The batches depend on the source, the seed and the epoch, not on the number of workers, nor on where an epoch was
     started or whether the images were decoded or still in memory. Images that cannot be read are listed in `skipped`
-    with the reason, and a stand-in takes their place; a `strict` loader raises instead.
+    with the reason, and a stand-in takes their place; a `strict` loader raises instead. On several `ranks` each decodes
+    its share of a batch of `batch_size` images and gets from the others what `num_keys` shuffled keys an image need.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class BatchLoader:
         device: torch.device | str = "cpu",
         strict: bool = False,
         kept_bytes: int = KEPT_BYTES,
+        ranks: Ranks = ALONE,
+        num_keys: int = 1,
     ) -> None:
         if batch_size > len(source):
             raise DataError(
@@ -48,6 +54,8 @@ class BatchLoader:
         self.steps_per_epoch = len(source) // batch_size
         self.skipped: dict[str, str] = {}
         self.batch_size = batch_size
+        self._ranks = ranks
+        self._dealer = Dealer(ranks, seed, batch_size, num_keys) if ranks.count > 1 else None
         self._source, self._seed, self._strict = source, seed, strict
         self._device = torch.device(device)
         self._resident: ResidentImages | None = None
@@ -60,7 +68,7 @@ class BatchLoader:
             if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
                 self._store = GrowingStore(len(source), canvas)
         self._pool = DecodingPool(
-            ImageReader(source, canvas, stand_ins=True), workers, batch_size, self._device.type == "cuda"
+            ImageReader(source, canvas, stand_ins=True), workers, batch_size // ranks.count, self._device.type == "cuda"
         )
         self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of the batch that comes next in it
@@ -69,9 +77,10 @@ class BatchLoader:
         """Give the batches of one epoch, from step `start` on; ends the epoch given before."""
         if self._store is not None and not self._store.missing():
             self._move_in(self._store)
-        if self._resident is None:
-            return ahead_on(self._device, self._decoded_batches(number, start))
-        return ahead_on(self._device, self._resident_batches(self._resident, number, start))
+        if self._resident is not None:
+            return ahead_on(self._device, self._resident_batches(self._resident, number, start))
+        batches = ahead_on(self._device, self._decoded_batches(number, start))
+        return batches if self._dealer is None else self._exchanged(self._dealer, batches, number, start)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -86,13 +95,24 @@ class BatchLoader:
         self.close()
 
     def _order(self, epoch: int, start: int, device: torch.device) -> tuple[Tensor, ...]:
-        """The indices of each batch of an epoch from `start` on."""
+        """The indices of each whole batch of an epoch from `start` on."""
         order = permutation(self._seed, DATA_ORDER, epoch, len(self._source), device)
         return torch.split(order[start * self.batch_size : self.steps_per_epoch * self.batch_size], self.batch_size)
 
     def _resident_batches(self, images: ResidentImages, epoch: int, start: int) -> Iterator[ImageBatch]:
-        if start < self.steps_per_epoch:
-            yield from map(images.batch, self._order(epoch, start, images.device))
+        if start >= self.steps_per_epoch:
+            return
+        for step, indices in enumerate(self._order(epoch, start, images.device), epoch * self.steps_per_epoch + start):
+            if self._dealer is None:
+                yield images.batch(indices)
+            else:  # every rank has every image, so there is nothing to exchange
+                deal = self._dealer.deal(step)
+                batch = images.batch(indices[deal.rows.to(images.device)])
+                yield replace(batch, places=deal.places.to(images.device))
+
+    def _exchanged(self, dealer: Dealer, batches: Iterator[ImageBatch], epoch: int, start: int) -> Iterator[ImageBatch]:
+        for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start):
+            yield dealer.exchange(batch, dealer.deal(step))
 
     def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         if self._store is not None:
@@ -117,11 +137,11 @@ class BatchLoader:
             store.remember(indices, self._checked(decoded))
 
     def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
-        """The indices of each batch from a step on, to the end of its epoch or for ever."""
+        """This rank's indices of each batch from a step on, to the end of its epoch or for ever."""
         while True:
             if start < self.steps_per_epoch:
                 for indices in self._order(epoch, start, torch.device("cpu")):
-                    yield indices.tolist()
+                    yield self._ranks.share(indices).tolist()
             if not endless:
                 return
             epoch, start = epoch + 1, 0

@@ -85,7 +85,8 @@ def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
             f"Queries and bank must be two tables of the same width, but have shapes {tuple(queries.shape)} and "
             f"{tuple(bank.shape)}; extract both with the same backbone."
         )
-    if not (queries.isfinite().all() and bank.isfinite().all()):
+    # In parts, because the answer for a whole bank at once would take as much memory again.
+    if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
         raise DataError(
             "The features hold NaN or infinite values, so nothing is near to anything; the encoder that made them has "
             "probably diverged (lower its learning rate)."

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from jcl.core.method import ContrastiveLearner, StepResult
+from jcl.core.ranks import SharedGradients
 from jcl.data import ImageBatch
 from jcl.train.runtime import autocast
 from jcl.views import ViewMaker, ViewRecipe
@@ -43,6 +44,8 @@ class TrainingStep:
     ) -> None:
         self.learner, self.optimiser, self.options = learner, optimiser, options
         self.views = _ViewFunction(recipe, seed, options)
+        self.ranks = learner.ranks
+        self.shared = SharedGradients(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
@@ -75,9 +78,11 @@ class TrainingStep:
         assert self.batch is not None
         views = self.views.of(self.batch, self.step)
         with autocast(self.options.device, self.options.precision):
-            result = self.learner(views, len(self.batch), self.step, self.scale)
-        self.optimiser.zero_grad(set_to_none=True)
+            result = self.learner(views, self._queries(self.batch), self.step, self.scale)
+        self._clear_gradients()
         self.back_propagate(result.loss)
+        if self.shared is not None:
+            self.shared.average()
         self.optimiser.step()
         self.figures.copy_(torch.stack([value.detach() for value in result]))
 
@@ -86,11 +91,21 @@ class TrainingStep:
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Record the work without doing it; the gradients and everything in between live in the graph's own memory."""
-        self.optimiser.zero_grad(set_to_none=True)
+        self._clear_gradients()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self._work()
         return graph
+
+    def _queries(self, batch: ImageBatch) -> int:
+        """How many of the images are queries of this rank."""
+        return len(batch) if batch.places is None else len(batch.places) // self.ranks.count
+
+    def _clear_gradients(self) -> None:
+        if self.shared is None:
+            self.optimiser.zero_grad(set_to_none=True)
+        else:
+            self.shared.clear()
 
     def _set_lr(self, lr: float) -> None:
         if self.lr is not None:
@@ -103,11 +118,10 @@ class TrainingStep:
         if not self.options.recorded:
             self.batch = batch
         elif self.batch is None:
-            self.batch = ImageBatch(batch.pixels.clone(), batch.sizes.clone(), batch.samples.clone())
+            self.batch = batch.copied()
         else:
-            self.batch.pixels.copy_(batch.pixels)
-            self.batch.sizes.copy_(batch.sizes)
-            self.batch.samples.copy_(batch.samples)
+            for kept, new in zip(self.batch.tensors(), batch.tensors(), strict=True):
+                kept.copy_(new)
 
 
 class _ViewFunction:
@@ -146,5 +160,7 @@ class _BatchViews:
 
     def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
         batch = self.batch
+        if batch.places is not None:  # rows count in the whole batch, of which this rank holds a part
+            rows = batch.places[rows]
         with torch.autocast(batch.pixels.device.type, enabled=False):
             return self.function.make(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)

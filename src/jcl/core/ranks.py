@@ -1,0 +1,110 @@
+"""Several processes that train one model together, as the arithmetic sees them.
+
+A step on W ranks is the step of one process on the whole batch: each rank encodes its share of the queries and of the
+shuffled keys, the keys are gathered, and the gradients are averaged. Everything else is computed from equal inputs by
+every rank, so nothing needs to be broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of how many processes this is. One process alone needs no process group."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes files and speaks to people."""
+        return self.rank == 0
+
+    def share(self, rows: Tensor) -> Tensor:
+        """This rank's part of rows that all ranks have: contiguous and of equal size."""
+        return rows.view(self.count, -1, *rows.shape[1:])[self.rank] if self.count > 1 else rows
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows (n, ...) of every rank, in the order of the ranks: (count * n, ...). Keeps gradients."""
+        if self.count == 1:
+            return rows
+        gathered: Tensor = _Gather.apply(rows, self)
+        return gathered
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean over the ranks, in place."""
+        if self.count > 1:
+            dist.all_reduce(values)
+            values /= self.count
+        return values
+
+
+ALONE = Ranks()
+
+
+class _Gather(torch.autograd.Function):
+    """All ranks' rows; a row's gradient is the sum of what every rank has to say about it."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        gathered = rows.new_empty(ranks.count * rows.shape[0], *rows.shape[1:])
+        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return ctx.ranks.share(total), None
+
+
+class SharedGradients:
+    """The gradients of all parameters in one block of memory, which is averaged over the ranks in one exchange."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._block = torch.zeros(
+            sum(parameter.numel() for parameter in self._parameters), device=self._parameters[0].device
+        )
+
+    def clear(self) -> None:
+        """Zero the block and have every parameter collect its gradient there."""
+        self._block.zero_()
+        start = 0
+        for parameter in self._parameters:
+            place = self._block[start : start + parameter.numel()]
+            # In the parameter's own memory order, which backward passes keep (channels-last on a GPU).
+            parameter.grad = torch.as_strided(place, parameter.shape, parameter.stride())
+            start += parameter.numel()
+
+    def average(self) -> None:
+        self._ranks.average(self._block)
+
+
+@torch.no_grad()
+def average_statistics(module: nn.Module, ranks: Ranks) -> None:
+    """Make the running statistics of all ranks their mean.
+
+    They are linear in what each batch adds, and training does not read them, so it is enough to do this whenever
+    somebody looks: before a checkpoint and before features are measured.
+    """
+    if ranks.count == 1:
+        return
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+    if not buffers:
+        return
+    block = ranks.average(torch.cat([buffer.flatten() for buffer in buffers]))
+    for buffer, mean in zip(buffers, torch.split(block, [buffer.numel() for buffer in buffers]), strict=True):
+        buffer.copy_(mean.view_as(buffer))
