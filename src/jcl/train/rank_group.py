@@ -1,0 +1,73 @@
+"""The processes that a launcher started, brought together so that they can exchange tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from jcl.core.ranks import ALONE, Ranks
+from jcl.errors import SettingsError
+from jcl.train.runtime import choose_device
+
+# Set by torchrun, and by anything else that follows its conventions.
+_RANK, _COUNT, _LOCAL_RANK, _LOCAL_COUNT = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+
+
+def launched() -> bool:
+    """Whether a launcher started this process as one of several ranks."""
+    return int(os.environ.get(_COUNT, "1")) > 1
+
+
+def restarted() -> bool:
+    """Whether a launcher started this process anew after another rank, or this one, had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def ranks_on_this_machine() -> int:
+    return int(os.environ.get(_LOCAL_COUNT, "1"))
+
+
+@contextlib.contextmanager
+def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ranks, torch.device]]:
+    """The ranks and this rank's device; alone on the chosen device where no launcher started several.
+
+    A process group that the caller has set up already is used and left as it is.
+    """
+    if dist.is_initialized():
+        yield Ranks(dist.get_rank(), dist.get_world_size()), _own_device(device_name)
+        return
+    if not launched():
+        yield ALONE, choose_device(device_name)
+        return
+    device = _own_device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    # What ranks agree on as hosts goes over the CPU's network whatever the device, hence gloo besides NCCL.
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_seconds)
+    )
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size()), device
+    finally:
+        dist.destroy_process_group()
+
+
+def _own_device(name: str) -> torch.device:
+    """Each rank of a machine has a GPU of its own; on CPUs they share."""
+    device = choose_device(name)
+    if device.type != "cuda":
+        return device
+    local = int(os.environ.get(_LOCAL_RANK, "0"))
+    if ":" in name:
+        raise SettingsError(f"every rank needs a GPU of its own, so the device cannot be {name}; use --device cuda.")
+    if local >= torch.cuda.device_count():
+        raise SettingsError(
+            f"{ranks_on_this_machine()} ranks were started on a machine with {torch.cuda.device_count()} GPUs; start "
+            "one for each GPU, or use --device cpu."
+        )
+    return torch.device("cuda", local)
