@@ -39,6 +39,26 @@ class Ranks:
         gathered: Tensor = _Gather.apply(rows, self)
         return gathered
 
+    def gather_all(self, rows: Tensor) -> Tensor:
+        """The rows of every rank, in the order of the ranks, where each may have another number of them."""
+        if self.count == 1:
+            return rows
+        counts = self.gather(torch.tensor([len(rows)])).tolist()
+        filled = rows.new_zeros(max(counts), *rows.shape[1:])
+        filled[: len(rows)] = rows
+        parts = self.gather(filled).view(self.count, *filled.shape)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the ranks, in place."""
+        if self.count > 1:
+            dist.all_reduce(values)
+        return values
+
+    def any(self, wish: bool) -> bool:
+        """Whether any rank wishes it. Asked of all ranks at the same point, it gives all of them the same answer."""
+        return bool(self.total(torch.tensor(int(wish)))) if self.count > 1 else wish
+
     def average(self, values: Tensor) -> Tensor:
         """The mean over the ranks, in place."""
         if self.count > 1:

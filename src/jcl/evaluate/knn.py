@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jcl.core.ranks import ALONE, Ranks
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.randomness import permutation
@@ -48,29 +49,33 @@ def knn_accuracy(
     chunk: int = DEFAULT_CHUNK,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[KnnResult]:
     """Top-1 and top-5 of every k with every temperature (k outermost, as listed), from one search.
 
     Features are (n, d), of any length per row; labels are (n,) integers, and rows labelled -1 are left out on both
     sides. A class no neighbour voted for is never among the top 5. `chunk`, `device` and `dtype` are those of
-    `neighbours.neighbour_chunks`.
+    `neighbours.neighbour_chunks`. Several `ranks` that all have all features share the queries out among them.
     """
     bank, bank_labels = _labelled(train_features, train_labels, "bank")
     queries, query_labels = _labelled(test_features, test_labels, "test set")
     _check(k, temperature)
-    search = neighbour_chunks(queries, bank, max(k), chunk=chunk, device=device, dtype=dtype)
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = _positions(query_labels, classes)
-    hits: dict[int, Tensor] = {}  # number of neighbours -> (t, 2): queries right in the first place, in the first five
-    for found, truth in zip(search, torch.split(truths, chunk), strict=True):
-        for neighbours, votes in _votes(found, bank_classes, len(classes), k, temperature):
-            place = _place(votes, truth.to(votes.device))
-            now = torch.stack([(place < 1).sum(1), (place < 5).sum(1)], 1)
-            hits[neighbours] = hits[neighbours] + now if neighbours in hits else now
+    own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
+    # number of neighbours -> (t, 2): queries right in the first place, in the first five
+    hits = {min(asked, len(bank)): torch.zeros(len(temperature), 2, dtype=torch.int64) for asked in k}
+    if own.start < own.stop:  # there may be fewer queries than ranks
+        search = neighbour_chunks(queries[own], bank, max(k), chunk=chunk, device=device, dtype=dtype)
+        for found, truth in zip(search, torch.split(truths[own], chunk), strict=True):
+            for neighbours, votes in _votes(found, bank_classes, len(classes), k, temperature):
+                place = _place(votes, truth.to(votes.device))
+                hits[neighbours] += torch.stack([(place < 1).sum(1), (place < 5).sum(1)], 1).cpu()
+    counted = {neighbours: ranks.total(own_hits) for neighbours, own_hits in hits.items()}
     results = []
     for asked in k:
         neighbours = min(asked, len(bank))
-        shares = (100 * hits[neighbours].double() / len(queries)).tolist()
+        shares = (100 * counted[neighbours].double() / len(queries)).tolist()
         for each, (top1, top5) in zip(temperature, shares, strict=True):
             results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries)))
     return results
