@@ -16,8 +16,8 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
 install: $(VENV)/.installed

@@ -1,1 +1,117 @@
 """Commands that write features down and look things up in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out
+from jcl.cli.printing import say, write_json
+from jcl.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from jcl.lookup import Matches
+
+
+@app.command(rich_help_panel=EVALUATE)
+def embed(
+    weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
+    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, shards, or a data set's name.")],
+    out_file: Annotated[Path, typer.Option("--out", "-o", help="File to write, .npz or .parquet.")],
+    split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file where it exists.")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Write the features of all images to a file, with their names, labels and splits.
+
+    [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
+    """
+    from rich.progress import Progress
+
+    from jcl.embedding import embed as write_features
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("embedding", total=None)
+        report = write_features(
+            weights,
+            data,
+            out_file,
+            split=split,
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
+            precision=precision,
+            force=force,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    for image, reason in report.skipped.items():
+        err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
+    skipped = f", {len(report.skipped):,} left out as unreadable" if report.skipped else ""
+    counts = ", ".join(f"{count:,} {name}" for name, count in report.images.items())
+    say(f"Features of width {report.feature_width} ({counts} images{skipped}) are in {out_file}.")
+    write_json(report.as_dict(), json_file)
+
+
+@app.command(rich_help_panel=EVALUATE)
+def neighbours(
+    index: Annotated[Path, typer.Option("--index", help="Features written by `jcl embed`.")],
+    images: Annotated[
+        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files, or names of images in the index.")
+    ] = None,
+    row: Annotated[list[int] | None, typer.Option(help="A row of the index to ask about; repeatable.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Run or weights, if not where the index says they are.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of each image.")] = 8,
+    picture: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw them into this .png file.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Find the images whose features are most similar to those of one's own.
+
+    [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
+    """
+    from jcl.lookup import find_neighbours
+
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
+    matches = find_neighbours(index, images or [], row or [], weights=weights, k=k, device=device)
+    _print_matches(matches)
+    write_json(matches.as_dict(), json_file)
+    if picture is not None:
+        _draw(matches, picture)
+
+
+def _print_matches(matches: Matches) -> None:
+    columns = matches.as_dict()
+    lines = list(zip(*columns.values(), strict=True))
+    count = matches.found.rows.shape[1]
+    shown = ("class", "split") if len(set(columns["split"])) > 1 else ("class",)
+    for place, query in enumerate(matches.queries):
+        say(query.name)
+        table = Table("rank", "similarity", "row")
+        for name in ("name", *shown):
+            table.add_column(name, overflow="fold")
+        for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
+            cells = [escape(text or "") for text in texts[: 1 + len(shown)]]
+            table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
+        out.print(table)
+
+
+def _draw(matches: Matches, picture: Path) -> None:
+    """The picture is an extra: where the images are gone, the table above has been printed all the same."""
+    from jcl.lookup import DRAWN, draw_matches
+
+    try:
+        draw_matches(matches, picture)
+    except DataError as error:
+        err.print(f"No picture was drawn: {error}", highlight=False, markup=False, soft_wrap=True)
+        return
+    some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
+    say(f"The neighbours{some} are drawn in {picture}.")

@@ -50,8 +50,57 @@ def extract_features(
     gets back the mode it had. `canvas` is the longest side at which images are decoded (default: twice what the view
     needs); `precision` bfloat16 runs the backbone under autocast. Unreadable images are left out; `strict` raises.
     """
-    target = torch.device(device)
     skipped: dict[str, str] = {}
+    batches = feature_batches(
+        backbone,
+        source,
+        image_size=image_size,
+        canvas=canvas,
+        crop_ratio=crop_ratio,
+        mean=mean,
+        std=std,
+        batch_size=batch_size,
+        device=device,
+        precision=precision,
+        workers=workers,
+        strict=strict,
+        skipped=skipped,
+    )
+    values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
+    count = 0
+    for found, found_samples in batches:
+        if count == 0:
+            values = torch.empty(len(source), found.shape[1])
+        values[count : count + len(found)] = found
+        samples[count : count + len(found)] = found_samples
+        count += len(found)
+    values, samples = values[:count], samples[:count]
+    labels = None if source.labels is None else source.labels[samples]
+    return Features(values, labels, samples, skipped)
+
+
+def feature_batches(
+    backbone: nn.Module,
+    source: ImageSource,
+    *,
+    image_size: int,
+    canvas: int | None = None,
+    crop_ratio: float = 1.0,
+    mean: Sequence[float] = IMAGENET_MEAN,
+    std: Sequence[float] = IMAGENET_STD,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    precision: torch.dtype = torch.float32,
+    workers: int = 0,
+    strict: bool = False,
+    skipped: dict[str, str] | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`extract_features` one batch at a time, for those who do not hold all of them.
+
+    Gives features (n, d), as the backbone made them and where it did, and each row's index in the source (n,). Images
+    that cannot be read are entered into `skipped`.
+    """
+    target = torch.device(device)
     batches = read_all(
         source,
         canvas=canvas or 2 * round(image_size / crop_ratio),
@@ -61,21 +110,12 @@ def extract_features(
         strict=strict,
         skipped=skipped,
     )
-    values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
-    count = 0
     with evaluation_mode(backbone.to(target)):
         for batch in batches:
-            # Inference mode ends before the features are stored, so that a probe can be trained on them.
+            # Inference mode ends before the features are handed on, so that a probe can be trained on them.
             with torch.inference_mode(), autocast(target, precision):
                 found = backbone(centre_views(batch.pixels, batch.sizes, image_size, crop_ratio, mean, std))
-            if count == 0:
-                values = torch.empty(len(source), found.shape[1])
-            values[count : count + len(batch)] = found
-            samples[count : count + len(batch)] = batch.samples
-            count += len(batch)
-    values, samples = values[:count], samples[:count]
-    labels = None if source.labels is None else source.labels[samples]
-    return Features(values, labels, samples, skipped)
+            yield found, batch.samples
 
 
 def pixel_features(

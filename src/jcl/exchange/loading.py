@@ -1,0 +1,54 @@
+"""Opening a backbone from wherever it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from jcl.errors import RunError
+from jcl.exchange.backbone_file import backbone_info
+from jcl.exchange.hub_folder import is_hub_folder
+from jcl.exchange.reading import read_weights
+from jcl.exchange.recognising import Recognised, recognise
+from jcl.exchange.weights import WeightsFile
+from jcl.settings import Settings
+from jcl.train.checkpoint import newest_checkpoint
+from jcl.train.folder import RunFolder
+from jcl.train.sealed import read_tensors
+
+
+def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
+    """The backbone of a run folder or of a weights file, in evaluation mode, giving pooled features (n, width).
+
+    Opens what this tool writes (`jcl pretrain`, `jcl import` and every kind of `jcl export`) and what `jcl import`
+    reads: files of torchvision, timm, detectron2, lightly, solo-learn and the released MoCo and JCL checkpoints. A run
+    that has not finished gives the backbone of its newest checkpoint. `backbone` names the network where a file does
+    not and its shapes do not tell. The network carries `info`, a `BackboneInfo` with the image size and normalisation
+    it was trained with, or ImageNet's where the file does not say. Nothing in a file is ever run.
+    """
+    return open_backbone(Path(path), backbone).network
+
+
+def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> Recognised:
+    """As `load_backbone`, with an account of what the file held."""
+    if not path.exists():
+        raise RunError(f"there is no run or weights file at {path}.")
+    folder = RunFolder(path)
+    if path.is_dir() and (folder.holds_run() or not is_hub_folder(path)):
+        settings = folder.settings()
+        weights = read_weights(folder.backbone_file) if folder.backbone_file.exists() else _unfinished(folder, settings)
+    else:
+        weights = read_weights(path)
+    return recognise(weights, backbone, image_size)
+
+
+def _unfinished(folder: RunFolder, settings: Settings) -> WeightsFile:
+    newest = newest_checkpoint(folder.checkpoints)
+    if newest is None:
+        raise RunError(f"the run in {folder.path} has no checkpoint yet; let it train for a while first.")
+    prefix = "model.query_encoder.backbone."
+    tensors, _ = read_tensors(newest)
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    # The width of the features is measured once the network is built.
+    return WeightsFile(newest, "checkpoint of a run", own, info=backbone_info(settings, feature_width=0))

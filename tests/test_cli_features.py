@@ -1,0 +1,145 @@
+"""`jcl embed` and `jcl neighbours` as a person calls them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import jcl
+from jcl.cli import main
+from jcl.evaluate.feature_file import read_feature_file
+from small_runs import tiny_settings, write_image_folder
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def refused(call):
+    """The one sentence with which a command is refused."""
+
+    def run(*arguments: object) -> str:
+        code, out, err = call(*arguments)
+        assert code == 1 and out == "" and "Traceback" not in err
+        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
+        return err.removeprefix("Error: ").rstrip()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """26 readable images with brackets in their paths, which are no markup, and one that is none."""
+    folder = write_image_folder(tmp_path_factory.mktemp("data") / "photos [bold]", classes=("[red]cats", "dogs"))
+    (folder / "dogs" / "broken[x].png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(photos, tmp_path_factory) -> Path:
+    settings = tiny_settings(photos, train__epochs=1)
+    return jcl.pretrain(settings, tmp_path_factory.mktemp("runs") / "run", console=Console(quiet=True)).path
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_embed_then_look_up(call, run_folder, photos, kind):
+    code, out, err = call("embed", run_folder, photos, "-o", f"f.{kind}", "--json", "embed.json", "--device", "cpu")
+    assert code == 0, err
+    assert out == f"Features of width 128 (26 train images, 1 left out as unreadable) are in f.{kind}.\n"
+    assert err == "left out dogs/broken[x].png: its content is no image of a known format\n"
+    figures = json.loads(Path("embed.json").read_text())
+    assert (figures["images"], figures["skipped"], figures["skipped_names"]) == (26, 1, ["dogs/broken[x].png"])
+    assert len(read_feature_file(Path(f"f.{kind}"))) == 26
+
+    image = photos / "[red]cats" / "004.png"
+    arguments = ("--index", f"f.{kind}", "-k", 2, "-o", "near.png", "--json", "near.json", "--device", "cpu")
+    code, out, err = call("neighbours", image, "--row", 13, *arguments)
+    assert code == 0 and err == ""
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert lines[0] == ["1", "1.0000", "2", "[red]cats/004.png", "[red]cats"]
+    assert lines[2] == ["1", "1.0000", "13", "dogs/001.png", "dogs"] and len(lines) == 4
+    assert "photos [bold]/[red]cats/004.png" in out and "drawn in near.png" in out
+    assert Path("near.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    columns = json.loads(Path("near.json").read_text())
+    assert columns["name"][0] == "[red]cats/004.png" and columns["rank"] == [1, 2, 1, 2]
+    assert columns["similarity"][0] == pytest.approx(1, abs=1e-6)
+
+
+def test_splits_are_shown_where_there_are_two(call, run_folder, npz):
+    code, out, err = call("embed", run_folder, npz, "-o", "f.npz", "--device", "cpu")
+    assert code == 0 and err == "" and "(34 train, 10 test images)" in out
+    _, out, _ = call("neighbours", "--row", 40, "--index", "f.npz", "-k", 40)
+    assert "split" in out and " test " in out and " train " in out
+    assert call("embed", run_folder, npz, "-o", "t.npz", "--split", "test", "--device", "cpu")[0] == 0
+    _, out, _ = call("neighbours", "--row", 4, "--index", "t.npz")
+    assert "split" not in out
+
+
+def test_images_that_are_gone_cost_the_picture_only(call, run_folder, tmp_path):
+    folder = write_image_folder(tmp_path / "photos")
+    assert call("embed", run_folder, folder, "-o", "f.npz", "--device", "cpu")[0] == 0
+    folder.rename(tmp_path / "moved")
+    code, out, err = call("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.png")
+    assert code == 0 and "cats/000.png" in out
+    assert err.startswith("No picture was drawn: There is no folder") and err.count("\n") == 1
+    assert not Path("near.png").exists()
+
+
+def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
+    Path("mine.npz").write_text("precious")
+    assert "say --force" in refused("embed", run_folder, npz, "-o", "mine.npz")
+    assert Path("mine.npz").read_text() == "precious"
+    assert "neither a .npz nor a .parquet" in refused("embed", run_folder, npz, "-o", "f.csv")
+    assert "no run or weights file" in refused("embed", tmp_path / "missing", npz, "-o", "f.npz")
+    assert "There is no folder" in refused("embed", run_folder, tmp_path / "missing", "-o", "f.npz")
+    assert "has no split called val; use --split train or test or all" in refused(
+        "embed", run_folder, npz, "-o", "f.npz", "--split", "val"
+    )
+    assert "no precision called" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half")
+    assert "There is no feature file" in refused("neighbours", "--row", 0, "--index", "f.npz")
+    assert "cannot be read as a feature file" in refused("neighbours", "--row", 0, "--index", "mine.npz")
+    assert "does not end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")
+    assert sorted(entry.name for entry in Path().iterdir()) == ["mine.npz"]
+    assert call("embed", run_folder, npz, "-o", "mine.npz", "--force", "--device", "cpu")[0] == 0
+    assert "Neighbours of what?" in refused("neighbours", "--index", "mine.npz")
+    assert "no row 99" in refused("neighbours", "--row", 99, "--index", "mine.npz")
+    (tmp_path / "file").write_text("mine")
+    code, out, err = call("neighbours", "--row", 0, "--index", "mine.npz", "-o", tmp_path / "file" / "near.png")
+    assert code == 1 and "number 0" in out and "picture could not be written" in err and "Traceback" not in err
+
+
+def test_without_pyarrow(run_folder, npz, tmp_path):
+    """A real process in which pyarrow cannot be imported: nothing is loaded or written before the sentence."""
+    program = "import sys; sys.modules['pyarrow'] = None\nfrom jcl.cli import main\nmain()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "embed", str(run_folder), str(npz), "-o", str(tmp_path / "f.parquet")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1 and ended.stdout == ""
+    assert ended.stderr == (
+        "Error: Parquet files need pyarrow, which is not installed; run: "
+        "pip install 'joint-contrastive-learning[parquet]', or use a .npz file.\n"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,72 @@
+"""The examples run as they stand, and learn something: each is started as a person would start it."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def needs(library: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"{library} is not installed")
+
+
+def printed(example: str, folder: Path) -> str:
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / example)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # on a busy machine threads that wait for each other take longer
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert list(folder.iterdir()) == []  # nothing is left behind
+    return ended.stdout
+
+
+def losses(text: str) -> list[float]:
+    lines = re.findall(r"^epoch (\d+) loss (\d+\.\d+)$", text, re.MULTILINE)
+    assert [int(epoch) for epoch, _ in lines] == list(range(1, len(lines) + 1))
+    return [float(loss) for _, loss in lines]
+
+
+def accuracies(text: str) -> dict[str, float]:
+    return {when: float(figure) for when, figure in re.findall(r"^kNN (\w+) training (\d+\.\d) %$", text, re.MULTILINE)}
+
+
+def falls(figures: list[float]) -> bool:
+    """The loss rises while the queue fills with real keys; from then on it has to fall, and below where it began."""
+    return len(figures) == 5 and figures[-1] < figures[0] - 0.3 and figures[1:] == sorted(figures[1:], reverse=True)
+
+
+def test_own_loop(tmp_path):
+    text = printed("own_loop.py", tmp_path)
+    knn = accuracies(text)
+    assert falls(losses(text)), text
+    assert knn["after"] > knn["before"] + 3 and knn["after"] > 15, text  # chance is 10 %
+
+
+@needs("pytorch_lightning")
+def test_lightning_module(tmp_path):
+    text = printed("lightning_module.py", tmp_path)
+    assert falls(losses(text)), text
+    assert accuracies(text)["after"] > 19, text  # chance is 10 %, the untrained network gives 16 %
+
+
+@needs("lightly")
+def test_lightly_loop(tmp_path):
+    text = printed("lightly_loop.py", tmp_path)
+    assert falls(losses(text)), text
+
+
+def test_every_example_is_run_here_and_short():
+    files = {file.name for file in EXAMPLES.glob("*.py")}
+    assert files == {"own_loop.py", "lightning_module.py", "lightly_loop.py"}
+    assert all(file in (EXAMPLES / "README.md").read_text(encoding="utf-8") for file in files)
