@@ -16,7 +16,21 @@ from jcl.cli import app, main
 from jcl.pretraining import Run
 from small_runs import TINY_VALUES, drawn_pixels
 
-COMMANDS = ["pretrain", "resume", "demo", "knn", "recipes", "check", "shard"]
+COMMANDS = [
+    "pretrain",
+    "resume",
+    "demo",
+    "knn",
+    "linear",
+    "finetune",
+    "recipes",
+    "check",
+    "shard",
+    "embed",
+    "neighbours",
+    "import",
+    "export",
+]
 TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
 
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, out
-from jcl.cli.printing import write_json
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out
+from jcl.cli.printing import say, write_json
+from jcl.errors import SettingsError
+
+if TYPE_CHECKING:
+    from jcl.measure import LinearReport
+
+WorkersOption = Annotated[
+    int | None, typer.Option(min=0, help="Processes that decode images (default: one a CPU core).")
+]
 
 
 @app.command(rich_help_panel=EVALUATE)
 def knn(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
-    data: Annotated[str | None, typer.Argument(help="Labelled data [default: what the run was trained on].")] = None,
+    data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
     k: Annotated[list[int] | None, typer.Option("-k", help="Neighbours that vote; may be given several times.")] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the votes; may be given several times.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
@@ -50,3 +60,187 @@ def _knn_figures(results: list[Any]) -> dict[str, float]:
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
     return figures
+
+
+class Protocol(StrEnum):
+    """How a linear probe is trained."""
+
+    fast = "fast"
+    paper = "paper"
+
+
+@app.command(rich_help_panel=EVALUATE)
+def linear(
+    weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
+    data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
+    protocol: Annotated[
+        Protocol, typer.Option(help="fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs.")
+    ] = Protocol.fast,
+    lr: Annotated[
+        list[float] | None, typer.Option(help="Learning rate; several make a grid (default: a grid; 30 for paper).")
+    ] = None,
+    weight_decay: Annotated[
+        list[float] | None, typer.Option(help="Weight decay; several make a grid (default: a grid; 0 for paper).")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the data (default: by the data's size; 100 for paper).")
+    ] = None,
+    per_class: Annotated[bool, typer.Option("--per-class", help="Show the accuracy of each class too.")] = False,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per forward pass.")] = 256,
+    workers: WorkersOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Compile the backbone (paper; pays in long runs).")
+    ] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Measure frozen features by a linear classifier.
+
+    Test labels are looked at once, at the end: whatever is chosen is chosen on a part of the training images.
+    """
+    from jcl.measure import measure_linear
+
+    report = measure_linear(
+        weights,
+        data,
+        protocol=protocol.value,
+        learning_rates=lr or [],
+        weight_decays=weight_decay or [],
+        epochs=epochs,
+        batch_size=batch_size,
+        workers=workers,
+        device=device,
+        seed=seed,
+        compiled=compiled,
+        console=err,
+    )
+    figures = report.figures
+    _print_linear(report)
+    if per_class:
+        _print_classes(report)
+        figures = figures | {
+            f"linear_top1_{name}": top1 for name, top1 in zip(report.class_names, report.scores.class_top1, strict=True)
+        }
+    write_json(figures, json_file)
+
+
+@app.command(rich_help_panel=EVALUATE)
+def finetune(
+    weights: Annotated[
+        Path | None, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")
+    ] = None,
+    data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
+    labels: Annotated[str, typer.Option(help="How many labels to use: 1%, 10%, 100%, 20-per-class, ...")] = "100%",
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the results (default: a new one in runs/).")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Continue a stopped fine-tuning exactly where it was.")
+    ] = None,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Start from random weights, to compare with.")
+    ] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the labelled images.")] = 50,
+    batch_size: Annotated[
+        int | None, typer.Option(min=2, help="Images per step (default: by the number of labels).")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the backbone's last part (default: by the batch).")
+    ] = None,
+    head_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the new layer (default: by the batch).")
+    ] = None,
+    layer_decay: Annotated[
+        float | None, typer.Option(help="Learning rate of each part over that of the next (default: 0.7).")
+    ] = None,
+    weight_decay: Annotated[float, typer.Option(help="Not on norms and biases.")] = 1e-4,
+    warmup_epochs: Annotated[
+        float | None, typer.Option(help="Epochs in which the learning rate rises (default: a tenth).")
+    ] = None,
+    label_smoothing: Annotated[float, typer.Option(help="Share of each label spread over all classes.")] = 0.0,
+    jitter: Annotated[bool, typer.Option("--jitter", help="Change colours too, not only crop and flip.")] = False,
+    workers: WorkersOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile the backbone (pays in long runs).")] = False,
+    json_file: JsonOption = None,
+) -> None:
+    """Train the whole network with all labels or a few of them.
+
+    [dim]jcl finetune runs/photos photos/ --labels 10% --out runs/photos-10[/]
+    """
+    from jcl.finetuning import finetune as run_finetuning
+    from jcl.finetuning import resume_finetuning
+
+    if resume is not None:
+        if weights is not None or out_folder is not None:
+            raise SettingsError("--resume continues with the settings it was begun with; give nothing else with it.")
+        folder = resume_finetuning(resume, workers=workers, console=err)
+    elif weights is None:
+        raise SettingsError("say what to fine-tune, for example: jcl finetune runs/photos photos/ --labels 10%.")
+    else:
+        folder = run_finetuning(
+            weights,
+            data,
+            out=out_folder,
+            labels=labels,
+            from_scratch=from_scratch,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            head_lr=head_lr,
+            layer_decay=layer_decay,
+            weight_decay=weight_decay,
+            warmup_epochs=warmup_epochs,
+            label_smoothing=label_smoothing,
+            jitter=jitter,
+            seed=seed,
+            device=device,
+            compiled=compiled,
+            workers=workers,
+            console=err,
+        )
+    summary = folder.summary()
+    table = Table("labels used", "top-1", "top-5")
+    table.add_row(
+        f"{summary['labels_used']:,}", f"{summary['finetune_top1']:.2f} %", f"{summary['finetune_top5']:.2f} %"
+    )
+    out.print(table)
+    say(_tested_on(summary))
+    say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
+    write_json(summary, json_file)
+
+
+def _print_linear(report: LinearReport) -> None:
+    figures, scores = report.figures, report.scores
+    table = Table("protocol", "top-1", "top-5", "learning rate", "weight decay")
+    table.add_row(
+        figures["protocol"],
+        f"{scores.top1:.2f} %",
+        f"{scores.top5:.2f} %",
+        f"{figures['lr']:g}",
+        f"{figures['weight_decay']:g}",
+    )
+    out.print(table)
+    say(f"Trained on {figures['train_images']:,} images of {figures['classes']} classes. {_tested_on(figures)}")
+    if scores.strangers:
+        say(f"{scores.strangers:,} test images are of classes without training images; they count as wrong.")
+    if report.edges:
+        say(
+            f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
+            "give other values with --lr and --weight-decay."
+        )
+
+
+def _print_classes(report: LinearReport) -> None:
+    table = Table("class", "test images", "top-1")
+    scores = report.scores
+    for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
+        table.add_row(escape(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
+    out.print(table)
+
+
+def _tested_on(figures: dict[str, Any]) -> str:
+    source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
+    return f"Tested on {figures['test_images']:,} images{source}."

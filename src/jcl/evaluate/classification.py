@@ -1,0 +1,110 @@
+"""Labelled images as a task: classes to tell apart, images to learn from, others to be judged by, and the judgement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jcl.data import ImageData, ImageSource
+from jcl.errors import DataError
+from jcl.evaluate.knn import leave_out_split
+from jcl.evaluate.label_subset import part_of
+
+# The same images for every seed and the same as kNN's, so that figures differ by what was trained, not by the test.
+_HELD_OUT_SEED = 0
+
+
+@dataclass(frozen=True)
+class ClassificationTask:
+    """Images to train on, all labelled, and images to test with, some of which may have no label.
+
+    `classes` (c,) int64 are the labels found among the training images, rising; a classifier's output i stands for
+    classes[i]. `held_out` says that the test images were taken from the training images, for want of a test set.
+    """
+
+    train: ImageSource
+    test: ImageSource
+    classes: Tensor
+    held_out: bool
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        names = self.train.class_names
+        return tuple(str(label) if names is None else names[label] for label in self.classes.tolist())
+
+
+def classification_task(data: ImageData) -> ClassificationTask:
+    """The task that a data set poses; without a labelled test set a seeded tenth of its images are the test."""
+    labels = data.train.labels
+    if labels is None:
+        raise DataError(f"{data.train.description} has no labels, so no classifier can be trained on it.")
+    _check_classes(labels, data.train.description)
+    if data.test is not None and data.test.labels is not None:
+        rows = (labels >= 0).nonzero().squeeze(1)
+        return ClassificationTask(part_of(data.train, rows), data.test, torch.unique(labels[rows]), held_out=False)
+    kept, left_out = leave_out_split(labels, _HELD_OUT_SEED)
+    train, test = part_of(data.train, kept), part_of(data.train, left_out)
+    return ClassificationTask(train, test, _check_classes(labels[kept], train.description), held_out=True)
+
+
+def _check_classes(labels: Tensor, description: str) -> Tensor:
+    """The classes among the labels, which must be two at least."""
+    classes: Tensor = torch.unique(labels[labels >= 0])
+    if len(classes) < 2:
+        raise DataError(
+            f"A classifier needs labelled images of at least two classes, but there are "
+            f"{int((labels >= 0).sum())} of {len(classes)} ({description})."
+        )
+    return classes
+
+
+def positions(labels: Tensor, classes: Tensor) -> Tensor:
+    """Where each label (n,) stands in the rising `classes` (c,); -1 for what is none of them."""
+    classes = classes.to(labels.device)
+    places = torch.searchsorted(classes, labels).clamp_max(len(classes) - 1)
+    return torch.where(classes[places] == labels, places, -1)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Accuracies in percent over `images`; `class_images` and `class_top1` by class, None for a class without any.
+
+    `strangers` of the images are of classes that the classifier does not know, and count as wrong.
+    """
+
+    top1: float
+    top5: float
+    images: int
+    class_images: tuple[int, ...]
+    class_top1: tuple[float | None, ...]
+    strangers: int
+
+
+def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
+    """Judge logits (n, c), column i for classes[i], by labels (n,); rows labelled -1 are left out.
+
+    Of equal logits the lower class stands first; a row with logits that are not numbers is wrong.
+    """
+    labels = labels.to(logits.device)
+    logits, labels = logits[labels >= 0], labels[labels >= 0]
+    if not len(labels):
+        raise DataError("None of the test images that could be read has a label, so accuracy cannot be measured.")
+    truth = positions(labels, classes)
+    own = logits.gather(1, truth.clamp_min(0)[:, None])
+    numbers = torch.arange(logits.shape[1], device=logits.device)
+    before = (logits > own) | ((logits == own) & (numbers < truth[:, None]))
+    known = (truth >= 0) & ~logits.isnan().any(1)
+    place = torch.where(known, before.sum(1), torch.iinfo(torch.int64).max)
+    members = torch.bincount(truth[truth >= 0], minlength=logits.shape[1])
+    right = torch.bincount(truth[place < 1], minlength=logits.shape[1])
+    share = (100 * right.double() / members.clamp_min(1)).tolist()
+    return Scores(
+        top1=100 * int((place < 1).sum()) / len(labels),
+        top5=100 * int((place < 5).sum()) / len(labels),
+        images=len(labels),
+        class_images=tuple(members.tolist()),
+        class_top1=tuple(value if count else None for value, count in zip(share, members.tolist(), strict=True)),
+        strangers=int((truth < 0).sum()),
+    )

@@ -1,0 +1,148 @@
+"""Fine-tuning: what the whole network is trained with when some labels are at hand.
+
+Layers near the image hold what is common to all images, those near the head what is particular to a task. So the
+learning rate falls from the head downwards: the last part of the backbone takes `lr`, each part before it
+`layer_decay` times that of its successor, and the new layer on top, which starts from nothing, its own `head_lr`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field, ValidationError, field_validator
+from torch import nn
+
+from jcl.errors import SettingsError
+from jcl.evaluate.label_subset import LabelAmount, label_amount
+from jcl.evaluate.supervised import Classifier
+from jcl.settings import Positive, Section, Share, TrainSettings
+
+_LEAST_PARTS = 4
+_LARGEST_BATCH = 128
+
+
+class FinetuneSettings(Section):
+    """Everything that defines a fine-tuning."""
+
+    weights: str
+    data: str | None = None  # None: what the run was trained on
+    labels: str = "100%"
+    from_scratch: bool = False
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.7
+    head_lr: Positive
+    label_smoothing: Share = 0.0
+    jitter: bool = False
+    train: TrainSettings
+
+    @field_validator("labels")
+    @classmethod
+    def _can_be_read(cls, text: str) -> str:
+        label_amount(text)
+        return text
+
+    @property
+    def amount(self) -> LabelAmount:
+        return label_amount(self.labels)
+
+
+def finetune_settings(values: dict[str, Any], origin: str) -> FinetuneSettings:
+    """Validate nested values; the first problem becomes a sentence that names `origin` and the value."""
+    try:
+        return FinetuneSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(
+            f"In {origin} the value {first['input']!r} of {name} does not work: {first['msg'].lower()}."
+        ) from None
+
+
+def usual_batch_size(images: int) -> int:
+    """128, or less where there are few images, so that an epoch has eight steps; not below 8 unless there are fewer."""
+    return max(2, min(_LARGEST_BATCH, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
+
+
+@dataclass(frozen=True)
+class BackbonePart:
+    """Parameters that are trained with one learning rate, called after the module they begin with."""
+
+    name: str
+    parameters: tuple[nn.Parameter, ...]
+
+
+def backbone_parts(backbone: nn.Module) -> list[BackbonePart]:
+    """The parts of a backbone from the image to the head.
+
+    They are its sub-modules with weights, in order; while these are fewer than four, the largest that has
+    sub-modules of its own is opened up into them. Thus a ResNet has its stem and its four stages, a vision
+    transformer its embedding and its blocks. Norms, and parameters outside of sub-modules, go with what stands before.
+    """
+    pieces = _opened("", backbone)
+    while len(parts := _joined(pieces)) < _LEAST_PARTS:
+        closed = [piece for piece in pieces if piece.module is not None and len(_opened(piece.name, piece.module)) > 1]
+        if not closed:
+            break
+        largest = max(closed, key=lambda piece: sum(parameter.numel() for parameter in piece.parameters))
+        place = pieces.index(largest)
+        assert largest.module is not None
+        pieces[place : place + 1] = _opened(largest.name, largest.module)
+    return parts
+
+
+def finetune_optimiser(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
+    """SGD with a group for each part and kind of parameter; each group's `lr_scale` multiplies the learning rate.
+
+    Vectors (biases and the scales of norms) get no weight decay.
+    """
+    lr = float(settings.train.lr)
+    parts = backbone_parts(network.backbone)
+    scaled = [(part, settings.layer_decay**depth) for depth, part in enumerate(reversed(parts))]
+    scaled.append((BackbonePart("fc", tuple(network.fc.parameters())), settings.head_lr / lr))
+    groups = []
+    for part, scale in scaled:
+        for decay, vectors in ((settings.train.weight_decay, False), (0.0, True)):
+            parameters = [parameter for parameter in part.parameters if (parameter.ndim <= 1) == vectors]
+            if parameters:
+                groups.append({"params": parameters, "lr_scale": scale, "weight_decay": decay, "part": part.name})
+    return torch.optim.SGD(groups, lr=lr, momentum=settings.train.momentum)
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """A module, or None for parameters that lie in none, with the parameters in it."""
+
+    name: str
+    module: nn.Module | None
+    parameters: tuple[nn.Parameter, ...]
+
+    @property
+    def stands_alone(self) -> bool:
+        return self.module is not None and any(parameter.ndim > 1 for parameter in self.parameters)
+
+
+def _opened(name: str, module: nn.Module) -> list[_Piece]:
+    """What a module consists of: its own parameters, then its sub-modules that have any."""
+    own = tuple(module.parameters(recurse=False))
+    pieces = [_Piece(name, None, own)] if own else []
+    for child_name, child in module.named_children():
+        if parameters := tuple(child.parameters()):
+            pieces.append(_Piece(f"{name}.{child_name}".lstrip("."), child, parameters))
+    return pieces
+
+
+def _joined(pieces: list[_Piece]) -> list[BackbonePart]:
+    """Each piece that stands alone with the others that follow it; what comes before the first goes with the first."""
+    runs: list[list[_Piece]] = []
+    for piece in pieces:
+        if not runs or (piece.stands_alone and any(other.stands_alone for other in runs[-1])):
+            runs.append([])
+        runs[-1].append(piece)
+    return [
+        BackbonePart(
+            next((piece.name for piece in run if piece.stands_alone), run[0].name),
+            tuple(parameter for piece in run for parameter in piece.parameters),
+        )
+        for run in runs
+    ]

@@ -1,0 +1,62 @@
+"""What a classifier sees: random crops of the training images, centred views of the test images."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from jcl.data import BatchLoader, ImageSource
+from jcl.evaluate.classification import ClassificationTask, Scores, scores
+from jcl.evaluate.online import FeatureSettings
+from jcl.settings import Settings, TrainSettings
+from jcl.train.runtime import choose_precision
+from jcl.views import ViewRecipe
+
+
+def crop_and_flip(shown: FeatureSettings, *, jitter: bool = False) -> ViewRecipe:
+    """Training views as torchvision's defaults make them: 8 % to 100 % of the area, flipped half of the time.
+
+    With `jitter` the colours change too, as MoCo v2's do.
+    """
+    return ViewRecipe(
+        name="crop and flip",
+        size=shown.image_size,
+        min_scale=0.08,
+        max_scale=1.0,
+        jitter_probability=0.8 if jitter else 0.0,
+        gray_probability=0.0,
+        blur_probability=0.0,
+        mean=shown.mean,
+        std=shown.std,
+    )
+
+
+def training_batches(
+    source: ImageSource, shown: FeatureSettings, train: TrainSettings, *, device: torch.device, workers: int
+) -> BatchLoader:
+    """The images decoded as large as test images are, in batches of the size asked for or of all images there are."""
+    assert isinstance(train.batch_size, int), "the batch size of a training with labels is always given"
+    return BatchLoader(
+        source,
+        batch_size=min(train.batch_size, len(source)),
+        canvas=2 * round(shown.image_size / shown.crop_ratio),
+        seed=train.seed,
+        workers=workers,
+        device=device,
+    )
+
+
+def judge(
+    classifier: nn.Module,
+    task: ClassificationTask,
+    shown: FeatureSettings,
+    train: TrainSettings,
+    *,
+    device: torch.device,
+    workers: int,
+) -> Scores:
+    """The classifier's accuracy on the task's test images."""
+    precision = choose_precision(Settings(train=train), device)
+    logits = shown.extract(classifier, task.test, device=device, precision=precision, workers=workers)
+    assert logits.labels is not None, "a task's test images are labelled"
+    return scores(logits.values, logits.labels, task.classes)

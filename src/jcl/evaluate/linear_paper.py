@@ -1,0 +1,103 @@
+"""The paper's linear probe: a linear layer trained on random crops through a frozen backbone (section 4.1; MoCo).
+
+Batches of 256, SGD with momentum 0.9 and no weight decay, learning rate 30 (10 in the ablation), divided by ten after
+60 % and 80 % of 100 epochs. The one difference: the images of an epoch that fill no batch are left out of it.
+"""
+
+from __future__ import annotations
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from jcl.errors import RunError
+from jcl.evaluate.classification import ClassificationTask, Scores, positions
+from jcl.evaluate.labelled_views import crop_and_flip, judge, training_batches
+from jcl.evaluate.online import FeatureSettings
+from jcl.evaluate.supervised import Classifier, SupervisedTraining
+from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.settings import TrainSettings, settings_from
+
+PAPER_LR = 30.0
+PAPER_EPOCHS = 100
+PAPER_BATCH_SIZE = 256
+_MILESTONES = (0.6, 0.8)  # of the epochs
+
+
+def paper_settings(
+    *,
+    lr: float = PAPER_LR,
+    epochs: int = PAPER_EPOCHS,
+    batch_size: int = PAPER_BATCH_SIZE,
+    seed: int = 0,
+    compiled: bool = False,
+) -> TrainSettings:
+    """The paper's probe as settings of a training; the two drops of the learning rate move with the epochs."""
+    values = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "schedule": "step",
+        "schedule_by": "epoch",
+        "milestones": tuple(max(1, round(share * epochs)) for share in _MILESTONES),
+        "decay": 0.1,
+        "seed": seed,
+        "compile": compiled,
+    }
+    return settings_from({"train": values}, "the linear probe").train
+
+
+def paper_probe(
+    backbone: nn.Module,
+    feature_width: int,
+    shown: FeatureSettings,
+    task: ClassificationTask,
+    train: TrainSettings,
+    *,
+    device: torch.device,
+    workers: int = 0,
+    console: Console | None = None,
+) -> Scores:
+    """Train the layer on the task's training images and judge it on its test images, after the last epoch."""
+    network = Classifier(backbone, feature_width, len(task.classes), frozen=True, seed=train.seed).to(device)
+    if device.type == "cuda":
+        network.to(memory_format=torch.channels_last)
+    before = state_of(backbone)
+    assert task.train.labels is not None
+    with training_batches(task.train, shown, train, device=device, workers=workers) as loader:
+        SupervisedTraining(
+            network=network,
+            optimiser=probe_optimiser(network, train),
+            loader=loader,
+            targets=positions(task.train.labels, task.classes).to(device),
+            recipe=crop_and_flip(shown),
+            train=train,
+            display=SupervisedDisplay(console or Console(stderr=True), "linear probe"),
+        ).run()
+    check_frozen(before, backbone)
+    return judge(network, task, shown, train, device=device, workers=workers)
+
+
+def probe_optimiser(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
+    """SGD over the layer alone."""
+    group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
+    return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=train.weight_decay)
+
+
+def state_of(backbone: nn.Module) -> dict[str, Tensor]:
+    """A copy of every parameter and buffer by name."""
+    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
+    return {name: value.detach().clone() for name, value in tensors}
+
+
+def check_frozen(before: dict[str, Tensor], backbone: nn.Module) -> None:
+    """Raise unless every parameter and buffer is what it was, bit for bit."""
+    now = state_of(backbone)
+    moved = [name for name, value in before.items() if not torch.equal(value, now[name])]
+    if moved:
+        raise RunError(
+            f"the frozen backbone changed while the probe was trained ({', '.join(moved[:3])}), so the figures would "
+            "not be those of the features; does one of its layers ignore evaluation mode?"
+        )

@@ -1,0 +1,216 @@
+"""Training on labelled, augmented views: the one loop behind the paper's linear probe and fine-tuning.
+
+Everything random is a function of the seed and the step, so a loop that was stopped and resumed continues bit for bit
+on a CPU. There is no choosing among epochs: what counts is the network after the last one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jcl.data import BatchLoader, ImageBatch
+from jcl.errors import Interrupted, RunError
+from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.randomness import generator, hash_words
+from jcl.settings import Settings, TrainSettings
+from jcl.train.checkpoint import Progress, save_checkpoint
+from jcl.train.record import Record
+from jcl.train.runtime import autocast, choose_precision
+from jcl.train.schedule import learning_rate
+from jcl.train.stop import StopRequest
+from jcl.views import ViewMaker, ViewRecipe
+
+LOG_STEPS = 100  # between looks at the loss, for which the device is waited for
+CHECKPOINT_SECONDS = 120.0
+_KEPT_CHECKPOINTS = 2
+_FC_STREAM = 0x6663  # streams of their own beside those that `jcl.randomness` names
+_LAYER_STREAM = 0x64726F70
+
+
+class Classifier(nn.Module):
+    """A backbone and a linear layer on its pooled features: images (n, 3, S, S) -> logits (n, classes) in float32.
+
+    A `frozen` backbone stays in evaluation mode and gets no gradients. The layer starts from N(0, 0.01) and bias 0, as
+    MoCo's, by the seed.
+    """
+
+    def __init__(self, backbone: nn.Module, feature_width: int, classes: int, *, frozen: bool, seed: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.fc = nn.Linear(feature_width, classes)
+        self.frozen = frozen
+        nn.init.normal_(self.fc.weight, mean=0.0, std=0.01, generator=generator(seed, _FC_STREAM))
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            features = self.backbone(images)
+        with torch.autocast(images.device.type, enabled=False):
+            logits: Tensor = self.fc(features.float())
+        return logits
+
+    def train(self, mode: bool = True) -> Classifier:
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()
+        return self
+
+
+@dataclass(frozen=True)
+class SupervisedFiles:
+    """Where a loop that can be resumed keeps its state; `how_to_resume` is the command that does so."""
+
+    checkpoints: Path
+    record: Record
+    how_to_resume: str
+
+
+@dataclass
+class SupervisedTraining:
+    """A training in progress: `targets` (images,) are the classes of the loader's images, on the device.
+
+    `train` holds the epochs, the learning rate's course and the seed; each of the optimiser's groups takes the
+    learning rate times its own `lr_scale`. Without `files` nothing is written and signals do what they always do.
+    """
+
+    network: Classifier
+    optimiser: torch.optim.Optimizer
+    loader: BatchLoader
+    targets: Tensor
+    recipe: ViewRecipe
+    train: TrainSettings
+    display: SupervisedDisplay
+    label_smoothing: float = 0.0
+    files: SupervisedFiles | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self.device = self.targets.device
+        self.precision = choose_precision(Settings(train=self.train), self.device)
+        self._make_views: Callable[..., Tensor] = self._views
+        self._step = torch.zeros((), dtype=torch.int64, device=self.device)  # a tensor, or each would be compiled for
+        self._clock = self._saved_at = time.perf_counter()
+        self._window_seconds = 0.0
+        if self.train.compile is True:
+            self.network.backbone.compile(dynamic=False)
+            self._make_views = torch.compile(self._views, dynamic=False)
+
+    def run(self) -> None:
+        """Train from where `progress` stands to the last epoch."""
+        steps, epochs = self.loader.steps_per_epoch, self.train.epochs
+        self.network.train()
+        self._clock = self._saved_at = time.perf_counter()
+        catching = StopRequest() if self.files is not None else contextlib.nullcontext(StopRequest())
+        with catching as stop, self.display:
+            self.display.start(self.progress.step, steps, epochs)
+            for epoch in range(self.progress.step // steps, epochs):
+                for batch in self.loader.epoch(epoch, start=self.progress.step % steps):
+                    self.advance(batch)
+                    if stop.requested and self.progress.step % steps:
+                        self.leave(stop.signal_name)
+                self.finish_epoch(last=epoch + 1 == epochs)
+                if stop.requested and epoch + 1 < epochs:
+                    self.leave(stop.signal_name)
+        self.display.say_skipped(self.loader.skipped)
+
+    def advance(self, batch: ImageBatch) -> None:
+        """One step; loss and accuracy are added up on the device and fetched now and then."""
+        progress = self.progress
+        lr = learning_rate(self.train, progress.step, self.loader.steps_per_epoch)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        # Layers that draw (dropout, stochastic depth) do so by the step, not by what was drawn before.
+        torch.manual_seed(int(hash_words(self.train.seed, _LAYER_STREAM, progress.step)))
+        figures = self.learn(batch)
+        progress.window = figures if progress.window_steps == 0 else progress.window + figures
+        progress.window_steps += 1
+        progress.step += 1
+        self.display.advance(progress.step)
+        if progress.window_steps == LOG_STEPS or progress.step % self.loader.steps_per_epoch == 0:
+            self.write_window(lr)
+
+    def learn(self, batch: ImageBatch) -> Tensor:
+        """Forward, backward, optimiser; gives loss and share of right answers, (2,) on the device."""
+        self._step.fill_(self.progress.step)
+        views = self._make_views(self._step, batch.pixels, batch.sizes, batch.samples)
+        targets = self.targets[batch.samples]
+        with autocast(self.device, self.precision):
+            logits = self.network(views)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
+        self.optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        self.optimiser.step()
+        return torch.stack([loss.detach(), (logits.detach().argmax(1) == targets).float().mean()])
+
+    def _views(self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor) -> Tensor:
+        on_gpu = self.device.type == "cuda"
+        rows = torch.arange(len(samples), device=self.device)
+        return ViewMaker(
+            self.recipe,
+            self.train.seed,
+            step,
+            pixels,
+            sizes,
+            samples,
+            dtype=self.precision,
+            memory_format=torch.channels_last if on_gpu else torch.contiguous_format,
+        )(rows, torch.zeros_like(rows))
+
+    def write_window(self, lr: float) -> None:
+        progress = self.progress
+        loss, accuracy = (progress.window / progress.window_steps).tolist()
+        self.lap()
+        epoch = progress.step / self.loader.steps_per_epoch
+        figures = {
+            "loss": loss,
+            "train_top1": 100 * accuracy,
+            "lr": lr,
+            "images_per_second": progress.window_steps * self.loader.batch_size / max(self._window_seconds, 1e-9),
+            "seconds": progress.seconds,
+        }
+        progress.window_steps, self._window_seconds = 0, 0.0
+        if self.files is not None:
+            self.files.record.write("train", progress.step, epoch, figures)
+        self.display.show(epoch, figures)
+        self.stop_unless_finite()
+
+    def finish_epoch(self, *, last: bool) -> None:
+        if self.files is not None and (last or time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS):
+            self.save(self.files)
+
+    def save(self, files: SupervisedFiles) -> None:
+        self.stop_unless_finite()
+        self.lap()
+        save_checkpoint(files.checkpoints, self.network, self.optimiser, self.progress, _KEPT_CHECKPOINTS)
+        self._saved_at = time.perf_counter()
+
+    def leave(self, signal_name: str) -> None:
+        assert self.files is not None, "only a loop with files catches signals"
+        self.save(self.files)
+        raise Interrupted(
+            f"{signal_name} received: training stopped after step {self.progress.step} and is saved; "
+            f"continue it with `{self.files.how_to_resume}`."
+        )
+
+    def stop_unless_finite(self) -> None:
+        """A sum that is not finite stays so, hence looking at the window's loss now and then misses nothing."""
+        if not bool(torch.isfinite(self.progress.window[0])):
+            raise RunError(
+                f"the loss is not finite after step {self.progress.step}, so training stopped; "
+                "a lower --lr usually helps."
+            )
+
+    def lap(self) -> None:
+        """Add the time since the last lap to the whole and to the window's."""
+        now = time.perf_counter()
+        self.progress.seconds += now - self._clock
+        self._window_seconds += now - self._clock
+        self._clock = now

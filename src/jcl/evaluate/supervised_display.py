@@ -1,0 +1,67 @@
+"""How far a training with labels is: a bar in a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jcl.train.display import LOG_SECONDS
+
+
+class SupervisedDisplay:
+    """Shows epoch, loss, accuracy on the training views, speed and time left."""
+
+    def __init__(self, console: Console, label: str) -> None:
+        self.console, self.label = console, label
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            expand=True,
+        )
+        self._task = self._bar.add_task(label, total=None, figures="")
+        self._steps, self._epochs = 1, 1
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def start(self, step: int, steps_per_epoch: int, epochs: int) -> None:
+        self._steps, self._epochs = steps_per_epoch, epochs
+        self._bar.update(self._task, completed=step, total=steps_per_epoch * epochs)
+
+    def advance(self, step: int) -> None:
+        epoch = min(step // self._steps + 1, self._epochs)
+        self._bar.update(self._task, completed=step, description=f"{self.label} epoch {epoch}/{self._epochs}")
+
+    def show(self, epoch: float, figures: dict[str, float]) -> None:
+        """New figures."""
+        text = f"loss {figures['loss']:.3f}  {figures['images_per_second']:,.0f} images/s"
+        self._bar.update(self._task, figures=text)
+        if not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
+            self._last_line = time.monotonic()
+            self.say(f"{self.label} epoch {epoch:.3g}/{self._epochs}: {text}")
+
+    def say_skipped(self, skipped: dict[str, str]) -> None:
+        """Which training images could not be read, if any."""
+        for name, reason in list(skipped.items())[:1]:
+            more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
+            self.say(f"Left out, because it cannot be read: {name} ({reason}){more}.")
+
+    def say(self, text: str) -> None:
+        """A plain line: names may hold brackets, which are no markup, and are copied best unbroken."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)

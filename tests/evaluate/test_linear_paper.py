@@ -1,0 +1,178 @@
+"""The paper's linear probe: its schedule, its start, its frozen backbone, and a loop that does as torch's parts do."""
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.nn import functional as F
+
+from jcl.core.encoder import build_backbone
+from jcl.data import ArrayImages, ImageData
+from jcl.errors import RunError, SettingsError
+from jcl.evaluate.classification import classification_task
+from jcl.evaluate.labelled_views import crop_and_flip, training_batches
+from jcl.evaluate.linear_paper import check_frozen, paper_probe, paper_settings, probe_optimiser, state_of
+from jcl.evaluate.online import FeatureSettings
+from jcl.evaluate.supervised import Classifier, SupervisedTraining
+from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.train.schedule import learning_rate
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD, ViewMaker
+
+QUIET = Console(quiet=True)
+CPU = torch.device("cpu")
+SHOWN = FeatureSettings(16, IMAGENET_MEAN, IMAGENET_STD)
+
+
+def coloured(count: int, seed: int) -> ArrayImages:
+    """Noise of 16 px, brighter in one colour: red, green or blue, which is the class."""
+    own = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    pixels = torch.randint(0, 160, (count, 3, 16, 16), generator=own, dtype=torch.uint8)
+    pixels[torch.arange(count), labels] += 70
+    return ArrayImages(pixels, labels, ("red", "green", "blue"))
+
+
+@pytest.fixture
+def task():
+    return classification_task(ImageData("colours", coloured(60, 0), coloured(30, 1)))
+
+
+@pytest.fixture
+def backbone():
+    torch.manual_seed(0)
+    return build_backbone("tiny_cnn")[0]
+
+
+@pytest.mark.parametrize(("epochs", "drops"), [(100, (60, 80)), (10, (6, 8)), (50, (30, 40))])
+def test_the_learning_rate_drops_at_60_and_80_percent(epochs, drops):
+    train = paper_settings(epochs=epochs)
+    assert (train.batch_size, train.momentum, train.weight_decay, train.warmup_epochs) == (256, 0.9, 0.0, 0.0)
+    for epoch in range(epochs):
+        expected = 30 * 0.1 ** sum(epoch >= drop for drop in drops)
+        for step in (epoch * 7, epoch * 7 + 6):
+            assert learning_rate(train, step, 7) == pytest.approx(expected, rel=1e-12)
+    assert learning_rate(paper_settings(lr=10.0), 0, 7) == 10
+
+
+def test_settings_that_make_no_sense_are_a_sentence():
+    with pytest.raises(SettingsError, match=r"In the linear probe the value 0.0 of train.lr does not work"):
+        paper_settings(lr=0.0)
+
+
+def test_the_layer_starts_as_mocos_by_the_seed(backbone):
+    layer = Classifier(backbone, 128, 1000, frozen=True, seed=0).fc
+    assert layer.weight.std().item() == pytest.approx(0.01, rel=0.01)
+    assert abs(layer.weight.mean().item()) < 1e-4 and layer.bias.abs().max() == 0
+    assert torch.equal(layer.weight, Classifier(backbone, 128, 1000, frozen=True, seed=0).fc.weight)
+    assert not torch.equal(layer.weight, Classifier(backbone, 128, 1000, frozen=True, seed=1).fc.weight)
+
+
+def test_views_are_crops_and_flips_alone():
+    recipe = crop_and_flip(SHOWN)
+    assert (recipe.min_scale, recipe.max_scale, recipe.ratio) == (0.08, 1.0, (3 / 4, 4 / 3))
+    assert recipe.random_crop and recipe.flip_probability == 0.5
+    assert recipe.jitter_probability == recipe.gray_probability == recipe.blur_probability == 0
+    assert crop_and_flip(SHOWN, jitter=True).jitter_probability == 0.8
+
+
+def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
+    """The same batches and views, the backbone in eval mode, nn.Linear and MultiStepLR: the same layer, bit for bit."""
+    train = paper_settings(lr=3.0, epochs=5, batch_size=16, seed=4)
+    network = Classifier(backbone, 128, 3, frozen=True, seed=4)
+    layer = nn.Linear(128, 3)
+    layer.load_state_dict(network.fc.state_dict())
+    optimiser = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [3, 4], 0.1)
+    with training_batches(task.train, SHOWN, train, device=CPU, workers=0) as loader:
+        for epoch in range(5):
+            for number, batch in enumerate(loader.epoch(epoch)):
+                make = ViewMaker(crop_and_flip(SHOWN), 4, epoch * 3 + number, batch.pixels, batch.sizes, batch.samples)
+                with torch.no_grad():
+                    features = backbone.eval()(make(torch.arange(16), torch.zeros(16, dtype=torch.int64)))
+                optimiser.zero_grad()
+                F.cross_entropy(layer(features), task.train.labels[batch.samples]).backward()
+                optimiser.step()
+            schedule.step()
+    with training_batches(task.train, SHOWN, train, device=CPU, workers=0) as loader:
+        SupervisedTraining(
+            network=network,
+            optimiser=probe_optimiser(network, train),
+            loader=loader,
+            targets=task.train.labels,
+            recipe=crop_and_flip(SHOWN),
+            train=train,
+            display=SupervisedDisplay(QUIET, "probe"),
+        ).run()
+    torch.testing.assert_close(network.fc.weight, layer.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(network.fc.bias, layer.bias, rtol=0, atol=1e-6)
+
+
+def test_it_learns_and_the_seed_fixes_the_figures(task, backbone):
+    train = paper_settings(lr=1.0, epochs=10, batch_size=16)
+    before = state_of(backbone)
+    first, again = (paper_probe(backbone, 128, SHOWN, task, train, device=CPU, console=QUIET) for _ in range(2))
+    assert first == again and first.top1 > 80 and first.top5 == 100 and first.images == 30
+    check_frozen(before, backbone)
+
+
+def test_a_batch_larger_than_the_data_takes_all_of_it(task, backbone):
+    found = paper_probe(backbone, 128, SHOWN, task, paper_settings(lr=1.0, epochs=2), device=CPU, console=QUIET)
+    assert found.images == 30
+
+
+class StubbornNorm(nn.BatchNorm2d):
+    """Ignores evaluation mode, so its running statistics move."""
+
+    def train(self, mode: bool = True) -> "StubbornNorm":
+        return super().train(True)
+
+
+def test_a_backbone_that_moves_is_found_out(task):
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), StubbornNorm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    train = paper_settings(lr=1.0, epochs=1, batch_size=16)
+    with pytest.raises(RunError, match=r"frozen backbone changed .*1\.running_mean"):
+        paper_probe(backbone, 8, SHOWN, task, train, device=CPU, console=QUIET)
+
+
+@pytest.mark.parametrize("name", ["layers.0.weight", "layers.1.running_var", "layers.1.num_batches_tracked"])
+def test_the_smallest_change_of_any_tensor_is_found(backbone, name):
+    before = state_of(backbone)
+    check_frozen(before, backbone)
+    tensor = backbone.state_dict()[name].view(-1)
+    tensor[-1] = torch.nextafter(tensor[-1], torch.tensor(torch.inf)) if tensor.is_floating_point() else tensor[-1] + 1
+    with pytest.raises(RunError, match=name.replace(".", r"\.")):
+        check_frozen(before, backbone)
+
+
+def test_a_loss_that_is_not_finite_stops_training(task, backbone):
+    with torch.no_grad():
+        next(backbone.parameters()).fill_(torch.inf)
+    with pytest.raises(RunError, match="the loss is not finite after step 3"):
+        paper_probe(backbone, 128, SHOWN, task, paper_settings(epochs=2, batch_size=16), device=CPU, console=QUIET)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_gpu_learns_too_and_never_waits_within_an_epoch(task, backbone, compiled):
+    train = paper_settings(lr=1.0, epochs=10, batch_size=16, compiled=compiled)
+    device = torch.device("cuda")
+    assert paper_probe(backbone, 128, SHOWN, task, train, device=device, console=QUIET).top1 > 80
+    network = Classifier(backbone, 128, 3, frozen=True, seed=0).to(device)
+    with training_batches(task.train, SHOWN, train, device=device, workers=0) as loader:
+        training = SupervisedTraining(
+            network=network.train(),
+            optimiser=probe_optimiser(network, train),
+            loader=loader,
+            targets=task.train.labels.to(device),
+            recipe=crop_and_flip(SHOWN),
+            train=train,
+            display=SupervisedDisplay(QUIET, "probe"),
+        )
+        batches = list(loader.epoch(0))
+        training.advance(batches[0])
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            training.advance(batches[1])
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
