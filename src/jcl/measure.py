@@ -25,7 +25,11 @@ from jcl.exchange import BackboneInfo, load_backbone
 from jcl.pretraining import open_run_data
 from jcl.settings import TrainSettings
 from jcl.train.folder import RunFolder
+from jcl.train.rank_group import joined_ranks
 from jcl.train.runtime import choose_device
+
+RANK_TIMEOUT = 1800.0
+"""Seconds that ranks wait for each other while features are measured."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,19 @@ def measure_knn(
     workers: int = 0,
     device: str = "auto",
 ) -> list[KnnResult]:
-    """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own)."""
-    subject = open_subject(weights, location, device)
+    """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own).
 
-    def features(source: ImageSource) -> Features:
-        return subject.shown.extract(
-            subject.backbone, source, device=subject.device, batch_size=batch_size, workers=workers
-        )
+    Ranks that a launcher started share the images and the queries out among them.
+    """
+    with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
+        subject = open_subject(weights, location, str(target))
 
-    return knn_on(subject.data, features, k=k, temperature=temperature, seed=0, device=subject.device)
+        def features(source: ImageSource) -> Features:
+            return subject.shown.extract(
+                subject.backbone, source, device=target, batch_size=batch_size, workers=workers
+            )
+
+        return knn_on(subject.data, features, k=k, temperature=temperature, seed=0, device=target, ranks=ranks)
 
 
 @dataclass(frozen=True)

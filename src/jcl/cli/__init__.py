@@ -11,7 +11,7 @@ import sys
 
 from rich.markup import escape
 
-from jcl.cli.app import app, err
+from jcl.cli.app import app, err, rank
 from jcl.errors import JclError
 
 __all__ = ["app", "main"]
@@ -26,7 +26,8 @@ def main() -> None:
     try:
         app()
     except JclError as error:
-        err.print(f"[bold red]Error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        whose = f" on rank {rank}" if rank > 0 else ""
+        err.print(f"[bold red]Error{whose}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         err.print("Interrupted.", highlight=False)

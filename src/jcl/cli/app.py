@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console()
+# Of several ranks the first speaks for all; an error of another one is its own.
+rank = int(os.environ.get("RANK", "0"))
+out = Console(quiet=rank > 0)
 err = Console(stderr=True)
 
 

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jcl.cli.app import out
+from jcl.cli.app import out, rank
 from jcl.errors import JclError
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
-    if path is None:
+    if path is None or rank > 0:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

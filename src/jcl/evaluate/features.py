@@ -1,13 +1,15 @@
 """Features of every image of a source: one centred view each, through a frozen backbone."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from jcl.core.ranks import Ranks
 from jcl.data import ImageSource, read_all
+from jcl.evaluate.label_subset import part_of
 from jcl.train.runtime import autocast
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 
@@ -77,6 +79,19 @@ def extract_features(
     values, samples = values[:count], samples[:count]
     labels = None if source.labels is None else source.labels[samples]
     return Features(values, labels, samples, skipped)
+
+
+def extract_over_ranks(extract: Callable[[ImageSource], Features], source: ImageSource, ranks: Ranks) -> Features:
+    """All features on every rank, of which each extracted those of its part of the images.
+
+    `skipped` holds what this rank could not read.
+    """
+    if ranks.count == 1 or len(source) < ranks.count:
+        return extract(source)
+    own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
+    found = extract(part_of(source, own))
+    values, samples = ranks.gather_all(found.values), ranks.gather_all(own[found.samples])
+    return Features(values, None if source.labels is None else source.labels[samples], samples, found.skipped)
 
 
 def feature_batches(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from jcl.core.ranks import ALONE, Ranks
 from jcl.data import ImageData, ImageSource
-from jcl.evaluate.features import Features, extract_features
+from jcl.evaluate.features import Features, extract_features, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
 from jcl.settings import Settings
 from jcl.train.runtime import choose_precision
@@ -54,7 +55,7 @@ class FeatureSettings:
 
 
 def online_knn(
-    data: ImageData, backbone: nn.Module, settings: Settings, device: torch.device
+    data: ImageData, backbone: nn.Module, settings: Settings, device: torch.device, ranks: Ranks = ALONE
 ) -> Callable[[], dict[str, float]] | None:
     """A function that measures `backbone` as it is when called; None where the data has no labels."""
     if data.train.labels is None:
@@ -70,7 +71,8 @@ def online_knn(
 
     def measure() -> dict[str, float]:
         k, temperature = [record.knn_k], [record.knn_temperature]
-        result = knn_on(data, features, k=k, temperature=temperature, seed=settings.train.seed, device=device)[0]
+        seed = settings.train.seed
+        result = knn_on(data, features, k=k, temperature=temperature, seed=seed, device=device, ranks=ranks)[0]
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure
@@ -84,18 +86,26 @@ def knn_on(
     temperature: Sequence[float],
     seed: int,
     device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> list[KnnResult]:
     """kNN of the test images in the train images, or, without a labelled test set, in a seeded split of the latter."""
-    bank = features(data.train)
+    bank = extract_over_ranks(features, data.train, ranks)
     assert bank.labels is not None, "only labelled data is measured"
     if data.test is not None and data.test.labels is not None:
-        queries = features(data.test)
+        queries = extract_over_ranks(features, data.test, ranks)
     else:
         kept, left_out = leave_out_split(bank.labels, seed)
         bank, queries = _rows(bank, kept), _rows(bank, left_out)
     assert bank.labels is not None and queries.labels is not None
     return knn_accuracy(
-        bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature, device=device
+        bank.values,
+        bank.labels,
+        queries.values,
+        queries.labels,
+        k=k,
+        temperature=temperature,
+        device=device,
+        ranks=ranks,
     )
 
 
