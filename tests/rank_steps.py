@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from jcl.core.encoder import Encoder
 from jcl.core.method import METHODS, ContrastiveLearner
-from jcl.core.ranks import Ranks, average_statistics
+from jcl.core.ranks import Ranks
 from jcl.data import BatchLoader, open_data
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
@@ -58,9 +58,7 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
     losses = []
     batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
     for number, batch in zip(range(STEPS), batches, strict=False):
-        figures = step(batch, number, 0.05, 1.0).clone()
-        losses.append(ranks.average(figures)[0])
-    average_statistics(learner, ranks)
+        losses.append(step(batch, number, 0.05, 1.0)[0].clone())
     momenta = {
         f"momentum.{index}": state["momentum_buffer"] for index, state in optimiser.state_dict()["state"].items()
     }

@@ -27,3 +27,7 @@ class Interrupted(JclError):
     """A run was asked to stop, saved itself and can be resumed."""
 
     exit_code = 75  # the conventional "temporary failure, try again"
+
+
+class FailedElsewhere(JclError):
+    """Another rank cannot go on and says why; there is nothing to add."""

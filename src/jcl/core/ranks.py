@@ -7,13 +7,29 @@ every rank, so nothing needs to be broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from jcl.errors import RunError
+
+
+class LostContact(RunError):
+    """Another rank did not answer."""
+
+
+@contextlib.contextmanager
+def contact() -> Iterator[None]:
+    """Around every exchange: when another rank is gone or silent for too long, say so instead of how."""
+    try:
+        yield
+    except RuntimeError as error:  # the backends have no narrower type for it
+        raise LostContact(f"contact with another rank was lost ({' '.join(str(error).split())[:200]}).") from error
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,18 @@ class Ranks:
         gathered: Tensor = _Gather.apply(rows, self)
         return gathered
 
+    def from_first(self, content: bytes) -> bytes:
+        """What the first rank gives, on every rank; what the others give does not matter."""
+        if self.count == 1:
+            return content
+        length = self.total(torch.tensor(len(content) if self.first else 0))
+        block = torch.zeros(int(length), dtype=torch.uint8)
+        if self.first:
+            block[:] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        with contact():
+            dist.broadcast(block, 0)
+        return block.numpy().tobytes()
+
     def gather_all(self, rows: Tensor) -> Tensor:
         """The rows of every rank, in the order of the ranks, where each may have another number of them."""
         if self.count == 1:
@@ -52,7 +80,8 @@ class Ranks:
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks, in place."""
         if self.count > 1:
-            dist.all_reduce(values)
+            with contact():
+                dist.all_reduce(values)
         return values
 
     def any(self, wish: bool) -> bool:
@@ -62,7 +91,7 @@ class Ranks:
     def average(self, values: Tensor) -> Tensor:
         """The mean over the ranks, in place."""
         if self.count > 1:
-            dist.all_reduce(values)
+            self.total(values)
             values /= self.count
         return values
 
@@ -77,15 +106,14 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         gathered = rows.new_empty(ranks.count * rows.shape[0], *rows.shape[1:])
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        with contact():
+            dist.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        return ctx.ranks.share(total), None
+        return ctx.ranks.share(ctx.ranks.total(gradient.contiguous().clone())), None
 
 
 class SharedGradients:
@@ -114,17 +142,12 @@ class SharedGradients:
 
 @torch.no_grad()
 def average_statistics(module: nn.Module, ranks: Ranks) -> None:
-    """Make the running statistics of all ranks their mean.
-
-    They are linear in what each batch adds, and training does not read them, so it is enough to do this whenever
-    somebody looks: before a checkpoint and before features are measured.
-    """
+    """Make the running statistics of all ranks their mean, which is what one process with all groups arrives at."""
     if ranks.count == 1:
         return
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
-    if not buffers:
-        return
-    block = ranks.average(torch.cat([buffer.flatten() for buffer in buffers]))
-    for buffer, mean in zip(buffers, torch.split(block, [buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(mean.view_as(buffer))
+    if buffers:
+        block = ranks.average(torch.cat([buffer.flatten() for buffer in buffers]))
+        means = torch.split(block, [buffer.numel() for buffer in buffers])
+        torch._foreach_copy_(buffers, [mean.view_as(buffer) for mean, buffer in zip(means, buffers, strict=True)])

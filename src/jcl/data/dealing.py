@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jcl.core.ranks import Ranks
+from jcl.core.ranks import Ranks, contact
 from jcl.core.shuffle import shuffled_order
 from jcl.data.batch import ImageBatch
 
@@ -77,7 +77,8 @@ class Dealer:
         end = self._own + sum(received)
         held[: self._own] = own
         arrived = own.new_empty(sum(received), *own.shape[1:])
-        dist.all_to_all_single(arrived, own[chosen], received, counts)
+        with contact():
+            dist.all_to_all_single(arrived, own[chosen], received, counts)
         held[self._own : end] = arrived
         held[end:] = own[0]
         return held

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from jcl.core.ranks import ALONE, Ranks
-from jcl.errors import SettingsError
+from jcl.errors import FailedElsewhere, JclError, SettingsError
 from jcl.train.runtime import choose_device
+
+Result = TypeVar("Result")
 
 # Set by torchrun, and by anything else that follows its conventions.
 _RANK, _COUNT, _LOCAL_RANK, _LOCAL_COUNT = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
@@ -55,6 +58,23 @@ def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ran
         yield Ranks(dist.get_rank(), dist.get_world_size()), device
     finally:
         dist.destroy_process_group()
+
+
+def agreed(ranks: Ranks, work: Callable[[], Result]) -> Result:
+    """Do what may fail with a sentence; where it fails on one rank it has failed on all, and only one rank says why."""
+    if ranks.count == 1:
+        return work()
+    result, error = None, None
+    try:
+        result = work()
+    except JclError as raised:
+        error = raised
+    failed = ranks.gather(torch.tensor([error is not None])).tolist()
+    if not any(failed):
+        return result  # type: ignore[return-value]
+    if error is not None and failed.index(True) == ranks.rank:
+        raise error
+    raise FailedElsewhere
 
 
 def _own_device(name: str) -> torch.device:
