@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jcl.core.encoder import Encoder, build_backbone
-from jcl.core.ranks import Ranks
 from jcl.data.dealing import Dealer
+from jcl.ranks import Ranks
 
 RESULTS = Path(__file__).with_name("results")
 CANVAS, EMBEDDING, NUM_KEYS, QUEUE = 320, 128, 5, 65_536

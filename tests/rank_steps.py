@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from jcl.core.encoder import Encoder
 from jcl.core.method import METHODS, ContrastiveLearner
-from jcl.core.ranks import Ranks
 from jcl.data import BatchLoader, open_data
+from jcl.ranks import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 

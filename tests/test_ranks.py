@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from jcl.core.method import METHODS
-from jcl.core.ranks import ALONE, Ranks
 from jcl.data.dealing import Dealer
+from jcl.ranks import ALONE, Ranks
 from rank_steps import first_steps
 from small_runs import drawn_pixels
 

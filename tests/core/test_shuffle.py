@@ -9,10 +9,10 @@ from jcl.core.shuffle import (
     GroupedBatchNorm2d,
     group_batch_norm,
     set_batch_norm_groups,
-    shuffled_order,
     unshuffle,
 )
 from jcl.errors import SettingsError
+from jcl.randomness import KEY_SHUFFLE, permutation
 
 
 def small_network() -> nn.Module:
@@ -87,15 +87,9 @@ def test_other_batch_norms_are_refused():
         group_batch_norm(nn.Sequential(nn.BatchNorm1d(3)))
 
 
-def test_shuffling_is_undone_exactly_and_depends_on_seed_and_step():
-    rows = torch.randn(40, 5)
-    device = torch.device("cpu")
-    order = shuffled_order(7, 3, 40, device)
+def test_shuffling_is_undone_exactly():
+    rows, order = torch.randn(40, 5), permutation(7, KEY_SHUFFLE, 3, 40)
     assert torch.equal(unshuffle(rows[order], order), rows)
-    assert torch.equal(order, shuffled_order(7, 3, 40, device))
-    assert not torch.equal(order, shuffled_order(7, 4, 40, device))
-    assert not torch.equal(order, shuffled_order(8, 3, 40, device))
-    assert order.sort().values.tolist() == list(range(40))
 
 
 @pytest.mark.parametrize("groups", [2, 4])

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
-from jcl.core.ranks import ALONE, Ranks
 from jcl.core.shuffle import (
     group_batch_norm,
     set_batch_norm_groups,
-    shuffled_order,
     unshuffle,
 )
+from jcl.randomness import KEY_SHUFFLE, permutation
+from jcl.ranks import ALONE, Ranks
 
 # Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it (0 the query, 1..M' the keys).
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
@@ -188,7 +188,7 @@ class ContrastiveLearner(nn.Module):
     def encode_keys(self, views: ViewFunction, images: int, step: int | Tensor) -> Tensor:
         """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
         device = self.queue.rows.device
-        order = shuffled_order(self.seed, step, self.ranks.count * images * self.num_keys, device)
+        order = permutation(self.seed, KEY_SHUFFLE, step, self.ranks.count * images * self.num_keys, device)
         own = self.ranks.share(order)
         rows, numbers = own // self.num_keys, 1 + own % self.num_keys
         if self.method.gradient_through_keys:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jcl.errors import SettingsError
-from jcl.randomness import KEY_SHUFFLE, permutation
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
@@ -107,11 +106,6 @@ def momentum_of_pass(later: Tensor, passes: int, momentum: float) -> Tensor:
     Every pass must end with weight momentum / passes, although each later pass shrinks it once more.
     """
     return momentum / (passes - later * momentum)
-
-
-def shuffled_order(seed: int, step: int | Tensor, count: int, device: torch.device) -> Tensor:
-    """The order (count,) in which the keys of this step go through the key encoder."""
-    return permutation(seed, KEY_SHUFFLE, step, count, device)
 
 
 def unshuffle(rows: Tensor, order: Tensor) -> Tensor:

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jcl.core.ranks import Ranks, contact
-from jcl.core.shuffle import shuffled_order
 from jcl.data.batch import ImageBatch
+from jcl.randomness import KEY_SHUFFLE, permutation
+from jcl.ranks import Ranks, contact
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Dealer:
     def deal(self, step: int) -> Deal:
         """The deal of a step, the same on whatever rank it is worked out."""
         ranks, own = self._ranks, self._own
-        order = shuffled_order(self._seed, step, self._batch_size * self._num_keys, torch.device("cpu"))
+        order = permutation(self._seed, KEY_SHUFFLE, step, self._batch_size * self._num_keys)
         needed = torch.zeros(ranks.count, self._batch_size, dtype=torch.bool)
         needed.scatter_(1, (order // self._num_keys).view(ranks.count, -1), True)
         first = ranks.rank * own

@@ -8,7 +8,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.core.ranks import ALONE, Ranks
 from jcl.data.ahead import ahead_on
 from jcl.data.batch import ImageBatch
 from jcl.data.dealing import Dealer
@@ -18,6 +17,7 @@ from jcl.data.source import ArrayImages, ImageSource, UnreadableImage
 from jcl.data.workers import DecodingPool
 from jcl.errors import DataError
 from jcl.randomness import DATA_ORDER, permutation
+from jcl.ranks import ALONE, Ranks
 
 KEPT_BYTES: Final = 2 * 1024**3
 """Decoded images are kept in memory from the first epoch on where all of them take no more than this."""

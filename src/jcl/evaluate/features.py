@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from jcl.core.ranks import Ranks
 from jcl.data import ImageSource, read_all
 from jcl.evaluate.label_subset import part_of
+from jcl.ranks import Ranks
 from jcl.train.runtime import autocast
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jcl.core.ranks import ALONE, Ranks
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.randomness import permutation
+from jcl.ranks import ALONE, Ranks
 
 DEFAULT_K = 200
 DEFAULT_TEMPERATURE = 0.1

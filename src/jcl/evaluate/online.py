@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from jcl.core.ranks import ALONE, Ranks
 from jcl.data import ImageData, ImageSource
 from jcl.evaluate.features import Features, extract_features, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
+from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings
 from jcl.train.runtime import choose_precision
 

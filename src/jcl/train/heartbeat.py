@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from jcl.core.ranks import Ranks
+from jcl.ranks import Ranks
 
 SECONDS = 2.0  # between two signs of life
 
@@ -28,7 +28,7 @@ class Heartbeat:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._at = "starting"
-        self._store = _store() if ranks.count > 1 else None
+        self._store: Any = _store() if ranks.count > 1 else None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 

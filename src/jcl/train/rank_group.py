@@ -11,8 +11,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from jcl.core.ranks import ALONE, Ranks
 from jcl.errors import FailedElsewhere, JclError, SettingsError
+from jcl.ranks import ALONE, Ranks
 from jcl.train.runtime import choose_device
 
 Result = TypeVar("Result")
