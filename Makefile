@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-gpu lint install clean
+.PHONY: demo test test-faults test-gpu lint install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jcl demo
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest
+
+# Runs killed at many moments, and disks that fill up or turn read-only; those need the right to mount.
+test-faults: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m faults
 
 # On a machine with a GPU; uses the Python given, so that an environment that holds a CUDA build of PyTorch can be used.
 test-gpu:

@@ -16,7 +16,8 @@ from rich.console import Console
 import jcl
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.pretraining import Run, pretrain, resume
-from jcl.train.checkpoint import list_checkpoints, read_tensors
+from jcl.train.checkpoint import list_checkpoints
+from jcl.train.sealed import read_tensors
 from jcl.train.step import TrainingStep
 from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder
 

@@ -9,8 +9,8 @@ from jcl.settings import (
     read_settings,
     setting_names,
     settings_from,
+    settings_text,
     with_values,
-    write_settings,
 )
 
 
@@ -25,7 +25,7 @@ def test_settings_survive_a_file(tmp_path):
         Settings(),
         {"train.lr": 0.1 + 0.2, "train.milestones": [3, 5], "views.std": [0.1, 0.2, 0.3], "train.seed": 2**62},
     )
-    write_settings(settings, tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text(settings_text(settings))
     assert read_settings(tmp_path / "settings.yaml") == settings
     assert read_settings(tmp_path / "settings.yaml").train.lr == 0.1 + 0.2  # to the last bit
 

@@ -18,6 +18,7 @@ class DataFacts:
     images: int
     short_side: int  # typical, in pixels
     decoded: bool  # True when the images are already in memory as arrays
+    ranks_on_machine: int = 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,23 @@ def choose(settings: Settings, facts: DataFacts) -> tuple[Settings, list[Choice]
             settings = with_values(settings, {rule.name: value})
             choices.append(Choice(rule.name, value, reason))
     return settings, choices
+
+
+def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]]:
+    """Settings that `ranks` ranks can carry out, and what had to change for it."""
+    batch, groups = _known(settings.train.batch_size), _known(settings.model.bn_groups)
+    if batch % ranks or batch < 2 * ranks:
+        raise SettingsError(
+            f"a batch of {batch} images cannot be shared out evenly to {ranks} ranks, at least 2 images to each; "
+            f"use a --batch-size that is a multiple of {ranks}, or another number of ranks."
+        )
+    if groups % ranks == 0:
+        return settings, []
+    fitting = max(1, round(groups / ranks)) * ranks
+    while batch % fitting:
+        fitting -= ranks
+    reason = f"instead of {groups}: each of {ranks} ranks normalises whole groups"
+    return with_values(settings, {"model.bn_groups": fitting}), [Choice("model.bn_groups", fitting, reason)]
 
 
 def _image_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
@@ -69,6 +87,8 @@ def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:
         return 0, "the images are in memory already"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    if facts.ranks_on_machine > 1:
+        return max(1, min(16, cores // facts.ranks_on_machine)), f"this rank's share of the {cores} cores, 16 at most"
     return min(16, cores), f"one per CPU core, 16 at most ({cores} cores here)"
 
 

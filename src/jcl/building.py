@@ -8,7 +8,7 @@ import torch
 
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
-from jcl.core.ranks import ALONE, Ranks
+from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings
 from jcl.train.runtime import choose_precision
 from jcl.train.step import StepOptions
@@ -61,6 +61,7 @@ def step_options(settings: Settings, device: torch.device) -> StepOptions:
         precision=choose_precision(settings, device),
         compiled=on_gpu if compiled == "auto" else compiled,
         recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
+        skip_bad=settings.train.on_nan == "skip",
     )
 
 

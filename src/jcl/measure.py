@@ -22,7 +22,7 @@ from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear
 from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
 from jcl.evaluate.online import FeatureSettings, knn_on
 from jcl.exchange import BackboneInfo, load_backbone
-from jcl.pretraining import open_run_data
+from jcl.run_data import open_run_data
 from jcl.settings import TrainSettings
 from jcl.train.folder import RunFolder
 from jcl.train.rank_group import joined_ranks

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +17,30 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.automatic import Choice, DataFacts, choose
+from jcl.automatic import Choice, choose, fit_to_ranks
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
-from jcl.data import ArrayImages, BatchLoader, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.opening import KNOWN_SETS
-from jcl.data.subset import class_list
-from jcl.errors import DataError, RunError, SettingsError
+from jcl.data import BatchLoader, ImageData
+from jcl.errors import DataError, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
+from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
-from jcl.settings import Settings, with_values
-from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint, write_atomically
+from jcl.run_data import data_facts, open_run_data, with_whole_path
+from jcl.run_results import write_skipped, write_summary
+from jcl.settings import Settings, TrainSettings, settings_from, with_values
+from jcl.train.checkpoint import Progress, load_checkpoint, search_checkpoints
 from jcl.train.display import RunDisplay
-from jcl.train.folder import RunFolder, free_folder
+from jcl.train.folder import RunFolder, free_folder, newest_folder
+from jcl.train.heartbeat import Heartbeat
+from jcl.train.lock import RunLock
 from jcl.train.loop import Training
 from jcl.train.profile import StepProfile, profile_steps
+from jcl.train.quiet import QuietRecord, QuietSaver
+from jcl.train.rank_group import agreed, joined_ranks, ranks_on_this_machine, restarted
 from jcl.train.record import Record, read_metrics
 from jcl.train.runtime import PeakMemory, choose_device
+from jcl.train.saver import CheckpointSaver
 from jcl.train.step import TrainingStep
 
 
@@ -70,77 +78,185 @@ def pretrain(
 ) -> Run:
     """Train by `settings` into the folder `out`, which must not hold a run yet (default: a new one under `runs/`).
 
-    Progress goes to `console` (default: standard error; `Console(quiet=True)` for none).
+    Progress goes to `console` (default: standard error; `Console(quiet=True)` for none). Started as several ranks by
+    a launcher, all of them train one model, and only the first writes and speaks.
     """
-    console = console or Console(stderr=True)
-    settings = _with_whole_path(settings)
-    data = open_run_data(settings, console)
-    settings, choices = choose(settings, data_facts(data.train))
-    device = choose_device(settings.train.device)
-    folder = RunFolder(out if out is not None else free_folder(Path("runs"), f"{settings.method.name}-{data.name}"))
-    _keep_apart(folder, settings)
-    # Everything that can be wrong with the settings shows while building, before the folder is touched.
-    parts = _build(settings, data, device)
-    folder.create(settings)
-    _announce(console, settings, data, device, choices, folder)
-    try:
-        return _train(settings, folder, data, parts, console, label)
-    except DataError:
-        folder.forget_unless_begun()  # so that the same command can be given again once the data is mended
-        raise
-
-
-def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
-    """Train for a few steps only, with a clock at every part of a step; no run folder is written."""
-    console = console or Console(stderr=True)
-    data = open_run_data(settings, console)
-    settings, _ = choose(settings, data_facts(data.train))
-    # The replay of a recorded step has no parts to be seen.
-    parts = _build(with_values(settings, {"train.cuda_graph": False}), data, choose_device(settings.train.device))
-    with parts.loader:
-        return profile_steps(parts.step, parts.loader)
-
-
-def open_run_data(settings: Settings, console: Console) -> ImageData:
-    """The images that the settings name."""
-    data = settings.data
-    if not data.location:
-        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
-    return open_data(
-        data.location,
-        root=Path(data.root) if data.root else None,
-        download=data.download,
-        classes=class_list(data.subset) if data.subset else None,
-        progress=lambda message: _say(console, message),
-    )
+    with joined_ranks(settings.train.device, settings.train.rank_timeout) as (ranks, device):
+        place = _Place(ranks, device, _console_of(ranks, console))
+        data = _open_data(settings, place)
+        parent, name = Path("runs"), f"{settings.method.name}-{data.name}"
+        begun = _begun_before(RunFolder(out) if out is not None else newest_folder(parent, name), ranks)
+        if begun is not None:
+            return _resume(begun, place)
+        folder = RunFolder(out if out is not None else free_folder(parent, name))
+        return _begin(settings, data, folder, place, label)
 
 
 def resume(path: str | Path, *, console: Console | None = None) -> Run:
     """Continue the run in a folder from its newest readable checkpoint, exactly as if it had never stopped."""
-    console = console or Console(stderr=True)
     folder = RunFolder(path)
-    settings = folder.settings()
-    if (folder.path / "summary.json").exists():
-        _say(console, f"The run in {folder.path} has finished; there is nothing to resume.")
+    # Only the first rank needs to see the folder; the others do with the usual values until they know better.
+    train = folder.settings().train if folder.settings_file.is_file() else TrainSettings()
+    with joined_ranks(train.device, train.rank_timeout) as (ranks, device):
+        return _resume(folder.path, _Place(ranks, device, _console_of(ranks, console)))
+
+
+def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
+    """Train for a few steps only, with a clock at every part of a step; no run folder is written."""
+    place = _Place(ALONE, choose_device(settings.train.device), console or Console(stderr=True))
+    data = open_run_data(settings, place.console)
+    settings, _ = choose(settings, data_facts(data.train))
+    # The replay of a recorded step has no parts to be seen.
+    parts = _build(with_values(settings, {"train.cuda_graph": False}), data, place)
+    with parts.loader:
+        return profile_steps(parts.step, parts.loader)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a run happens: as which rank, on which device, and who is told."""
+
+    ranks: Ranks
+    device: torch.device
+    console: Console
+
+    def say(self, text: str) -> None:
+        """A plain line: paths may hold brackets, which are no markup, and are copied best unbroken."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _begun_before(folder: RunFolder | None, ranks: Ranks) -> Path | None:
+    """The run that the launcher interrupted by starting all ranks again, as the first rank sees it."""
+    begun = restarted() and folder is not None and folder.holds_run()
+    path = ranks.from_first(str(folder.path).encode() if folder is not None and begun else b"")
+    return Path(path.decode()) if path else None
+
+
+def _console_of(ranks: Ranks, console: Console | None) -> Console:
+    return (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
+
+
+def _open_data(settings: Settings, place: _Place) -> ImageData:
+    """The first rank lists a folder, and the others find the list in the cache where they share it."""
+    if place.ranks.count > 1:
+        agreed(place.ranks, lambda: open_run_data(settings, place.console) if place.ranks.first else None)
+    return agreed(place.ranks, lambda: open_run_data(settings, place.console))
+
+
+def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: _Place, label: str | None) -> Run:
+    ranks = place.ranks
+    settings, choices = agreed(ranks, lambda: _chosen(settings, data, ranks))
+    settings = _of_first(settings, ranks)  # the machines of others may have suggested other values
+    folder = RunFolder(ranks.from_first(str(folder.path).encode()).decode())
+
+    def ready() -> _Parts:
+        _keep_apart(folder, settings)
+        if ranks.first:
+            folder.refuse_occupied()
+        # Everything that can be wrong with the settings shows while building, before the folder is touched.
+        return _build(settings, data, place)
+
+    parts = agreed(ranks, ready)
+    try:
+        with _locked(folder, place):
+            agreed(ranks, lambda: folder.create(settings) if ranks.first else None)
+            _announce(place, settings, data, choices, folder)
+            try:
+                return _train(settings, folder, data, parts, place, label)
+            except DataError:
+                if ranks.first:
+                    folder.forget_unless_begun()  # so that the command can be given again once the data is mended
+                raise
+    except JclError:
+        if ranks.first:
+            folder.remove_if_empty()
+        raise
+
+
+def _chosen(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[Settings, list[Choice]]:
+    """The settings with every "auto" replaced, and what was chosen."""
+    facts = replace(data_facts(data.train), ranks_on_machine=ranks_on_this_machine())
+    settings, choices = choose(with_whole_path(settings), facts)
+    settings, changes = fit_to_ranks(settings, ranks.count)
+    return settings, [*choices, *changes]
+
+
+def _of_first(settings: Settings | None, ranks: Ranks) -> Settings:
+    """The settings that the first rank has, on every rank."""
+    text = "" if settings is None else settings.model_dump_json()
+    return settings_from(json.loads(ranks.from_first(text.encode())), "the first rank's settings")
+
+
+def _resume(path: Path, place: _Place) -> Run:
+    ranks, folder = place.ranks, RunFolder(path)
+    settings = _of_first(agreed(ranks, lambda: folder.settings() if ranks.first else None), ranks)
+    settings, changes = agreed(ranks, lambda: fit_to_ranks(settings, ranks.count))
+    if ranks.any(ranks.first and (folder.path / "summary.json").exists()):
+        place.say(f"The run in {folder.path} has finished; there is nothing to resume.")
         return Run(folder.path)
-    data = open_run_data(settings, console)
-    device = choose_device(settings.train.device)
-    parts = _build(settings, data, device)
-    checkpoint = newest_checkpoint(folder.checkpoints)
-    if checkpoint is None:
-        _say(console, f"No checkpoint in {folder.checkpoints} yet: starting from the first step.")
+    with _locked(folder, place):
+        data = _open_data(settings, place)
+        parts = agreed(ranks, lambda: _build(settings, data, place))
+        for change in changes:
+            place.say(f"  {change.name} = {change.value}: {change.reason}")
+        return _train(settings, folder, data, parts, place, None, resumed=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: RunFolder, place: _Place) -> Iterator[None]:
+    """The first rank holds the lock for all."""
+    with contextlib.ExitStack() as held:
+        lock = RunLock(folder.path, warn=place.say)
+        agreed(place.ranks, lambda: held.enter_context(lock) if place.ranks.first else None)
+        yield
+
+
+def _restored(folder: RunFolder, parts: _Parts, place: _Place) -> Progress:
+    """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
+    ranks = place.ranks
+    path = agreed(ranks, lambda: _checkpoint_to_resume(folder, place) if ranks.first else None)
+    content = ranks.from_first(path.read_bytes() if path is not None and ranks.count > 1 else b"")
+    if ranks.first:
+        progress = Progress() if path is None else _loaded(path, parts)
+    elif not content:
+        progress = Progress()
     else:
-        _say(console, f"Resuming from {checkpoint}.")
-    return _train(settings, folder, data, parts, console, None, checkpoint)
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as received:
+            received.write(content)
+            received.flush()
+            progress = _loaded(Path(received.name), parts)
+    if path is not None and progress.ranks != ranks.count:
+        place.say(
+            f"The run was on {_counted(progress.ranks)} and goes on on {_counted(ranks.count)}: batches, views and "
+            "shuffles stay as they were, and results differ by rounding only."
+        )
+    progress.ranks = ranks.count
+    return progress
 
 
-def _with_whole_path(settings: Settings) -> Settings:
-    """A folder or file by its whole path, so that a run can be resumed from anywhere; a data set's name stays one."""
-    location = settings.data.location
-    path = Path(location).expanduser()
-    if not location or location in KNOWN_SETS or not path.exists():
-        return settings
-    return with_values(settings, {"data.location": str(path.resolve())})
+def _loaded(path: Path, parts: _Parts) -> Progress:
+    return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
+
+
+def _counted(ranks: int) -> str:
+    return "1 rank" if ranks == 1 else f"{ranks} ranks"
+
+
+def _checkpoint_to_resume(folder: RunFolder, place: _Place) -> Path | None:
+    """The newest good checkpoint; says which it is and which ones are passed over for what reason."""
+    found = search_checkpoints(folder.checkpoints)
+    for reason in found.damaged:
+        place.say(f"Passed over: {reason}")
+    if found.newest is None and found.damaged:
+        raise RunError(
+            f"none of the checkpoints in {folder.checkpoints} is whole; put a good copy of one back, "
+            "or remove them to train from the first step."
+        )
+    if found.newest is None:
+        place.say(f"No checkpoint in {folder.checkpoints} yet: starting from the first step.")
+    else:
+        place.say(f"Resuming from {found.newest}.")
+    return found.newest
 
 
 def _keep_apart(folder: RunFolder, settings: Settings) -> None:
@@ -148,24 +264,6 @@ def _keep_apart(folder: RunFolder, settings: Settings) -> None:
     data = Path(settings.data.location)
     if data.is_dir() and folder.path.resolve().is_relative_to(data):
         raise RunError(f"the run folder {folder.path} lies inside the images' folder {data}; choose another --out.")
-
-
-def data_facts(source: ImageSource) -> DataFacts:
-    """What automatic settings need to know; of a large folder a few images tell the typical size."""
-    if isinstance(source, ArrayImages):
-        return DataFacts(images=len(source), short_side=min(source.pixels.shape[2:]), decoded=True)
-    return DataFacts(images=len(source), short_side=_typical_short_side(source), decoded=False)
-
-
-def _typical_short_side(source: ImageSource, probes: int = 32) -> int:
-    """The median short side in pixels of a few images spread over the source."""
-    sides = []
-    for probe in range(min(probes, len(source))):
-        with contextlib.suppress(UnreadableImage):
-            sides.append(min(source.read(probe * len(source) // min(probes, len(source))).shape[1:]))
-    if not sides:
-        raise DataError(f"none of the images tried can be read ({source.description}); `jcl check` lists the reasons.")
-    return sorted(sides)[len(sides) // 2]
 
 
 @dataclass
@@ -178,8 +276,9 @@ class _Parts:
     device: torch.device
 
 
-def _build(settings: Settings, data: ImageData, device: torch.device) -> _Parts:
-    train = settings.train
+def _build(settings: Settings, data: ImageData, place: _Place) -> _Parts:
+    train, device = settings.train, place.device
+    learner, width = build_learner(settings, device, place.ranks)
     loader = BatchLoader(
         data.train,
         batch_size=known(train.batch_size),
@@ -188,8 +287,9 @@ def _build(settings: Settings, data: ImageData, device: torch.device) -> _Parts:
         workers=known(settings.data.workers),
         device=device,
         strict=settings.data.strict,
+        ranks=place.ranks,
+        num_keys=learner.num_keys,
     )
-    learner, width = build_learner(settings, device)
     optimiser = build_optimiser(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), train.seed, step_options(settings, device))
     return _Parts(learner, width, optimiser, loader, step, device)
@@ -200,19 +300,18 @@ def _train(
     folder: RunFolder,
     data: ImageData,
     parts: _Parts,
-    console: Console,
+    place: _Place,
     label: str | None,
-    checkpoint: Path | None = None,
+    resumed: bool = False,
 ) -> Run:
-    """Run the loop, then write the backbone, the summary and the pictures."""
-    memory = PeakMemory(parts.device)
-    progress = Progress()
-    if checkpoint is not None:
-        progress = load_checkpoint(checkpoint, parts.learner, parts.optimiser, parts.device)
-    display = RunDisplay(console, settings, label or settings.method.name)
+    """Run the loop, then write the backbone, the pictures and the summary."""
+    ranks, memory = place.ranks, PeakMemory(parts.device)
+    progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
+    display = RunDisplay(place.console, settings, label or settings.method.name)
     backbone = parts.learner.query_encoder.backbone
+    record, saver = _writers(settings, folder, ranks, progress, display)
     try:
-        with Record(folder.path, resumed_at=progress.step, tensorboard=settings.record.tensorboard) as record, display:
+        with record, display, saver, Heartbeat(ranks) as heartbeat:
             Training(
                 settings=settings,
                 folder=folder,
@@ -220,71 +319,50 @@ def _train(
                 optimiser=parts.optimiser,
                 loader=parts.loader,
                 step=parts.step,
+                saver=saver,
                 record=record,
                 display=display,
-                measure=online_knn(data, backbone, settings, parts.device),
+                heartbeat=heartbeat,
+                measure=online_knn(data, backbone, settings, parts.device, ranks),
                 progress=progress,
             ).run()
     finally:
         parts.loader.close()
-        _write_skipped(folder, parts.loader.skipped, console)
-    save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
-    run = Run(folder.path)
-    draw_run(run.metrics, settings, data.train, run_view_recipe(settings), folder.figures)
-    _write_summary(run, progress, memory)  # last, because it marks the run as finished
-    return run
+        if ranks.first:
+            write_skipped(folder, parts.loader.skipped, place.say)
+
+    def write_results() -> None:
+        save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
+        try:
+            draw_run(Run(folder.path).metrics, settings, data.train, run_view_recipe(settings), folder.figures)
+        except (OSError, JclError) as error:
+            place.say(f"The pictures in {folder.figures} could not be drawn: {error}")
+        # Last, because it marks the run as finished.
+        write_summary(folder, settings, record.newest, progress, memory.read())
+
+    agreed(ranks, lambda: write_results() if ranks.first else None)
+    return Run(folder.path)
 
 
-def _write_skipped(folder: RunFolder, skipped: dict[str, str], console: Console) -> None:
-    if not skipped:
-        return
-    lines = [f"{name}\t{reason}\n" for name, reason in sorted(skipped.items())]
-    folder.skipped_file.write_text("".join(lines), encoding="utf-8")
-    images = "1 unreadable image was" if len(skipped) == 1 else f"{len(skipped):,} unreadable images were"
-    _say(console, f"{images} skipped; {folder.skipped_file} lists them with the reasons.")
+def _writers(
+    settings: Settings, folder: RunFolder, ranks: Ranks, progress: Progress, display: RunDisplay
+) -> tuple[Record | QuietRecord, CheckpointSaver | QuietSaver]:
+    if not ranks.first:
+        return QuietRecord(), QuietSaver()
+    tensorboard = settings.record.tensorboard
+    return (
+        Record(folder.path, resumed_at=progress.step, tensorboard=tensorboard, warn=display.warn),
+        CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn),
+    )
 
 
-def _write_summary(run: Run, progress: Progress, memory: PeakMemory) -> None:
-    """The figures of the finished run: one flat object with plain names."""
-    train = [line for line in run.metrics if line["kind"] == "train"]
-    measured = [line for line in run.metrics if line["kind"] == "knn"]
-    newest = {name: value for name, value in (measured or [{}])[-1].items() if name not in ("kind", "step", "epoch")}
-    settings = run.settings
-    summary = {
-        "method": settings.method.name,
-        "data": settings.data.location,
-        "seed": settings.train.seed,
-        "epochs": settings.train.epochs,
-        "steps": progress.step,
-        "loss": train[-1]["loss"],
-        "contrastive_accuracy": train[-1]["contrastive_accuracy"],
-        "images_per_second": progress.step * known(settings.train.batch_size) / progress.seconds,
-        "seconds": progress.seconds,
-        "peak_memory_bytes": memory.read(),
-        **newest,
-    }
-    write_atomically(run.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
-
-
-def _announce(
-    console: Console,
-    settings: Settings,
-    data: ImageData,
-    device: torch.device,
-    choices: list[Choice],
-    folder: RunFolder,
-) -> None:
+def _announce(place: _Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:
     """What is about to happen, and every value that was chosen for the user with the reason."""
     keys = f", {settings.method.num_keys} keys per image" if METHODS[settings.method.name].several_keys else ""
-    _say(
-        console,
+    ranks = f", {place.ranks.count} ranks" if place.ranks.count > 1 else ""
+    place.say(
         f"Pre-training {settings.model.backbone} with {settings.method.name}{keys} on {data.train.description} "
-        f"({device}), {settings.train.epochs} epochs, into {folder.path}",
+        f"({place.device.type}{ranks}), {settings.train.epochs} epochs, into {folder.path}",
     )
     for choice in choices:
-        _say(console, f"  {choice.name} = {choice.value}: {choice.reason}")
-
-
-def _say(console: Console, text: str) -> None:
-    """A plain line: paths may hold brackets, which are no markup, and are copied best unbroken."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+        place.say(f"  {choice.name} = {choice.value}: {choice.reason}")

@@ -60,6 +60,8 @@ class Ranks:
         if self.count == 1:
             return content
         length = self.total(torch.tensor(len(content) if self.first else 0))
+        if length == 0:
+            return b""
         block = torch.zeros(int(length), dtype=torch.uint8)
         if self.first:
             block[:] = torch.frombuffer(bytearray(content), dtype=torch.uint8)

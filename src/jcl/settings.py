@@ -35,7 +35,7 @@ class DataSettings(Section):
     """Where the images come from and how they reach the device."""
 
     location: str = Field("", description="folder of images, .npz file, or a name: demo, cifar10, cifar100, stl10")
-    root: str = Field("", description="where data sets known by name are kept [empty: $JCL_DATA or ~/.cache/jcl/data]")
+    root: str = Field("", description="where data sets known by name are kept (empty: $JCL_DATA or ~/.cache/jcl/data)")
     subset: str = Field("", description="imagenet100, or a file with one class folder a line: use only these")
     download: bool = Field(True, description="fetch a data set known by name when it is not under data.root")
     canvas: PositiveInt | Auto = Field("auto", description="longest side in pixels at which images are decoded")
@@ -94,6 +94,8 @@ class TrainSettings(Section):
     compile: bool | Auto = Field("auto", description="compile views, encoders and loss (auto: on a GPU)")
     cuda_graph: bool | Auto = Field("auto", description="record a step as one CUDA graph (auto: on a GPU)")
     key_passes: PositiveInt | Auto = Field("auto", description="parts in which the keys are encoded")
+    rank_timeout: Positive = Field(600.0, description="seconds after which a rank that does not answer is given up")
+    on_nan: Literal["stop", "skip"] = Field("stop", description="what a loss that is not finite does: stop, skip")
 
 
 class RecordSettings(Section):
@@ -101,6 +103,7 @@ class RecordSettings(Section):
 
     log_every: PositiveInt = Field(20, description="steps per line of metrics.jsonl")
     checkpoint_every: PositiveInt = Field(5, description="epochs between checkpoints")
+    checkpoint_minutes: NotNegative = Field(15.0, description="minutes between checkpoints within that; 0: none")
     keep: PositiveInt = Field(2, description="newest checkpoints kept")
     knn_every: Annotated[int, Field(ge=0)] = Field(10, description="epochs between online kNN; 0: only at the end")
     knn_k: PositiveInt = Field(200, description="neighbours that vote")
@@ -166,8 +169,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def write_settings(settings: Settings, path: Path) -> None:
-    path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+def settings_text(settings: Settings) -> str:
+    """The settings as YAML, which `read_settings` reads back to the last bit."""
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
 def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:

@@ -1,6 +1,9 @@
+import base64
 import os
+import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +12,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from jcl.errors import RunError
+from jcl.train.atomic import remove_partial_files, write_atomically
 from jcl.train.checkpoint import (
     Progress,
     list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
-    read_tensors,
     save_checkpoint,
-    write_atomically,
+    search_checkpoints,
 )
+from jcl.train.sealed import is_sealed, read_tensors, write_sealed
 
 CPU = torch.device("cpu")
 WINDOW = torch.tensor([0.1, 1 / 3, 3e-20])
@@ -97,13 +101,19 @@ def test_a_damaged_file_of_a_later_step_never_pushes_out_a_good_one(tmp_path):
     assert newest_checkpoint(tmp_path) == good
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "header", "text", "folder"])
+@pytest.mark.parametrize("damage", ["empty", "half", "header", "text", "folder", "pipe", "link", "zeros for ever"])
 def test_torn_or_damaged_newest_file_is_passed_over(tmp_path, damage):
     old, new = saved(tmp_path, 10), saved(tmp_path, 20)
     content = new.read_bytes()
     new.unlink()
     if damage == "folder":
         new.mkdir()
+    elif damage == "pipe":
+        os.mkfifo(new)
+    elif damage == "link":
+        new.symlink_to("/nowhere")
+    elif damage == "zeros for ever":
+        new.symlink_to("/dev/zero")
     else:
         new.write_bytes(
             {
@@ -113,9 +123,91 @@ def test_torn_or_damaged_newest_file_is_passed_over(tmp_path, damage):
                 "text": b"not a checkpoint",
             }[damage]
         )
-    assert newest_checkpoint(tmp_path) == old
+    found = search_checkpoints(tmp_path)
+    assert found.newest == old and len(found.damaged) == 1 and str(new) in found.damaged[0]
     with pytest.raises(RunError, match="cannot be read"):
         read_tensors(new)
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory) -> bytes:
+    return saved(tmp_path_factory.mktemp("sealed"), 20).read_bytes()
+
+
+def damaged_files(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Every byte of the header with one bit flipped, some of the tensors', and the file cut off at many lengths."""
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    places = [*range(header_end), *range(header_end, len(content), 97), len(content) - 1]
+    for number, place in enumerate(places):
+        changed = bytearray(content)
+        changed[place] ^= 1 << number % 8
+        yield f"bit {number % 8} of byte {place}", bytes(changed)
+    for length in range(0, len(content), 101):
+        yield f"cut after {length}", content[:length]
+    yield "something behind it", content + b"\x00"
+
+
+def test_one_flipped_bit_anywhere_is_found(tmp_path, sealed):
+    old, new = saved(tmp_path, 10), tmp_path / "step-000000020.safetensors"
+    new.write_bytes(sealed)
+    assert newest_checkpoint(tmp_path) == new
+    missed, parts = [], model_and_optimiser()
+    for what, content in damaged_files(sealed):
+        new.write_bytes(content)
+        found = search_checkpoints(tmp_path)
+        if found.newest != old or str(new) not in found.damaged[0]:
+            missed.append(what)
+        with pytest.raises(RunError):
+            load_checkpoint(new, *parts, CPU)
+    assert missed == []
+
+
+def test_checkpoints_written_before_there_was_a_checksum_are_read(tmp_path):
+    path = saved(tmp_path, 3)
+    tensors, metadata = read_tensors(path)
+    older = {name: value for name, value in metadata.items() if name not in ("sha256", "skipped_steps")}
+    save_file(tensors, path, older | {"format": "jcl-checkpoint-1"})
+    assert not is_sealed(path) and newest_checkpoint(tmp_path) == path
+    assert load_checkpoint(path, *model_and_optimiser(), CPU).step == 3
+    save_file(tensors, path, older)  # but one of today's must have it
+    assert newest_checkpoint(tmp_path) is None
+    with pytest.raises(RunError, match="its checksum is missing"):
+        load_checkpoint(path, *model_and_optimiser(), CPU)
+
+
+def test_text_that_looks_like_a_checksum_is_none(tmp_path):
+    text = '"sha256":"' + "1" * 64 + '"'
+    write_sealed(tmp_path / "file", {text: torch.arange(3.0)}, {"a": text, "z": text})
+    assert is_sealed(tmp_path / "file")
+    tensors, metadata = read_tensors(tmp_path / "file")
+    assert metadata["a"] == metadata["z"] == text and torch.equal(tensors[text], torch.arange(3.0))
+
+
+def test_a_disk_that_keeps_something_else_than_was_written_is_found_out_before_the_old_file_goes(tmp_path):
+    """The new file changes on the disk right after it was flushed there."""
+    old = saved(tmp_path, 1)
+
+    def flush_and_corrupt(number: int) -> None:
+        os.fdatasync(number)
+        if os.fstat(number).st_size > 100:
+            os.pwrite(number, b"\xff", os.fstat(number).st_size - 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jcl.train.atomic.os.fsync", flush_and_corrupt)
+        with pytest.raises(RunError, match="reading it back gave something else"):
+            saved(tmp_path, 2, keep=1)
+    assert list(tmp_path.iterdir()) == [old] and newest_checkpoint(tmp_path) == old
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_state_that_is_not_finite_is_no_checkpoint(tmp_path, value):
+    good = saved(tmp_path, 1)
+    model, optimiser = model_and_optimiser()
+    with torch.no_grad():
+        model[0].weight[0, 0] = value
+    with pytest.raises(RunError, match=r"step 2 was not saved, because model.0.weight is not finite"):
+        save_checkpoint(tmp_path, model, optimiser, Progress(2, 1.5, WINDOW, 2), keep=1)
+    assert list(tmp_path.iterdir()) == [good]
 
 
 def test_no_checkpoint_at_all(tmp_path):
@@ -144,7 +236,7 @@ def test_other_safetensors_files_are_refused(tmp_path, metadata, said):
 def test_metadata_that_makes_no_sense_is_a_sentence(tmp_path, change):
     tensors, metadata = read_tensors(saved(tmp_path, 3))
     metadata = {name: value for name, value in (metadata | change).items() if value is not None}
-    save_file(tensors, tmp_path / "changed.safetensors", metadata)
+    write_sealed(tmp_path / "changed.safetensors", tensors, metadata)
     with pytest.raises(RunError, match="does not fit"):
         load_checkpoint(tmp_path / "changed.safetensors", *model_and_optimiser(), CPU)
 
@@ -161,14 +253,17 @@ def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):
     path.write_bytes(b"old")
     program = (
         "import os, pathlib\n"
-        "from jcl.train.checkpoint import write_atomically\n"
+        "from jcl.train.atomic import write_atomically\n"
         "os.fsync = lambda number: os.kill(os.getpid(), 9)\n"
         f"write_atomically(pathlib.Path({str(path)!r}), b'new' * 1000)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
     assert path.read_bytes() == b"old"
     assert list_checkpoints(tmp_path) == [path]
-    write_atomically(path, b"newer")  # what the dead writer left does not stand in the way
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_partial_files(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    write_atomically(path, b"newer")
     assert path.read_bytes() == b"newer"
 
 
@@ -201,7 +296,36 @@ def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_reading_a_checkpoint_cannot_run_code(tmp_path):
-    """A pickle under the name of a checkpoint is refused unread."""
-    torch.save({"model": nn.Linear(2, 2)}, tmp_path / "step-000000001.safetensors")
-    assert newest_checkpoint(tmp_path) is None
+class Hostile:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize("kind", ["torch", "old torch", "pickle", "pickle behind a header", "pickle as metadata"])
+def test_reading_a_checkpoint_cannot_run_code(tmp_path, kind):
+    """A pickle under the name of a checkpoint, or inside of one, is refused unread."""
+    path = tmp_path / "checkpoints" / "step-000000001.safetensors"
+    path.parent.mkdir()
+    hostile = Hostile(f"touch {tmp_path}/hacked")
+    pickled = pickle.dumps(hostile)
+    if kind == "torch":
+        torch.save({"model": hostile}, path)
+    elif kind == "old torch":
+        torch.save({"model": hostile}, path, _use_new_zipfile_serialization=False)
+    elif kind == "pickle":
+        path.write_bytes(pickled)
+    elif kind == "pickle behind a header":
+        path.write_bytes((2).to_bytes(8, "little") + b"{}" + pickled)
+    else:
+        text = {"format": "jcl-checkpoint-2", "step": "1", "optimiser": base64.b64encode(pickled).decode()}
+        write_sealed(path, {"progress.window": torch.zeros(1)}, text)
+    with pytest.raises(RunError):
+        load_checkpoint(path, *model_and_optimiser(), CPU)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]
+    pickle.loads(pickled)  # while this is what it would have done
+    assert (tmp_path / "hacked").exists()

@@ -39,3 +39,8 @@ def test_a_loss_that_is_not_finite_and_one_that_is_not_known_yet_are_different_t
     assert "the loss is not finite" in line(loss=None)
     before_the_first_line = health({"knn_top1": 12.0}, queue_size=10, embedding_dim=8)
     assert before_the_first_line == ""
+
+
+def test_skipped_steps_are_said():
+    assert line(skipped_steps=3).endswith("; 3 steps skipped so far because the loss was not finite")
+    assert "1 step skipped" in line(skipped_steps=1) and "skipped" not in line(skipped_steps=0)

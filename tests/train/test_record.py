@@ -61,12 +61,60 @@ def test_tensorboard_events_hold_the_same_figures(tmp_path):
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_a_sentence(tmp_path):
-    with (
-        pytest.raises(RunError, match=r"metrics.jsonl could not be written: No space left"),
-        Record(tmp_path, tensorboard=False) as record,
-    ):
-        record._file.close()
-        record._file = Path("/dev/full").open("a")  # noqa: SIM115
+def test_lines_that_cannot_be_written_are_said_once_and_kept(tmp_path):
+    """Something else takes the file's place for a while, as a disk may be full for a while."""
+    said: list[str] = []
+    with Record(tmp_path, tensorboard=False, warn=said.append) as record:
         record.write("train", 1, 0.1, {"loss": 1.0})
+        record.path.rename(tmp_path / "aside")
+        record.path.mkdir()
+        lines = [record.write("train", step, step / 10, {"loss": float(step)}) for step in (2, 3)]
+        record.path.rmdir()
+        (tmp_path / "aside").rename(record.path)
+        with record.path.open("a") as file:
+            file.write('{"kind": "tra')  # what an attempt that broke off leaves
+        lines.append(record.write("train", 4, 0.4, {"loss": 4.0}))
+        assert read_metrics(record.path)[1:] == lines and record.newest == {"train": lines[-1]}
+        record.path.rename(tmp_path / "aside")
+        record.path.mkdir()
+        record.write("train", 5, 0.5, {"loss": 5.0})
+        record.path.rmdir()
+    assert len(said) == 2 and "metrics.jsonl could not be written: Is a directory. Training goes on" in said[0]
+    assert [line["step"] for line in read_metrics(record.path)] == [5]  # written on closing
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_full_disk_loses_no_line(tmp_path):
+    said: list[str] = []
+    with Record(tmp_path, tensorboard=False, warn=said.append) as record:
+        own, record.path = record.path, Path("/dev/full")
+        record.write("train", 1, 0.1, {"loss": 1.0})
+        record.write("train", 2, 0.2, {"loss": 1.0})
+        record.path = own
+        record.write("train", 3, 0.3, {"loss": 1.0})
+    assert len(said) == 1 and "/dev/full could not be written: No space left on device" in said[0]
+    assert [line["step"] for line in read_metrics(own)] == [1, 2, 3]
+
+
+def test_tensorboard_events_that_cannot_be_written_are_said_once(tmp_path, capfd):
+    said: list[str] = []
+    with Record(tmp_path, warn=said.append) as record:
+        record.write("train", 1, 0.1, {"loss": 1.0})
+        for file in (tmp_path / "tensorboard").iterdir():
+            file.unlink()
+        (tmp_path / "tensorboard").rmdir()
+        (tmp_path / "tensorboard").write_bytes(b"in the way")
+        for step in range(2, 6):
+            record.write("train", step, step / 10, {"loss": 1.0})
+    assert [line["step"] for line in read_metrics(record.path)] == [1, 2, 3, 4, 5]
+    assert len(said) == 1 and "TensorBoard events" in said[0] and "Training goes on without them" in said[0]
+    with Record(tmp_path, resumed_at=5, warn=said.append) as record:
+        record.write("train", 6, 0.6, {"loss": 1.0})
+    assert len(said) == 2
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_metrics_that_cannot_be_read_are_a_sentence(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match="cannot be read"):
+        Record(tmp_path, tensorboard=False)

@@ -12,7 +12,7 @@ import sys
 from rich.markup import escape
 
 from jcl.cli.app import app, err, rank
-from jcl.errors import JclError
+from jcl.errors import FailedElsewhere, JclError
 
 __all__ = ["app", "main"]
 
@@ -25,6 +25,8 @@ def main() -> None:
     """Run the command line; an error of the user's becomes its sentence and an exit code, not a trace."""
     try:
         app()
+    except FailedElsewhere as error:
+        sys.exit(error.exit_code)
     except JclError as error:
         whose = f" on rank {rank}" if rank > 0 else ""
         err.print(f"[bold red]Error{whose}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,12 +10,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from jcl.cli.app import TRAIN, JsonOption, SetOption, app, err, out
+from jcl.cli.app import TRAIN, JsonOption, SetOption, app, err, out, rank
 from jcl.cli.printing import write_json
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
+    from jcl.pretraining import Run
     from jcl.train.profile import StepProfile
+
+
+DevicesOption = Annotated[
+    int, typer.Option(min=1, help="Train on so many GPUs of this machine (or processes, on a CPU) together.")
+]
 
 
 @app.command(rich_help_panel=TRAIN)
@@ -27,7 +34,7 @@ def pretrain(
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe by name (see `jcl recipes`) or a YAML file.")] = None,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the run [default: a new one in runs/].")
+        Path | None, typer.Option("--out", help="Folder of the run (default: a new one in runs/).")
     ] = None,
     method: Annotated[str | None, typer.Option(help="jcl, moco-v2, moco-v1, multi-key or multi-key-backprop.")] = None,
     backbone: Annotated[str | None, typer.Option(help="torchvision or timm name.")] = None,
@@ -40,8 +47,10 @@ def pretrain(
     seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
     strict: Annotated[bool | None, typer.Option("--strict", help="Stop at the first unreadable image.")] = None,
+    on_nan: Annotated[str | None, typer.Option(help="What a loss that is not finite does: stop or skip.")] = None,
     subset: Annotated[str | None, typer.Option(help="imagenet100, or a file with one class folder a line.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Only show where a step's time goes.")] = False,
+    devices: DevicesOption = 1,
     settings: SetOption = None,
     json_file: JsonOption = None,
 ) -> None:
@@ -49,6 +58,11 @@ def pretrain(
 
     [dim]jcl pretrain photos/ --out runs/photos[/]
     """
+    if devices > 1:
+        from jcl.launching import launch
+
+        launch(sys.argv[1:], devices)
+        return
     from jcl.pretraining import pretrain as run_pretraining
     from jcl.pretraining import profile as profile_pretraining
     from jcl.recipes import build_settings
@@ -64,6 +78,7 @@ def pretrain(
         "method.temperature": temperature,
         "train.seed": seed,
         "train.device": device,
+        "train.on_nan": on_nan,
         "data.strict": strict,
         "data.subset": subset,
     }
@@ -73,25 +88,31 @@ def pretrain(
         _print_profile(profile_pretraining(chosen, console=err), json_file)
         return
     run = run_pretraining(chosen, out_folder, console=err)
-    _report_run(run.path, run.summary, json_file)
+    _report_run(run, json_file)
 
 
 @app.command(rich_help_panel=TRAIN)
 def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an unfinished run.")],
+    devices: DevicesOption = 1,
     json_file: JsonOption = None,
 ) -> None:
     """Continue a stopped run exactly where it was."""
+    if devices > 1:
+        from jcl.launching import launch
+
+        launch(sys.argv[1:], devices)
+        return
     from jcl.pretraining import resume as resume_pretraining
 
     run = resume_pretraining(run_folder, console=err)
-    _report_run(run.path, run.summary, json_file)
+    _report_run(run, json_file)
 
 
 @app.command(rich_help_panel=TRAIN)
 def demo(
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="Where to write [default: a new folder in runs/].")
+        Path | None, typer.Option("--out", help="Where to write (default: a new folder in runs/).")
     ] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     json_file: JsonOption = None,
@@ -136,7 +157,10 @@ def _print_profile(profile: StepProfile, json_file: Path | None) -> None:
     write_json(figures, json_file)
 
 
-def _report_run(folder: Path, summary: dict[str, Any], json_file: Path | None) -> None:
+def _report_run(run: Run, json_file: Path | None) -> None:
+    if rank > 0:
+        return  # the first one reports, and only it is sure to see the folder
+    folder, summary = run.path, run.summary
     table = Table("figure", "value", title=escape(f"{summary['method']} on {summary['data']}"))
     for name, value in summary.items():
         table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else escape(str(value)))

@@ -1,27 +1,29 @@
 """Checkpoints: everything a run needs to go on exactly, in one safetensors file, written atomically.
 
-Safetensors holds tensors and plain text only, so reading a checkpoint can never run code. The file is written under
-another name, flushed to the disk and then renamed: a reader sees the old file or the new one, never half of it.
+Safetensors holds tensors and plain text only, so reading a checkpoint can never run code. A checkpoint is made in two
+parts: a snapshot, which copies the state to the host and is all that training waits for, and the writing of it, which
+can happen in the background.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import RunError
+from jcl.train.host_copy import HostCopy
+from jcl.train.sealed import is_sealed, read_tensors, write_sealed
 
-FORMAT = "jcl-checkpoint-1"
+FORMAT = "jcl-checkpoint-2"
+FORMAT_WITHOUT_CHECKSUM = "jcl-checkpoint-1"
+_GROUP = "group."
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -33,12 +35,24 @@ class Progress:
     seconds: float = 0.0  # spent training, over all resumptions
     window: Tensor = field(default_factory=lambda: torch.zeros(0))  # sums since the last line of metrics
     window_steps: int = 0
+    ranks: int = 1  # that took the last step
+    skipped_steps: int = 0  # up to the last line of metrics; the window knows of those since
 
 
-def save_checkpoint(
-    folder: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, keep: int
-) -> Path:
-    """Write the state after `progress.step` steps and remove all but the newest `keep` checkpoints."""
+@dataclass(frozen=True)
+class Snapshot:
+    """The state after `step` steps, on its way to the host."""
+
+    step: int
+    copy: HostCopy
+    metadata: dict[str, str]
+    optimiser: dict[str, Any]  # what of it is no tensor
+
+
+def take_snapshot(
+    learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, before: Snapshot | None = None
+) -> Snapshot:
+    """Copy the state as it is now; training may go on at once. Memory of `before`, no longer needed, is used again."""
     tensors = {f"model.{name}": value for name, value in learner.state_dict().items()}
     optimiser_tensors, optimiser_rest = _split_optimiser(optimiser)
     tensors |= optimiser_tensors
@@ -48,21 +62,42 @@ def save_checkpoint(
         "step": str(progress.step),
         "seconds": repr(progress.seconds),
         "window_steps": str(progress.window_steps),
-        "optimiser": json.dumps(optimiser_rest),
+        "skipped_steps": str(progress.skipped_steps),
+        "ranks": str(progress.ranks),
     }
-    path = folder / f"step-{progress.step:09d}.safetensors"
-    write_atomically(path, save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, metadata))
+    copy = HostCopy(tensors, None if before is None else before.copy)
+    return Snapshot(progress.step, copy, metadata, optimiser_rest)
+
+
+def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
+    """Write a checkpoint, read it back, and only then remove all but the newest `keep`.
+
+    A state with a weight that is not finite is refused, so that every checkpoint is one worth going back to.
+    """
+    tensors = snapshot.copy.finished()
+    optimiser = _with_numbers_of_groups(snapshot.optimiser, tensors)
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise RunError(f"the state after step {snapshot.step} was not saved, because {name} is not finite.")
+    path = folder / f"step-{snapshot.step:09d}.safetensors"
+    write_sealed(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimiser)})
     # Files beyond this step are damaged, or the run would have gone on from them: they must not push this one out.
     for old in [found for found in list_checkpoints(folder) if found <= path][:-keep]:
-        old.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is tried again after the next one
+            old.unlink()
     return path
+
+
+def save_checkpoint(
+    folder: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, keep: int
+) -> Path:
+    """Take a snapshot and write it at once."""
+    return write_snapshot(folder, take_snapshot(learner, optimiser, progress), keep)
 
 
 def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> Progress:
     """Restore model and optimiser in place from `path`; returns how far the run was."""
-    tensors, metadata = read_tensors(path)
-    if metadata.get("format") != FORMAT:
-        raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
+    tensors, metadata = _read_good(path)
     model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     try:
         learner.load_state_dict(model)
@@ -72,6 +107,8 @@ def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optim
             seconds=float(metadata["seconds"]),
             window=tensors["progress.window"].to(device),
             window_steps=int(metadata["window_steps"]),
+            skipped_steps=int(metadata.get("skipped_steps", 0)),
+            ranks=int(metadata.get("ranks", 1)),
         )
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
@@ -85,43 +122,40 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that can be read; a torn or damaged one is passed over."""
+class Search(NamedTuple):
+    """The newest checkpoint that is whole, and what is wrong with those after it, newest first."""
+
+    newest: Path | None
+    damaged: list[str]
+
+
+def search_checkpoints(folder: Path) -> Search:
+    """Find the newest good checkpoint; torn or damaged ones are passed over, each with a sentence that says why."""
+    damaged = []
     for path in reversed(list_checkpoints(folder)):
-        with contextlib.suppress(RunError):
-            read_tensors(path)
-            return path
-    return None
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """All tensors of a safetensors file and the text stored with them."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step that survives a crash at any moment."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise RunError(f"{path} could not be written: {error.strerror}; what was there before is untouched.") from error
+            _read_good(path)
+        except RunError as error:
+            damaged.append(str(error))
+        else:
+            return Search(path, damaged)
+    return Search(None, damaged)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest checkpoint that is whole."""
+    return search_checkpoints(folder).newest
+
+
+def _read_good(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What a checkpoint holds, once its checksum has been found to be right; the first format had none."""
+    sealed = is_sealed(path)
+    tensors, metadata = read_tensors(path)
+    if metadata.get("format") not in (FORMAT, FORMAT_WITHOUT_CHECKSUM):
+        raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
+    if metadata["format"] == FORMAT and not sealed:
+        raise RunError(f"{path} is damaged: its checksum is missing.")
+    return tensors, metadata
 
 
 def _split_optimiser(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -135,10 +169,21 @@ def _split_optimiser(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor
                 tensors[f"optimiser.{index}.{name}"] = value
             else:
                 numbers[f"{index}.{name}"] = value
-    groups = [
-        {k: float(v) if isinstance(v, Tensor) else v for k, v in group.items()} for group in state["param_groups"]
-    ]
+    groups = []
+    for index, group in enumerate(state["param_groups"]):
+        # A learning rate may be a tensor on the device: it travels with the others, since reading it would wait.
+        tensors |= {f"{_GROUP}{index}.{name}": value for name, value in group.items() if isinstance(value, Tensor)}
+        groups.append({name: value for name, value in group.items() if not isinstance(value, Tensor)})
     return tensors, {"groups": groups, "numbers": numbers}
+
+
+def _with_numbers_of_groups(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Move the numbers of the optimiser's groups that came as tensors back to where they belong."""
+    groups = [dict(group) for group in rest["groups"]]
+    for name in [name for name in tensors if name.startswith(_GROUP)]:
+        index, _, key = name.removeprefix(_GROUP).partition(".")
+        groups[int(index)][key] = float(tensors.pop(name))
+    return rest | {"groups": groups}
 
 
 def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:

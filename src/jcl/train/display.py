@@ -65,6 +65,10 @@ class RunDisplay:
         elif not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
             self._print(f"{line['images_per_second']:,.0f} images/s; {self.health()}")
 
+    def warn(self, text: str) -> None:
+        """A sentence about something that went wrong and does not end the run."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
     def health(self) -> str:
         queue = self.settings.method.queue_size
         assert isinstance(queue, int)

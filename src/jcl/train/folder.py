@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import shutil
 from pathlib import Path
 
 from jcl.errors import RunError
-from jcl.settings import Settings, read_settings, write_settings
+from jcl.settings import Settings, read_settings, settings_text
+from jcl.train.atomic import write_atomically
 
 
 class RunFolder:
@@ -22,8 +24,8 @@ class RunFolder:
         self.skipped_file = self.path / "skipped.txt"
         self.figures = self.path / "figures"
 
-    def create(self, settings: Settings) -> None:
-        """Start a run here, unless one is here already."""
+    def refuse_occupied(self) -> None:
+        """Raise if something is here already."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; give the run a folder of its own with --out.")
         if self.holds_run():
@@ -31,11 +33,16 @@ class RunFolder:
                 f"{self.path} already holds a run and is left as it is; "
                 f"continue it with `jcl resume {self.path}` or choose another folder with --out."
             )
+
+    def create(self, settings: Settings) -> None:
+        """Start a run here, unless one is here already."""
+        self.refuse_occupied()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_settings(settings, self.settings_file)
         except OSError as error:
             raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}.") from None
+        # Half of the settings would read as other settings.
+        write_atomically(self.settings_file, settings_text(settings).encode())
 
     def forget_unless_begun(self) -> None:
         """Take back what `create` and a first look at the data left, unless training has got to a checkpoint."""
@@ -44,6 +51,8 @@ class RunFolder:
         self.settings_file.unlink(missing_ok=True)
         self.metrics_file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+
+    def remove_if_empty(self) -> None:
         with contextlib.suppress(OSError):  # not empty: something else is in it
             self.path.rmdir()
 
@@ -54,6 +63,12 @@ class RunFolder:
         if not self.settings_file.is_file():
             raise RunError(f"{self.path} holds no run: there is no settings.yaml in it.")
         return read_settings(self.settings_file)
+
+
+def newest_folder(parent: Path, name: str) -> RunFolder | None:
+    """The last of `name-001`, `name-002`, ... under `parent` that exists."""
+    folders = sorted(parent.glob(f"{glob.escape(name)}-[0-9][0-9][0-9]*"))
+    return RunFolder(folders[-1]) if folders else None
 
 
 def free_folder(parent: Path, name: str) -> Path:

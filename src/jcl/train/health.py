@@ -13,6 +13,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
         _loss(figures["loss"], queue_size) if "loss" in figures else "",
         _spread(figures.get("feature_std"), embedding_dim),
         _accuracy(figures.get("contrastive_accuracy")),
+        _skipped(figures.get("skipped_steps")),
     ]
     return "; ".join(part for part in parts if part)
 
@@ -50,3 +51,9 @@ def _spread(feature_std: float | None, embedding_dim: int) -> str:
 
 def _accuracy(accuracy: float | None) -> str:
     return "" if accuracy is None else f"{accuracy:.0f} % of queries find their own image first"
+
+
+def _skipped(steps: float | None) -> str:
+    if not steps:
+        return ""
+    return f"{steps:,.0f} step{'s' if steps > 1 else ''} skipped so far because the loss was not finite"

@@ -11,14 +11,21 @@ import torch
 
 from jcl.core.method import ContrastiveLearner, StepResult
 from jcl.data import BatchLoader, ImageBatch
-from jcl.errors import Interrupted, RunError
+from jcl.errors import DataError, Interrupted, RunError
+from jcl.ranks import LostContact, Ranks
 from jcl.settings import Settings
-from jcl.train.checkpoint import Progress, newest_checkpoint, save_checkpoint
+from jcl.train.checkpoint import Progress, newest_checkpoint
 from jcl.train.folder import RunFolder
+from jcl.train.heartbeat import Heartbeat
+from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.record import Record
+from jcl.train.saver import CheckpointSaver
 from jcl.train.schedule import covariance_scale, learning_rate
 from jcl.train.step import TrainingStep
 from jcl.train.stop import StopRequest
+from jcl.train.undo import MOST_IN_A_ROW
+
+STEPS_BETWEEN_TALKS = 10
 
 
 class Display(Protocol):
@@ -39,29 +46,62 @@ class Training:
     optimiser: torch.optim.Optimizer
     loader: BatchLoader
     step: TrainingStep
-    record: Record
+    saver: CheckpointSaver | QuietSaver
+    record: Record | QuietRecord
     display: Display
+    heartbeat: Heartbeat
     measure: Callable[[], dict[str, float]] | None = None
     progress: Progress = field(default_factory=Progress)
     clock: float = 0.0  # when time was last taken
     window_seconds: float = 0.0  # since the last line of metrics
+    saved_at: float = 0.0  # when a checkpoint was last begun
 
     def run(self) -> None:
         """Train from where `progress` stands to the last epoch."""
         epochs, steps = self.settings.train.epochs, self.loader.steps_per_epoch
         self.display.start(self.progress.step, epochs * steps, steps)
-        self.clock = time.perf_counter()
-        with StopRequest() as stop:
-            for epoch in range(self.progress.step // steps, epochs):
-                scale = covariance_scale(self.settings.method, epoch, epochs)
-                for batch in self.loader.epoch(epoch, start=self.progress.step % steps):
-                    self.advance(batch, scale)
-                    if stop.requested and self.progress.step % steps:
+        self.clock = self.saved_at = time.perf_counter()
+        try:
+            with StopRequest() as stop:
+                self.measure_if_due()  # a run may have been stopped between an epoch's last step and this
+                for epoch in range(self.progress.step // steps, epochs):
+                    self.train_epoch(epoch, stop)
+                    self.finish_epoch(epoch + 1)
+                    if epoch + 1 < epochs and self.ranks.any(stop.requested):
                         self.leave(stop.signal_name)
-                # An epoch's last step belongs together with what follows it, or a resumed run would leave that out.
-                self.finish_epoch(epoch + 1)
-                if stop.requested and epoch + 1 < epochs:
-                    self.leave(stop.signal_name)
+        except LostContact as error:
+            raise RunError(self.about_lost_contact(error)) from error
+        except DataError as error:
+            self.save_unless_untrained(error)
+            raise
+
+    def train_epoch(self, epoch: int, stop: StopRequest) -> None:
+        """The rest of an epoch, with what may be asked for between its steps."""
+        steps = self.loader.steps_per_epoch
+        scale = covariance_scale(self.settings.method, epoch, self.settings.train.epochs)
+        self.heartbeat.at(f"reading the images of step {self.progress.step}")
+        for batch in self.loader.epoch(epoch, start=self.progress.step % steps):
+            self.heartbeat.at(f"in step {self.progress.step}")
+            self.advance(batch, scale)
+            self.heartbeat.at(f"reading the images of step {self.progress.step}")
+            self.saver.report()
+            if self.progress.step % steps == 0:
+                continue  # the epoch's end has its own
+            if self.asked_to_stop(stop):
+                self.leave(stop.signal_name)
+            if self.minutes_are_over() and not self.saver.busy:
+                self.save()
+
+    @property
+    def ranks(self) -> Ranks:
+        return self.learner.ranks
+
+    def asked_to_stop(self, stop: StopRequest) -> bool:
+        """Whether any rank was asked to; on GPUs, which the hosts run ahead of, they confer only now and then."""
+        if self.ranks.count == 1:
+            return stop.requested
+        together = self.step.options.device.type == "cpu" or self.progress.step % STEPS_BETWEEN_TALKS == 0
+        return together and self.ranks.any(stop.requested)
 
     def advance(self, batch: ImageBatch, scale: float) -> None:
         """One step; its figures are added up on the device and only every `log_every` steps fetched and written."""
@@ -78,7 +118,10 @@ class Training:
 
     def write_window(self, lr: float, scale: float) -> None:
         progress = self.progress
-        means = StepResult(*(progress.window / progress.window_steps).tolist())
+        count = len(StepResult._fields)
+        skipped = int(progress.window[count:].sum())  # nothing is there unless bad steps are skipped
+        means = StepResult(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
+        progress.skipped_steps += skipped
         self.lap()
         figures = {
             "loss": float(means.loss),
@@ -92,25 +135,68 @@ class Training:
             "images_per_second": progress.window_steps * self.loader.batch_size / max(self.window_seconds, 1e-9),
             "seconds": progress.seconds,
         }
+        if self.settings.train.on_nan == "skip":
+            figures["skipped_steps"] = progress.skipped_steps
         progress.window_steps, self.window_seconds = 0, 0.0
         self.display.show(self.record.write("train", progress.step, self.epoch_now(), figures))
         self.stop_unless_finite()
+        self.stop_if_all_are_skipped()
 
     def finish_epoch(self, epoch: int) -> None:
         """After epoch `epoch` (from 1): measure and save when it is time to, and always after the last."""
-        record, last = self.settings.record, epoch == self.settings.train.epochs
-        if self.measure is not None and (last or (record.knn_every and epoch % record.knn_every == 0)):
-            self.lap()
-            figures = self.measure()
-            self.clock = time.perf_counter()  # measuring is not training time
-            self.display.show(self.record.write("knn", self.progress.step, self.epoch_now(), figures))
-        if last or epoch % record.checkpoint_every == 0:
+        self.measure_if_due()
+        last = epoch == self.settings.train.epochs
+        if last:
+            self.save_for_good()
+        elif epoch % self.settings.record.checkpoint_every == 0 or self.minutes_are_over():
             self.save()
 
+    def measure_if_due(self) -> None:
+        """After the epochs that are to be measured and after the last, once."""
+        epoch, within = divmod(self.progress.step, self.loader.steps_per_epoch)
+        every, last = self.settings.record.knn_every, self.settings.train.epochs
+        if self.measure is None or within or not epoch or not (epoch == last or (every and epoch % every == 0)):
+            return
+        measured = self.record.newest.get("knn", {}).get("step") == self.progress.step
+        if self.ranks.any(self.ranks.first and measured):
+            return
+        self.lap()
+        figures = self.measure()
+        self.clock = time.perf_counter()  # measuring is not training time
+        self.display.show(self.record.write("knn", self.progress.step, self.epoch_now(), figures))
+
+    def minutes_are_over(self) -> bool:
+        """Whether it is time for a checkpoint by the clock."""
+        minutes = self.settings.record.checkpoint_minutes
+        return minutes > 0 and time.perf_counter() - self.saved_at >= 60 * minutes
+
     def save(self) -> None:
+        """Have a checkpoint written while training goes on."""
+        self.saved_at = time.perf_counter()
+        self.lap()
+        self.saver.start(self.learner, self.optimiser, self.progress)
+
+    def save_for_good(self) -> None:
+        """Write the checkpoint that a run ends with, for whatever reason; what cannot be saved is said."""
         self.stop_unless_finite()
         self.lap()
-        save_checkpoint(self.folder.checkpoints, self.learner, self.optimiser, self.progress, self.settings.record.keep)
+        try:
+            self.saver.finish(self.learner, self.optimiser, self.progress)
+        except RunError as error:
+            raise RunError(
+                f"{error} The run stopped after step {self.progress.step}, and {self.last_good()}; once that is "
+                f"mended, continue it with `jcl resume {self.folder.path}`."
+            ) from None
+
+    def save_unless_untrained(self, error: DataError) -> None:
+        """Lose no step to data that went away."""
+        if self.progress.step == 0:
+            return
+        self.save_for_good()
+        raise DataError(
+            f"{error} The run stopped after step {self.progress.step} and is saved; "
+            f"once the data is mended, continue it with `jcl resume {self.folder.path}`."
+        ) from None
 
     def lap(self) -> None:
         """Add the time since the last lap to the run's and the window's training time."""
@@ -123,9 +209,17 @@ class Training:
         return self.progress.step / self.loader.steps_per_epoch
 
     def leave(self, signal_name: str) -> None:
-        self.save()
+        self.save_for_good()
         raise Interrupted(
-            f"{signal_name} received: the run stopped after step {self.progress.step} and is saved; "
+            f"{signal_name or 'A signal was'} received: the run stopped after step {self.progress.step} and is saved; "
+            f"continue it with `jcl resume {self.folder.path}`."
+        )
+
+    def about_lost_contact(self, error: LostContact) -> str:
+        """What became of the other ranks and of the run."""
+        others = self.heartbeat.whereabouts() if "timed out" in str(error).lower() else "Another rank has ended."
+        return (
+            f"{error} {others} The run stopped in step {self.progress.step}, and {self.last_good()}; "
             f"continue it with `jcl resume {self.folder.path}`."
         )
 
@@ -133,9 +227,20 @@ class Training:
         """A sum that is not finite stays so, hence looking at the window's loss now and then misses nothing."""
         if bool(torch.isfinite(self.progress.window[0])):
             return
-        good = newest_checkpoint(self.folder.checkpoints)
-        way_out = f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"
         raise RunError(
-            f"the loss is not finite after step {self.progress.step}, so training stopped; {way_out}. "
-            "A lower --lr or a higher --temperature usually helps."
+            f"the loss is not finite after step {self.progress.step}, so training stopped; {self.last_good()}. "
+            "A lower --lr or a higher --temperature usually helps; --on-nan skip leaves out single steps."
         )
+
+    def stop_if_all_are_skipped(self) -> None:
+        if self.step.skipped_in_a_row() < MOST_IN_A_ROW:
+            return
+        raise RunError(
+            f"the last {MOST_IN_A_ROW} steps and more before step {self.progress.step} were skipped, because the loss "
+            f"was not finite; {self.last_good()}. A lower --lr or a higher --temperature usually helps."
+        )
+
+    def last_good(self) -> str:
+        self.saver.wait()
+        good = newest_checkpoint(self.folder.checkpoints)
+        return f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"

@@ -5,51 +5,63 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from jcl.errors import RunError
-from jcl.train.checkpoint import write_atomically
+from jcl.train.atomic import write_atomically
+from jcl.train.events import EventFile
+
+
+def print_warning(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 class Record:
     """Appends figures to a run's files.
 
-    A line is written and flushed whole. On resuming at a step, lines beyond that step are dropped first, since the
-    steps they speak of are about to be done again.
+    A line is there at once and whole. Lines that cannot be written (a full disk) are said so once, through `warn`, and
+    kept to be written with a later one. On resuming at a step, lines beyond that step are dropped first, since the
+    steps they speak of are about to be done again. `newest` has the last line of each kind.
     """
 
-    def __init__(self, folder: Path, *, resumed_at: int = 0, tensorboard: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        resumed_at: int = 0,
+        tensorboard: bool = True,
+        warn: Callable[[str], None] = print_warning,
+    ) -> None:
         self.path = folder / "metrics.jsonl"
-        if self.path.exists():
-            kept = [line for line in read_metrics(self.path) if line["step"] <= resumed_at]
-            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        self._file = self.path.open("a", encoding="utf-8")
-        self._events: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=resumed_at + 1)
+        self.newest: dict[str, dict[str, Any]] = {}
+        self._warn = warn
+        self._waiting: list[str] = []
+        self._failing = False
+        kept = [line for line in read_metrics(self.path) if line["step"] <= resumed_at] if self.path.exists() else []
+        self.newest |= {line["kind"]: line for line in kept}
+        content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        write_atomically(self.path, content)
+        self._end = len(content)  # of what is known to be whole
+        self._events = EventFile(folder / "tensorboard", resumed_at, warn) if tensorboard else None
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         """One line; figures that are not finite are written as null, since JSON has no such number."""
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
-        try:
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise RunError(f"{self.path} could not be written: {error.strerror}.") from None
+        self.newest[kind] = line
+        self._waiting.append(json.dumps(line) + "\n")
+        self._write_waiting()
         if self._events is not None:
-            for name, value in figures.items():
-                self._events.add_scalar(f"{kind}/{name}", value, step)
-            self._events.flush()
+            self._events.write(kind, step, figures)
         return line
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # a line that could not be written was reported when it was
-            self._file.close()
+        self._write_waiting()
         if self._events is not None:
             self._events.close()
 
@@ -61,13 +73,50 @@ class Record:
     ) -> None:
         self.close()
 
+    def _write_waiting(self) -> None:
+        try:
+            self._append("".join(self._waiting).encode())
+        except OSError as error:
+            if not self._failing:
+                self._warn(
+                    f"{self.path} could not be written: {error.strerror}. Training goes on; "
+                    "the lines are kept and written when it can be."
+                )
+            self._failing = True
+        else:
+            self._waiting.clear()
+            self._failing = False
+
+    def _append(self, content: bytes) -> None:
+        """Add to the file behind what is whole; part of a line that a failed attempt has left is cut off."""
+        if not content:
+            return
+        with self.path.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            end = min(self._end, size)
+            if size > end:
+                file.truncate(end)
+            try:
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(end)
+                raise
+            self._end = end + len(content)
+
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl`; a last line torn by a crash is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    for line in text.splitlines():
         try:
-            lines.append(json.loads(text))
+            lines.append(json.loads(line))
         except json.JSONDecodeError:
             break
     return lines

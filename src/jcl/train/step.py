@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from jcl.core.method import ContrastiveLearner, StepResult
-from jcl.core.ranks import SharedGradients
 from jcl.data import ImageBatch
+from jcl.ranks import SharedGradients, average_statistics
 from jcl.train.runtime import autocast
+from jcl.train.undo import Undo
 from jcl.views import ViewMaker, ViewRecipe
 
 STEPS_BEFORE_RECORDING = 3  # compile, choose kernels and create the optimiser's state first
@@ -29,6 +30,7 @@ class StepOptions:
     precision: torch.dtype
     compiled: bool
     recorded: bool  # as a CUDA graph
+    skip_bad: bool = False  # take steps back whose loss is not finite
 
 
 class TrainingStep:
@@ -50,7 +52,8 @@ class TrainingStep:
         self.scale = torch.zeros((), device=options.device)
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
         self.batch: ImageBatch | None = None
-        self.figures = torch.zeros(len(StepResult._fields), device=options.device)
+        self.undo: Undo | None = None
+        self.figures = torch.zeros(len(StepResult._fields) + options.skip_bad, device=options.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
         learner.train()
@@ -60,7 +63,10 @@ class TrainingStep:
             learner.compile_parts()
 
     def __call__(self, batch: ImageBatch, step: int, lr: float, covariance_scale: float) -> Tensor:
-        """Do step number `step` and return its figures, in the order of `StepResult`."""
+        """Do step number `step` and return its figures, in the order of `StepResult`.
+
+        Where bad steps are skipped, they are followed by a 1 for a step that was (its other figures are then 0) or a 0.
+        """
         self.step.fill_(step)
         self.scale.fill_(covariance_scale)
         self._set_lr(lr)
@@ -76,6 +82,10 @@ class TrainingStep:
 
     def _work(self) -> None:
         assert self.batch is not None
+        if self.options.skip_bad:
+            if self.undo is None:  # only now is the state complete, that of a checkpoint included
+                self.undo = Undo(self.learner, self.optimiser, self.ranks)
+            self.undo.remember()
         views = self.views.of(self.batch, self.step)
         with autocast(self.options.device, self.options.precision):
             result = self.learner(views, self._queries(self.batch), self.step, self.scale)
@@ -83,8 +93,18 @@ class TrainingStep:
         self.back_propagate(result.loss)
         if self.shared is not None:
             self.shared.average()
+            average_statistics(self.learner, self.ranks)
         self.optimiser.step()
-        self.figures.copy_(torch.stack([value.detach() for value in result]))
+        # The means over the whole batch, so that all ranks have the same figures.
+        figures = self.ranks.average(torch.stack([value.detach() for value in result]))
+        if self.undo is not None:
+            skipped = self.undo.settle(result.loss)
+            figures = torch.cat([torch.where(skipped > 0, 0.0, figures), skipped[None]])
+        self.figures.copy_(figures)
+
+    def skipped_in_a_row(self) -> int:
+        """How many of the last steps were taken back, up to the last one; asking waits for the device."""
+        return 0 if self.undo is None else int(self.undo.in_a_row)
 
     def back_propagate(self, loss: Tensor) -> None:
         torch.autograd.backward(loss)
@@ -93,7 +113,7 @@ class TrainingStep:
         """Record the work without doing it; the gradients and everything in between live in the graph's own memory."""
         self._clear_gradients()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may be using the device
             self._work()
         return graph
 

@@ -1,0 +1,56 @@
+"""The images of a run: from its settings to the data, and what automatic choices need to know about them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from rich.console import Console
+
+from jcl.automatic import DataFacts
+from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
+from jcl.data.opening import KNOWN_SETS
+from jcl.data.subset import class_list
+from jcl.errors import DataError, SettingsError
+from jcl.settings import Settings, with_values
+
+
+def open_run_data(settings: Settings, console: Console) -> ImageData:
+    """The images that the settings name."""
+    data = settings.data
+    if not data.location:
+        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
+    return open_data(
+        data.location,
+        root=Path(data.root) if data.root else None,
+        download=data.download,
+        classes=class_list(data.subset) if data.subset else None,
+        progress=lambda message: console.print(message, highlight=False, markup=False, soft_wrap=True),
+    )
+
+
+def with_whole_path(settings: Settings) -> Settings:
+    """A folder or file by its whole path, so that a run can be resumed from anywhere; a data set's name stays one."""
+    location = settings.data.location
+    path = Path(location).expanduser()
+    if not location or location in KNOWN_SETS or not path.exists():
+        return settings
+    return with_values(settings, {"data.location": str(path.resolve())})
+
+
+def data_facts(source: ImageSource) -> DataFacts:
+    """What automatic settings need to know; of a large folder a few images tell the typical size."""
+    if isinstance(source, ArrayImages):
+        return DataFacts(images=len(source), short_side=min(source.pixels.shape[2:]), decoded=True)
+    return DataFacts(images=len(source), short_side=_typical_short_side(source), decoded=False)
+
+
+def _typical_short_side(source: ImageSource, probes: int = 32) -> int:
+    """The median short side in pixels of a few images spread over the source."""
+    sides = []
+    for probe in range(min(probes, len(source))):
+        with contextlib.suppress(UnreadableImage):
+            sides.append(min(source.read(probe * len(source) // min(probes, len(source))).shape[1:]))
+    if not sides:
+        raise DataError(f"none of the images tried can be read ({source.description}); `jcl check` lists the reasons.")
+    return sorted(sides)[len(sides) // 2]

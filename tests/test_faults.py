@@ -1,0 +1,285 @@
+"""Runs in bad circumstances: each is one sentence, and nothing is lost. `make test-faults` has the long forms."""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import jcl
+from fault_tools import FULL, READ_ONLY, SmallDisk, assert_never_without_a_checkpoint, at_steps, live, small_disk
+from jcl.data import open_data
+from jcl.data.shard_writing import write_shards
+from jcl.errors import DataError, Interrupted, RunError, SettingsError
+from jcl.pretraining import Run, pretrain, resume
+from jcl.settings import settings_text
+from jcl.train.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
+from jcl.train.record import read_metrics
+from small_runs import drawn_pixels, tiny_settings, write_image_folder
+from test_pretraining import assert_same, state, stop_after
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
+
+
+@pytest.fixture(scope="module")
+def unbroken(npz, tmp_path_factory) -> Run:
+    """Three epochs of four steps: lines every 3 steps, kNN every epoch, a checkpoint after each epoch."""
+    return pretrain(settings_for(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+def settings_for(location: Path, **changes):
+    return tiny_settings(location, record__checkpoint_every=1, **changes)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk") as small:
+        yield small
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(record=True, width=1000, file=Path(os.devnull).open("w"))
+
+
+def sentences(console: Console) -> list[str]:
+    return [line for line in console.export_text().splitlines() if "could not be written" in line or "again" in line]
+
+
+class TestDisk:
+    @pytest.mark.parametrize("trouble", ["full", "read-only"])
+    def test_for_a_while_costs_one_sentence_a_file_and_nothing_else(
+        self, npz, unbroken, disk: SmallDisk, console, monkeypatch, trouble
+    ):
+        begin, end = (disk.fill, disk.free) if trouble == "full" else (disk.read_only, disk.writable)
+        at_steps(monkeypatch, {5: begin, 10: end})
+        run = pretrain(settings_for(npz), disk.place / "run", console=console)
+        said = sentences(console)
+        reason = FULL if trouble == "full" else READ_ONLY
+        checkpoints = [line for line in said if "step-000000008.safetensors could not be written" in line]
+        assert len(checkpoints) == 1 and reason in checkpoints[0]
+        lines = [line for line in said if "metrics.jsonl could not be written" in line]  # one may fit in what is left
+        assert len(lines) <= 1 if trouble == "full" else len(lines) == 1 and reason in lines[0]
+        assert len(said) == len(lines) + len(checkpoints)
+        assert_same(run, unbroken)
+
+    @pytest.mark.parametrize("trouble", ["full", "read-only"])
+    def test_to_the_end_stops_with_the_last_good_checkpoint_named(
+        self, npz, unbroken, disk: SmallDisk, monkeypatch, trouble
+    ):
+        begin, end = (disk.fill, disk.free) if trouble == "full" else (disk.read_only, disk.writable)
+        folder = disk.place / "run"
+        with monkeypatch.context() as patch:
+            at_steps(patch, {6: begin})
+            said = (
+                r"step-000000012.safetensors could not be written: .*; what was there before is untouched. The run "
+                r"stopped after step 12, and the last good checkpoint is .*step-000000004.safetensors; once that is "
+                rf"mended, continue it with `jcl resume {folder}`"
+            )
+            with pytest.raises(RunError, match=said):
+                pretrain(settings_for(npz), folder, console=QUIET)
+        with pytest.raises(RunError, match=FULL if trouble == "full" else READ_ONLY):  # nor can it be resumed yet
+            resume(folder, console=QUIET)
+        assert [path.name for path in list_checkpoints(folder / "checkpoints")] == ["step-000000004.safetensors"]
+        end()
+        assert_same(resume(folder, console=QUIET), unbroken)
+
+    def test_a_wish_to_stop_that_cannot_be_saved_says_so(self, npz, unbroken, disk: SmallDisk, monkeypatch):
+        with monkeypatch.context() as patch:
+            stop_after(patch, 6, 15)
+            at_steps(patch, {5: disk.fill})
+            with pytest.raises(RunError, match=r"could not be written.*stopped after step 6, and the last good"):
+                pretrain(settings_for(npz), disk.place / "run", console=QUIET)
+        disk.free()
+        assert_same(resume(disk.place / "run", console=QUIET), unbroken)
+
+    def test_full_from_the_start_is_a_sentence(self, npz, disk: SmallDisk):
+        disk.fill()
+        with pytest.raises(RunError, match=FULL):
+            pretrain(settings_for(npz), disk.place / "run", console=QUIET)
+
+    def test_tensorboard_goes_without(self, npz, disk: SmallDisk, console, monkeypatch, capfd):
+        at_steps(monkeypatch, {5: disk.fill, 10: disk.free})
+        run = pretrain(settings_for(npz, record__tensorboard=True), disk.place / "run", console=console)
+        assert run.summary["steps"] == 12
+        assert "Traceback" not in capfd.readouterr().err + console.export_text()
+
+
+@pytest.fixture
+def broken_off(npz, tmp_path, monkeypatch) -> Path:
+    """A run stopped after step 10, with checkpoints of steps 8 and 10."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 10, 15)
+        with pytest.raises(Interrupted):
+            pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("place", ["length", "header", "first tensor", "middle", "tail"])
+def test_a_bit_flipped_in_the_newest_checkpoint(unbroken, broken_off, console, place):
+    newest = list_checkpoints(broken_off / "checkpoints")[-1]
+    content = bytearray(newest.read_bytes())
+    header_end = 8 + int.from_bytes(content[:8], "little")
+    at = {"length": 0, "header": 40, "first tensor": header_end, "middle": len(content) // 2, "tail": -1}[place]
+    content[at] ^= 0x10
+    newest.write_bytes(content)
+    run = resume(broken_off, console=console)
+    said = console.export_text()
+    assert f"Passed over: {newest} " in said and "Resuming from" in said and "step-000000008.safetensors" in said
+    assert_same(run, unbroken)
+
+
+def test_no_good_checkpoint_left_is_a_sentence_and_nothing_is_begun_anew(broken_off):
+    for path in list_checkpoints(broken_off / "checkpoints"):
+        path.write_bytes(path.read_bytes()[:-1])
+    before = {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=r"none of the checkpoints in .* is whole; put a good copy of one back"):
+        resume(broken_off, console=QUIET)
+    assert {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()} == before
+
+
+def test_killed_at_any_moment(npz, tmp_path):
+    settings = settings_for(npz, train__epochs=8, record__knn_every=0)
+    (tmp_path / "settings.yaml").write_text(settings_text(settings))
+    lives = [
+        {"event": 38},  # right after it has its name
+        {"event": 13},  # in the middle of writing
+        {"event": 19},  # flushed, not yet read back
+        {"seconds": random.uniform(0.2, 0.5)},
+        {},
+    ]
+    left = live(tmp_path / "run", tmp_path / "settings.yaml", lives, tmp_path / "cache")
+    assert [life["ended"] for life in left[:3]] == [-9, -9, -9] and left[-1]["ended"] == 0
+    assert_never_without_a_checkpoint(left)
+    assert left[0]["newest"] == 4 and left[1]["partial"] and left[2]["partial"] and left[-1]["partial"] == []
+    live(tmp_path / "unbroken", tmp_path / "settings.yaml", [{}], tmp_path / "cache")
+    assert_same(Run(tmp_path / "run"), Run(tmp_path / "unbroken"))
+
+
+class TestData:
+    def test_a_folder_deleted_during_the_run(self, tmp_path, monkeypatch):
+        photos, aside = write_image_folder(tmp_path / "photos"), tmp_path / "aside"
+        settings = settings_for(photos, record__knn_every=0)
+        whole = pretrain(settings, tmp_path / "whole", console=QUIET)
+        with monkeypatch.context() as patch:
+            at_steps(patch, {2: lambda: photos.rename(aside)})
+            with pytest.raises(DataError, match=r"None of the images can be read.*after step 2 and is saved; once the"):
+                pretrain(settings, tmp_path / "run", console=QUIET)
+        with pytest.raises(DataError):
+            resume(tmp_path / "run", console=QUIET)
+        aside.rename(photos)
+        again = resume(tmp_path / "run", console=QUIET)
+        mine, theirs = state(again), state(whole)
+        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+
+    def test_a_shard_cut_off_during_the_run(self, tmp_path, monkeypatch, console):
+        """What is cut off is skipped and listed, and the rest trained on."""
+        shards = tmp_path / "shards"
+        write_shards(open_data(str(write_image_folder(tmp_path / "photos", 40))), shards)
+        file = next(shards.glob("*.tar"))
+        cut = lambda: os.truncate(file, file.stat().st_size // 2)  # noqa: E731
+        with monkeypatch.context() as patch:
+            at_steps(patch, {1: cut})
+            run = pretrain(settings_for(shards, record__knn_every=0), tmp_path / "run", console=console)
+        assert run.summary["steps"] == 15
+        assert "unreadable images were skipped" in console.export_text()
+        assert len((run.path / "skipped.txt").read_text().splitlines()) > 5
+
+
+class TestTwoAtOnce:
+    def test_a_run_in_progress_is_not_resumed_but_can_be_read(self, npz, tmp_path, monkeypatch):
+        found = []
+
+        def from_another_process() -> None:
+            command = [sys.executable, "-m", "jcl", "resume", str(tmp_path / "run")]
+            found.append(subprocess.run(command, capture_output=True, text=True, check=False))
+            for again in (lambda: resume(tmp_path / "run", console=QUIET), lambda: pretrain_again()):
+                with pytest.raises(RunError) as caught:
+                    again()
+                found.append(str(caught.value))
+            found.append(jcl.load_backbone(tmp_path / "run")(torch.zeros(1, 3, 16, 16)))
+
+        def pretrain_again() -> None:
+            pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+
+        at_steps(monkeypatch, {9: from_another_process})
+        run = pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+        refused, resumed, trained, features = found
+        assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "Traceback" not in refused.stderr
+        assert f"is being trained by process {os.getpid()} on" in refused.stderr
+        assert f"is being trained by process {os.getpid()} on" in resumed and "already holds a run" in trained
+        assert features.shape[0] == 1
+        assert run.summary["steps"] == 12 and not (run.path / ".lock").exists()
+
+
+def test_checkpoints_by_the_clock_fall_between_steps(npz, unbroken, tmp_path, monkeypatch):
+    """A run that saves after every step ends, and resumes, as one that does not."""
+    settings = tiny_settings(npz, record__checkpoint_every=100, record__checkpoint_minutes=1e-9, record__keep=100)
+    with monkeypatch.context() as patch:
+        at_steps(patch, {step: lambda: time.sleep(0.05) for step in range(1, 12)})
+        run = pretrain(settings, tmp_path / "run", console=QUIET)
+    steps = [int(path.stem.removeprefix("step-")) for path in list_checkpoints(run.path / "checkpoints")]
+    assert len(steps) > 6 and {4, 8, 12} < set(steps)
+    mine, theirs = state(run), state(unbroken)
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    for step in steps[:-1]:
+        again = tmp_path / f"from-{step}"
+        shutil.copytree(run.path, again, ignore=shutil.ignore_patterns("summary.json", "backbone*"))
+        for path in list_checkpoints(again / "checkpoints"):
+            if int(path.stem.removeprefix("step-")) > step:
+                path.unlink()
+        resumed = resume(again, console=QUIET)
+        mine = state(resumed)
+        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+        assert [line["step"] for line in read_metrics(again / "metrics.jsonl")] == [
+            line["step"] for line in read_metrics(unbroken.path / "metrics.jsonl")
+        ]
+
+
+class TestFromElsewhere:
+    """A run folder that somebody else has prepared."""
+
+    def test_settings_that_would_run_a_command(self, broken_off, tmp_path):
+        (broken_off / "settings.yaml").write_text(f"train: !!python/object/apply:os.system ['touch {tmp_path}/hacked']")
+        with pytest.raises(SettingsError, match="is not valid YAML"):
+            resume(broken_off, console=QUIET)
+        assert not (tmp_path / "hacked").exists()
+
+    def test_a_checkpoint_that_would_run_a_command(self, broken_off, tmp_path):
+        class Hostile:
+            def __reduce__(self):
+                return os.system, (f"touch {tmp_path}/hacked",)
+
+        good = newest_checkpoint(broken_off / "checkpoints")
+        torch.save({"model": Hostile()}, broken_off / "checkpoints" / "step-000000099.safetensors")
+        assert search_checkpoints(broken_off / "checkpoints").newest == good
+        for path in list_checkpoints(broken_off / "checkpoints"):
+            torch.save({"model": Hostile()}, path)
+        command = [sys.executable, "-m", "jcl", "resume", str(broken_off)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 1 and "none of the checkpoints" in ended.stderr and "Traceback" not in ended.stderr
+        assert not (tmp_path / "hacked").exists()
+
+    def test_data_that_would_run_a_command(self, npz, tmp_path):
+        class Hostile:
+            def __reduce__(self):
+                return os.system, (f"touch {tmp_path}/hacked",)
+
+        evil = np.empty(40, dtype=object)
+        evil[:] = [Hostile() for _ in range(40)]
+        np.savez(tmp_path / "evil.npz", x_train=drawn_pixels(40), y_train=evil)
+        with pytest.raises(DataError):
+            pretrain(settings_for(tmp_path / "evil.npz"), tmp_path / "run", console=QUIET)
+        assert not (tmp_path / "hacked").exists()
