@@ -11,6 +11,7 @@ the image files in that folder too, every image decoded anew each time, as in tr
 import argparse
 import gc
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -146,6 +147,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--skip-ceiling", action="store_true")
+    parser.add_argument("--skip-moco", action="store_true", help="leave out the baseline that ratios are taken of")
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="feed the step from these files too")
     parser.add_argument("--workers", type=int, default=16, help="processes that decode them")
     parser.add_argument("--seconds", type=float, default=40.0, help="for the step fed from files")
@@ -164,29 +166,29 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
     print(f"\n{case.name}: encoder alone {both:.2f} ms forward and backward, {forward:.2f} ms forward")
     print(f"{'method':24}{'ms':>9}{'images/s':>11}{'of ceiling':>12}{'x moco-v2':>11}{'GiB':>8}{'x moco-v2':>11}")
     figures = {f"{case.name}_forward_backward_ms": both, f"{case.name}_forward_ms": forward}
-    moco, moco_memory = measure_step(case, "moco-v2", 1, repeats)[:2]
+    moco, moco_memory = (0.0, 0) if arguments.skip_moco else measure_step(case, "moco-v2", 1, repeats)[:2]
 
     def add_row(method: str, count: int, taken: float, memory: int) -> tuple[float, float]:
         rate, share = case.batch_size / taken * 1000, (both + count * forward) / taken
         print(
-            f"{method:24}{taken:9.2f}{rate:11,.0f}{share:12.2f}{taken / moco:11.2f}{memory / 2**30:8.2f}"
-            f"{memory / moco_memory:11.2f}",
+            f"{method:24}{taken:9.2f}{rate:11,.0f}{share:12.2f}{ratio(taken, moco):11.2f}{memory / 2**30:8.2f}"
+            f"{ratio(memory, moco_memory):11.2f}",
             flush=True,
         )
         name = f"{case.name}_{method}".replace(" ", "_").replace("'", "")
-        figures.update(
-            {
-                f"{name}_ms": taken,
-                f"{name}_images_per_second": rate,
-                f"{name}_share_of_ceiling": share,
-                f"{name}_times_moco_v2": taken / moco,
-                f"{name}_bytes": float(memory),
-                f"{name}_bytes_times_moco_v2": memory / moco_memory,
-            }
-        )
+        row = {
+            f"{name}_ms": taken,
+            f"{name}_images_per_second": rate,
+            f"{name}_share_of_ceiling": share,
+            f"{name}_times_moco_v2": ratio(taken, moco),
+            f"{name}_bytes": float(memory),
+            f"{name}_bytes_times_moco_v2": ratio(memory, moco_memory),
+        }
+        figures.update({key: value for key, value in row.items() if not math.isnan(value)})
         return rate, share
 
-    add_row("moco-v2", 1, moco, moco_memory)
+    if not arguments.skip_moco:
+        add_row("moco-v2", 1, moco, moco_memory)
     for count in arguments.keys:
         taken, memory, step = measure_step(case, "jcl", count, repeats)
         promised = add_row(f"jcl M'={count}", count, taken, memory)
@@ -197,6 +199,10 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
             print_promise(case, *promised)
         del step  # and with it its memory, which would count for the next one
     return figures
+
+
+def ratio(value: float, reference: float) -> float:
+    return value / reference if reference else math.nan
 
 
 def print_promise(case: Case, rate: float, share: float) -> None:

@@ -195,6 +195,29 @@ def test_no_readable_image_is_an_error_not_a_loop(tmp_path: Path, workers: int):
         list(read_all(source, canvas=16, batch_size=4, workers=workers))
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 10**9])
+def test_images_that_vanish_within_a_batch_are_an_error_not_a_short_batch(tmp_path: Path, kept_bytes: int):
+    source = folder_of_sizes(tmp_path, 12)
+    read = source.read
+
+    class Vanishing(type(source)):  # type: ignore[misc]
+        reads = 0
+
+        def read(self, index: int, canvas: int | None = None) -> torch.Tensor:
+            Vanishing.reads += 1
+            if Vanishing.reads == 11:  # after two batches and two images of the third
+                spoil(tmp_path, *range(12))
+            return read(index, canvas)
+
+    source.__class__ = Vanishing
+    with loader_for(source, kept_bytes=kept_bytes) as loader:
+        Vanishing.reads = 0
+        batches = loader.epoch(0)
+        assert len(next(batches)) == len(next(batches)) == 4
+        with pytest.raises(DataError, match="None of the images can be read"):
+            list(batches)
+
+
 def test_batch_larger_than_the_data(source: ImageSource):
     with pytest.raises(DataError, match=r"A batch of 24 images is larger than the data .* at most 23"):
         loader_for(source, batch_size=24)

@@ -54,7 +54,7 @@ class BatchLoader:
         self.steps_per_epoch = len(source) // batch_size
         self.skipped: dict[str, str] = {}
         self.batch_size = batch_size
-        self._ranks = ranks
+        self._ranks, self._own_size = ranks, batch_size // ranks.count
         self._dealer = Dealer(ranks, seed, batch_size, num_keys) if ranks.count > 1 else None
         self._source, self._seed, self._strict = source, seed, strict
         self._device = torch.device(device)
@@ -68,7 +68,7 @@ class BatchLoader:
             if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
                 self._store = GrowingStore(len(source), canvas)
         self._pool = DecodingPool(
-            ImageReader(source, canvas, stand_ins=True), workers, batch_size // ranks.count, self._device.type == "cuda"
+            ImageReader(source, canvas, stand_ins=True), workers, self._own_size, self._device.type == "cuda"
         )
         self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of the batch that comes next in it
@@ -122,7 +122,7 @@ class BatchLoader:
             self._stream = self._pool.decode(self._requests(epoch, start, endless=True))
         for step in range(start, self.steps_per_epoch):
             self._stream_at = None  # until it is known that the batch has been given
-            batch = self._as_batch(self._checked(next(self._stream)))
+            batch = self._as_batch(self._checked(next(self._stream), self._own_size))
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
 
@@ -130,11 +130,11 @@ class BatchLoader:
         """The batches of an epoch, and then the images that it left out, to complete the store."""
         requests = list(self._requests(epoch, start, endless=False))
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.remember(indices, self._checked(decoded))
+            store.remember(indices, self._checked(decoded, len(indices)))
             yield self._as_batch(decoded)
-        requests = _in_batches(store.missing(), self.batch_size)
+        requests = _in_batches(store.missing(), self._own_size)
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.remember(indices, self._checked(decoded))
+            store.remember(indices, self._checked(decoded, len(indices)))
 
     def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
         """This rank's indices of each batch from a step on, to the end of its epoch or for ever."""
@@ -146,9 +146,9 @@ class BatchLoader:
                 return
             epoch, start = epoch + 1, 0
 
-    def _checked(self, decoded: Decoded) -> Decoded:
+    def _checked(self, decoded: Decoded, asked: int) -> Decoded:
         _note_skipped(decoded, self.skipped, self._strict)
-        if not len(decoded.samples):  # not even a stand-in
+        if len(decoded.samples) < asked:  # there was not even a stand-in: nothing can be read any more
             raise _none_readable(self._source, self.skipped)
         return decoded
 
