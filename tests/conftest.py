@@ -1,10 +1,12 @@
 """What tests of whole runs share."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jcl.cli import main
 from small_runs import drawn_pixels, write_image_folder
 
 
@@ -29,3 +31,24 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def image_folder(tmp_path: Path) -> Path:
     """26 images of 20 px in two class folders: three batches of 8 and two images left over."""
     return write_image_folder(tmp_path / "photos")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "200")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

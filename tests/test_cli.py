@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jcl
-from jcl.cli import app, main
+from jcl.cli import app
 from jcl.pretraining import Run
 from small_runs import TINY_VALUES, drawn_pixels
 
@@ -32,27 +32,6 @@ COMMANDS = [
     "export",
 ]
 TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "200")
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def snapshot(folder: Path) -> dict[Path, bytes | None]:

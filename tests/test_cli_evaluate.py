@@ -11,31 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jcl.cli import main
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.pretraining import pretrain
 from small_runs import drawn_pixels, tiny_settings
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "200")
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture

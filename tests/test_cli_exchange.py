@@ -12,29 +12,9 @@ import torchvision
 from rich.console import Console
 
 import jcl
-from jcl.cli import main
 from jcl.cli.exchange import Target
 from jcl.exchange import TARGETS
 from small_runs import tiny_settings
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +77,10 @@ def test_a_run_is_exported(call, run):
     )
 
 
-def test_wrong_input_is_a_sentence(call, run, checkpoint, tmp_path):
+def test_wrong_input_is_a_sentence(call, run, checkpoint):
     assert "no run or weights file" in refused(call("import", "missing.pth", "-o", "out.safetensors"))
     assert "no run or weights file" in refused(call("export", "missing", "--to", "timm", "-o", "out.pth"))
-    (tmp_path / "half.pth").write_bytes(checkpoint.read_bytes()[:100_000])
+    Path("half.pth").write_bytes(checkpoint.read_bytes()[:100_000])
     assert "damaged, cut short" in refused(call("import", "half.pth", "-o", "out.safetensors"))
     assert "do not fit resnet34" in refused(
         call("import", checkpoint, "-o", "out.safetensors", "--backbone", "resnet34", "--image-size", "32")

@@ -9,29 +9,8 @@ import pytest
 from rich.console import Console
 
 import jcl
-from jcl.cli import main
 from jcl.evaluate.feature_file import read_feature_file
 from small_runs import tiny_settings, write_image_folder
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Runs `jcl ARGUMENTS` in an empty folder; gives exit code, standard output and standard error."""
-    monkeypatch.setenv("COLUMNS", "200")
-    (tmp_path / "work").mkdir()
-    monkeypatch.chdir(tmp_path / "work")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["jcl", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as stop:
-            code = stop.code or 0
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 @pytest.fixture
