@@ -85,7 +85,7 @@ def pretrain(
         place = _Place(ranks, device, _console_of(ranks, console))
         data = _open_data(settings, place)
         parent, name = Path("runs"), f"{settings.method.name}-{data.name}"
-        begun = _begun_before(RunFolder(out) if out is not None else newest_folder(parent, name), ranks)
+        begun = _begun_before(RunFolder(out) if out is not None else _newest_of(settings, parent, name), ranks)
         if begun is not None:
             return _resume(begun, place)
         folder = RunFolder(out if out is not None else free_folder(parent, name))
@@ -127,9 +127,29 @@ class _Place:
 
 def _begun_before(folder: RunFolder | None, ranks: Ranks) -> Path | None:
     """The run that the launcher interrupted by starting all ranks again, as the first rank sees it."""
-    begun = restarted() and folder is not None and folder.holds_run()
+    again = ranks.any(restarted())  # a launcher that joined anew does not know of it
+    begun = again and folder is not None and folder.holds_run()
     path = ranks.from_first(str(folder.path).encode() if folder is not None and begun else b"")
     return Path(path.decode()) if path else None
+
+
+def _newest_of(settings: Settings, parent: Path, name: str) -> RunFolder | None:
+    """The newest run under a name of our choice, if it is unfinished and was begun with these settings."""
+    folder = newest_folder(parent, name)
+    if folder is None or (folder.path / "summary.json").exists():
+        return None
+    try:
+        asked, found = with_whole_path(settings).model_dump(), folder.settings().model_dump()
+    except JclError:  # whatever is there is not ours
+        return None
+    asked["model"]["bn_groups"] = "auto"  # may have been fitted to the ranks
+    sections = {section: values for section, values in asked.items() if isinstance(values, dict)}
+    same = all(
+        value in ("auto", found[section][setting])
+        for section, values in sections.items()
+        for setting, value in values.items()
+    )
+    return folder if same else None
 
 
 def _console_of(ranks: Ranks, console: Console | None) -> Console:

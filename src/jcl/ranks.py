@@ -8,6 +8,7 @@ every rank, so nothing needs to be broadcast.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,12 @@ from jcl.errors import RunError
 class LostContact(RunError):
     """Another rank did not answer."""
 
+    exit_code = 69  # the conventional "service unavailable"
+
+
+class SilentRank(LostContact):
+    """Another rank did not answer, and the message says what is known about it."""
+
 
 @contextlib.contextmanager
 def contact() -> Iterator[None]:
@@ -29,7 +36,8 @@ def contact() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # the backends have no narrower type for it
-        raise LostContact(f"contact with another rank was lost ({' '.join(str(error).split())[:200]}).") from error
+        reason = re.sub(r"\[\S+:\d+\] ", "", " ".join(str(error).split()))  # without the place in the backend's source
+        raise LostContact(f"contact with another rank was lost ({reason[:200].rstrip('.')}).") from error
 
 
 @dataclass(frozen=True)

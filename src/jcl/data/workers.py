@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -109,7 +110,7 @@ class _Team:
         self._tasks: Any = context.SimpleQueue()
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
-        with _without_main_module(reader):
+        with _without_main_module(reader), _deaf_to_sigterm():
             for _ in range(workers):
                 report, into = context.Pipe(duplex=False)
                 arguments = (reader, self._ring, self._tasks, into)
@@ -173,7 +174,7 @@ class _Team:
 
     def close(self) -> None:
         for process in self._processes:
-            process.terminate()
+            process.kill()
         for process in self._processes:
             process.join()
             process.close()
@@ -221,6 +222,23 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Have processes that start here inherit a blocked SIGTERM: launchers and schedulers send it to whole groups.
+
+    It is for the parent to answer, who may need further images up to the end of a step.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    multiprocessing.resource_tracker.ensure_running()  # or the first process starts it, which unblocks the signal
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import socket
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from jcl.ranks import Ranks
 
 SECONDS = 2.0  # between two signs of life
+_WAITING = "waiting for another rank"
+_STORE_SECONDS = 10.0  # in which the store answers, if it ever does
 
 
 class Heartbeat:
@@ -47,23 +50,33 @@ class Heartbeat:
     ) -> None:
         self._over.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(timeout=SECONDS)  # it may wait for ever for a store that does not answer
 
     def whereabouts(self) -> str:
         """A sentence on the ranks that keep the others waiting, as far as it can be told; takes a few seconds."""
-        try:
-            before = self._signs()
-            time.sleep(2 * SECONDS + 0.5)
-            after = self._signs()
-        except (RuntimeError, ValueError):
+        self._at = _WAITING
+        looks: list[dict[int, dict[str, Any]]] = []
+        # In a thread, because a store whose process was stopped keeps whoever asks it waiting for ever.
+        looking = threading.Thread(target=self._look_twice, args=(looks,), daemon=True)
+        looking.start()
+        looking.join(timeout=2 * SECONDS + _STORE_SECONDS)
+        if len(looks) < 2:
             return "Nothing can be learned about the other ranks, because the machine of the first one does not answer."
+        before, after = looks
         silent = [rank for rank in after if rank != self._ranks.rank and after[rank] == before.get(rank)]
         if silent:
             return f"No sign of life comes from {_named(silent, after)}."
-        slow = [rank for rank, sign in after.items() if sign["at"] != self._at and rank != self._ranks.rank]
+        slow = [rank for rank, sign in after.items() if sign["at"] != _WAITING and rank != self._ranks.rank]
         if slow:
             return f"All ranks are alive; waiting for {_named(slow, after)}, which is {after[slow[0]]['at']}."
         return "All ranks are alive."
+
+    def _look_twice(self, looks: list[dict[int, dict[str, Any]]]) -> None:
+        """Append the signs of now and those of a little later, or less where they cannot be had."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            looks.append(self._signs())
+            time.sleep(2 * SECONDS + 0.5)
+            looks.append(self._signs())
 
     def _beat(self) -> None:
         count = 0
@@ -93,7 +106,13 @@ def _store() -> Any:
     if not address or not port:
         return None
     try:
-        store = dist.TCPStore(address, int(port), is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            address,
+            int(port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=_STORE_SECONDS),
+        )
     except (RuntimeError, ValueError):
         return None
     prefix = f"jcl-heartbeat-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -11,13 +11,14 @@ import torch
 
 from jcl.core.method import ContrastiveLearner, StepResult
 from jcl.data import BatchLoader, ImageBatch
-from jcl.errors import DataError, Interrupted, RunError
-from jcl.ranks import LostContact, Ranks
+from jcl.errors import DataError, FailedElsewhere, Interrupted, RunError
+from jcl.ranks import LostContact, Ranks, SilentRank
 from jcl.settings import Settings
 from jcl.train.checkpoint import Progress, newest_checkpoint
 from jcl.train.folder import RunFolder
 from jcl.train.heartbeat import Heartbeat
 from jcl.train.quiet import QuietRecord, QuietSaver
+from jcl.train.rank_group import agreed
 from jcl.train.record import Record
 from jcl.train.saver import CheckpointSaver
 from jcl.train.schedule import covariance_scale, learning_rate
@@ -70,10 +71,16 @@ class Training:
                     if epoch + 1 < epochs and self.ranks.any(stop.requested):
                         self.leave(stop.signal_name)
         except LostContact as error:
-            raise RunError(self.about_lost_contact(error)) from error
+            raise self.about_lost_contact(error) from error
         except DataError as error:
             self.save_unless_untrained(error)
             raise
+        except (RunError, Interrupted) as error:
+            if self.ranks.first:
+                raise
+            elsewhere = FailedElsewhere()  # all ranks have the same figures and wishes, and the first one tells
+            elsewhere.exit_code = error.exit_code
+            raise elsewhere from None
 
     def train_epoch(self, epoch: int, stop: StopRequest) -> None:
         """The rest of an epoch, with what may be asked for between its steps."""
@@ -177,9 +184,13 @@ class Training:
         self.saver.start(self.learner, self.optimiser, self.progress)
 
     def save_for_good(self) -> None:
-        """Write the checkpoint that a run ends with, for whatever reason; what cannot be saved is said."""
+        """Write the checkpoint that a run ends with, for whatever reason; no rank ends before it is written."""
         self.stop_unless_finite()
         self.lap()
+        agreed(self.ranks, self.finish_saving)
+
+    def finish_saving(self) -> None:
+        """What cannot be saved is said."""
         try:
             self.saver.finish(self.learner, self.optimiser, self.progress)
         except RunError as error:
@@ -189,10 +200,12 @@ class Training:
             ) from None
 
     def save_unless_untrained(self, error: DataError) -> None:
-        """Lose no step to data that went away."""
-        if self.progress.step == 0:
+        """Lose no step to data that went away; a rank that cannot save, because another one does, loses a few."""
+        if self.progress.step == 0 or not self.ranks.first:
             return
-        self.save_for_good()
+        self.stop_unless_finite()
+        self.lap()
+        self.finish_saving()
         raise DataError(
             f"{error} The run stopped after step {self.progress.step} and is saved; "
             f"once the data is mended, continue it with `jcl resume {self.folder.path}`."
@@ -215,10 +228,11 @@ class Training:
             f"continue it with `jcl resume {self.folder.path}`."
         )
 
-    def about_lost_contact(self, error: LostContact) -> str:
+    def about_lost_contact(self, error: LostContact) -> LostContact:
         """What became of the other ranks and of the run."""
-        others = self.heartbeat.whereabouts() if "timed out" in str(error).lower() else "Another rank has ended."
-        return (
+        silent = "timed out" in str(error).lower()
+        others = self.heartbeat.whereabouts() if silent else "Another rank has ended."
+        return (SilentRank if silent else LostContact)(
             f"{error} {others} The run stopped in step {self.progress.step}, and {self.last_good()}; "
             f"continue it with `jcl resume {self.folder.path}`."
         )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from jcl.errors import FailedElsewhere, JclError, SettingsError
-from jcl.ranks import ALONE, Ranks
+from jcl.ranks import ALONE, Ranks, contact
 from jcl.train.runtime import choose_device
 
 Result = TypeVar("Result")
@@ -28,7 +28,7 @@ def launched() -> bool:
 
 def restarted() -> bool:
     """Whether a launcher started this process anew after another rank, or this one, had failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return any(int(os.environ.get(name, "0")) > 0 for name in ("JCL_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def ranks_on_this_machine() -> int:
@@ -50,14 +50,24 @@ def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ran
     device = _own_device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # What ranks agree on as hosts goes over the CPU's network whatever the device, hence gloo besides NCCL.
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_seconds)
-    )
+    with contact():
+        _meet(device, datetime.timedelta(seconds=timeout_seconds))
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size()), device
     finally:
         dist.destroy_process_group()
+
+
+def _meet(device: torch.device, timeout: datetime.timedelta) -> None:
+    store, rank, count = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # The launcher's store outlives the ranks: started again, they must not find each other's former addresses.
+        # With several launchers, whose counts may differ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 sees to that.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"start-{start}", store)  # type: ignore[attr-defined]
+    # What ranks agree on as hosts goes over the CPU's network whatever the device, hence gloo besides NCCL.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
 
 
 def agreed(ranks: Ranks, work: Callable[[], Result]) -> Result:

@@ -1,0 +1,188 @@
+"""Whole runs on several ranks, real processes: started, killed, stopped, resumed. `make test-faults` has long forms."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from jcl.pretraining import Run
+from jcl.train.checkpoint import list_checkpoints, search_checkpoints
+from jcl.train.sealed import read_tensors
+from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, settings_options, wait_until
+from small_runs import TINY_VALUES, write_image_folder
+from test_pretraining import assert_same
+
+STEPS = 80
+
+
+def command(npz: Path, run: Path) -> list[str]:
+    return ["pretrain", str(npz), "--out", str(run), *settings_options(LONG_VALUES)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(npz, tmp_path_factory) -> Run:
+    """What two ranks come to, started by `jcl pretrain --devices 2`."""
+    place = tmp_path_factory.mktemp("unbroken")
+    with Launch([*JCL, *command(npz, place / "run"), "--devices", "2"], place / "said") as launch:
+        assert launch.wait() == 0, launch.said
+    (place / "run" / "said.txt").write_text(launch.said)
+    return Run(place / "run")
+
+
+def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
+    tensors, _ = read_tensors(run / "checkpoints" / f"step-{step:09}.safetensors")
+    return {name: value.double() for name, value in tensors.items() if name.startswith("model.")}
+
+
+def furthest(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """The largest difference, relative where values are larger than 1."""
+    assert mine.keys() == theirs.keys()
+    return max(
+        float((mine[name] - theirs[name]).abs().max()) / max(1.0, float(theirs[name].abs().max())) for name in mine
+    )
+
+
+def assert_never_without_a_checkpoint(run: Path) -> None:
+    found = search_checkpoints(run / "checkpoints")
+    assert found.newest is not None and found.damaged == []
+
+
+def test_two_ranks_say_everything_once_and_write_one_folder(unbroken):
+    said = (unbroken.path / "said.txt").read_text()
+    assert said.count("Pre-training") == 1 and said.count("Everything is in") == 1
+    assert "2 ranks" in said and "rror" not in said and "torch" not in said, said
+    assert [entry.name for entry in unbroken.path.parent.iterdir() if entry.is_dir()] == ["run"]
+    assert unbroken.summary["ranks"] == 2 and unbroken.summary["steps"] == STEPS
+    assert not (unbroken.path / ".lock").exists()
+
+
+def test_torchrun_starts_ranks_again_of_which_one_was_killed(npz, unbroken, tmp_path):
+    """Ranks that find each other anew in a store which outlived them, and a run that ends as if nothing had been."""
+    run = tmp_path / "run"
+    started = [*TORCHRUN, "--max-restarts=1", "-m", "jcl", *command(npz, run)]
+    with Launch(started, tmp_path / "said") as launch:
+        ranks = launch.training_ranks(run)
+        wait_until(lambda: list_checkpoints(run / "checkpoints"))
+        time.sleep(random.uniform(0.0, 0.5))
+        os.kill(ranks[random.randrange(2)], signal.SIGKILL)
+        assert_never_without_a_checkpoint(run)
+        assert launch.wait() == 0, launch.said
+    assert launch.said.count("Resuming from") == 1 and launch.said.count("Everything is in") == 1
+    assert_same(Run(run), unbroken)
+
+
+def test_a_launch_outlives_killed_ranks_and_stops_when_asked_to(npz, unbroken, tmp_path):
+    run = tmp_path / "run"
+    with Launch([*JCL, *command(npz, run), "--devices=2"], tmp_path / "said") as launch:
+        ranks = launch.training_ranks(run)
+        wait_until(lambda: list_checkpoints(run / "checkpoints"))
+        wait_until(lambda: list((run / "checkpoints").glob(".*")))  # a checkpoint is being written
+        os.kill(ranks[0], signal.SIGKILL)
+        assert_never_without_a_checkpoint(run)
+        again = launch.training_ranks(run)
+        assert not set(again.values()) & set(ranks.values())
+        before = len(list_checkpoints(run / "checkpoints"))
+        wait_until(lambda: len(list_checkpoints(run / "checkpoints")) > before)
+        launch.process.send_signal(signal.SIGTERM)
+        assert launch.wait() == 75, launch.said
+    said = launch.said
+    assert said.count("Rank 0 was ended by SIGKILL. All ranks start again (2 more times if need be).") == 1
+    assert said.count("Error: ") == 1 and "SIGTERM received: the run stopped after step" in said, said
+    assert "Traceback" not in said and "rank 1" not in said
+    (ended,) = forked_ranks([{"ranks": 2, "arguments": ["resume", str(run)]}])
+    assert ended["codes"] == [0, 0] and "goes on on" not in ended["said"]
+    assert_same(Run(run), unbroken)
+
+
+def test_an_error_ends_a_launch_with_one_sentence_and_no_restart(tmp_path):
+    missing = tmp_path / "nowhere"
+    with Launch(
+        [*JCL, "pretrain", str(missing), "--out", str(tmp_path / "run"), "--devices", "2"], tmp_path / "said"
+    ) as it:
+        assert it.wait() == 1
+    assert it.said.count("\n") == 1 and it.said.startswith("Error: ") and str(missing) in it.said, it.said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def nearly_done(unbroken, tmp_path_factory) -> Path:
+    """The run of two ranks as it was four steps before its end."""
+    place = tmp_path_factory.mktemp("nearly") / "run"
+    shutil.copytree(unbroken.path, place, ignore=shutil.ignore_patterns("summary.json", "backbone*", "said.txt"))
+    for path in list_checkpoints(place / "checkpoints")[-2:]:
+        path.unlink()
+    return place
+
+
+def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path):
+    """Resumed on 1, 2 and 4 ranks; what cannot be done is said by one rank, and all of them end."""
+    places = {count: tmp_path / str(count) for count in (1, 2, 4)}
+    for place in places.values():
+        shutil.copytree(nearly_done, place)
+    few_groups = TINY_VALUES | {"train.epochs": 1, "record.knn_every": 0}
+    knn = ["knn", str(unbroken.path), "-k", "3", "--device", "cpu", "--json"]
+    resumed = [{"ranks": count, "arguments": ["resume", str(place)]} for count, place in places.items()]
+    others = [
+        {"ranks": 1, "arguments": command(npz, tmp_path / "alone")},
+        {
+            "ranks": 4,
+            "arguments": ["pretrain", str(npz), "--out", str(tmp_path / "few"), *settings_options(few_groups)],
+        },
+        {"ranks": 3, "arguments": command(npz, tmp_path / "uneven")},
+        {"ranks": 2, "arguments": command(npz, unbroken.path)},
+        {"ranks": 2, "arguments": [*knn, str(tmp_path / "knn-2.json")]},
+        {"ranks": 1, "arguments": [*knn, str(tmp_path / "knn-1.json")]},
+    ]
+    *ended, alone, few, uneven, occupied, measured, measured_alone = forked_ranks([*resumed, *others])
+    for (count, place), how in zip(places.items(), ended, strict=True):
+        assert how["codes"] == [0] * count, how["said"]
+        said = f"The run was on 2 ranks and goes on on {'1 rank' if count == 1 else f'{count} ranks'}"
+        assert how["said"].count(said) == (count != 2), how["said"]
+        assert furthest(weights_after(place, STEPS), weights_after(unbroken.path, STEPS)) <= (1e-5 if count != 2 else 0)
+    assert alone["codes"] == [0]
+    assert furthest(weights_after(unbroken.path, 4), weights_after(tmp_path / "alone", 4)) <= 1e-6
+    assert [line["step"] for line in Run(tmp_path / "alone").metrics] == [line["step"] for line in unbroken.metrics]
+    assert few["codes"] == [0] * 4 and few["said"].count("model.bn_groups = 4: instead of 2") == 1
+    sentence = "a batch of 16 images cannot be shared out evenly to 3 ranks"
+    assert uneven["codes"] == [1] * 3 and uneven["said"].count("\n") == 1 and sentence in uneven["said"]
+    assert occupied["codes"] == [1] * 2 and occupied["said"].count("\n") == 1
+    assert "already holds a run and is left as it is" in occupied["said"]
+    assert measured["codes"] == [0, 0] and measured_alone["codes"] == [0]
+    assert measured["said"] == measured_alone["said"].replace("knn-1", "knn-2")
+    assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
+
+
+def test_a_run_that_another_process_trains_is_left_alone(nearly_done):
+    from jcl.train.lock import RunLock
+
+    with RunLock(nearly_done, warn=print):
+        (ended,) = forked_ranks([{"ranks": 2, "arguments": ["resume", str(nearly_done)]}])
+    assert ended["codes"] == [1, 1] and ended["said"].count("\n") == 1
+    assert f"is being trained by process {os.getpid()} on" in ended["said"]
+
+
+def test_a_rank_that_keeps_others_waiting_is_named(tmp_path):
+    """One is halted as a whole; of the other only the processes that read its images, as on a disk that hangs."""
+    photos = write_image_folder(tmp_path / "photos", 480)  # halted in the first of 30 steps: later, all are in memory
+    values = LONG_VALUES | {"train.rank_timeout": 4, "data.workers": 1, "record.checkpoint_minutes": 1e-9}
+    options = settings_options(values)
+
+    def scenario(what: str) -> dict[str, object]:
+        run = tmp_path / what
+        arguments = ["pretrain", str(photos), "--out", str(run), *options]
+        return {"ranks": 2, "arguments": arguments, "stop": what, "after": str(run / "checkpoints")}
+
+    silent, slow = forked_ranks([scenario("rank"), scenario("workers")])
+    for ended in (silent, slow):
+        assert ended["codes"] == [69] and ended["said"].count("Error") == 1 and "Traceback" not in ended["said"]
+        assert ended["seconds"] < 25
+        assert "the last good checkpoint is" in ended["said"] and "continue it with `jcl resume" in ended["said"]
+    assert "No sign of life comes from rank 1 (on " in silent["said"]
+    assert "All ranks are alive; waiting for rank 1 (on " in slow["said"]
+    assert "which is reading the images of step" in slow["said"]
