@@ -82,7 +82,7 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SECONDS_TO_SAVE)
     # The ranks say what went wrong in sentences; the launcher's own words about it are for its developers.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)
     command = ["-m", "jcl", *_without_devices(arguments)]
     left, restarts = max_restarts, 0
     while True:

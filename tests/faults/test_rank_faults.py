@@ -78,7 +78,7 @@ def test_a_launch_asked_to_stop_at_any_moment(npz, tmp_path, number):
     """With processes that decode: a signal reaches them too, and they must serve their rank to the end of its step."""
     run, chance = tmp_path / "run", random.Random(int(number))
     changes = {"data__workers": 1}
-    arguments, stops = pretraining(npz, run, 100, **changes), 0
+    arguments = pretraining(npz, run, 100, **changes)
     for _ in range(6):
         with Launch([*JCL, *arguments, "--devices", "2"], tmp_path / "said") as launch:
             launch.training_ranks(run)
@@ -88,8 +88,8 @@ def test_a_launch_asked_to_stop_at_any_moment(npz, tmp_path, number):
             launch.process.send_signal(number)
             assert launch.wait() == 75, launch.said
         assert launch.said.count("Error: ") == 1 and f"{number.name} received: the run stopped after" in launch.said
-        assert "Traceback" not in launch.said and newest_step(run) > before
-        arguments, stops = ["resume", str(run)], stops + 1
+        assert "Traceback" not in launch.said and "torch/" not in launch.said and newest_step(run) > before
+        arguments = ["resume", str(run)]
     with Launch([*JCL, "resume", str(run), "--devices", "2"], tmp_path / "said") as launch:
         assert launch.wait() == 0, launch.said
     assert_same(Run(run), unbroken(npz, tmp_path / "unbroken", 100, **changes))

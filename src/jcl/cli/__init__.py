@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from jcl.cli.app import app, err, rank
 from jcl.errors import FailedElsewhere, JclError
+from jcl.launching import tell_launcher
 
 __all__ = ["app", "main"]
 
@@ -28,6 +29,8 @@ def main() -> None:
     except FailedElsewhere as error:
         sys.exit(error.exit_code)
     except JclError as error:
+        if tell_launcher(error, rank):
+            sys.exit(error.exit_code)
         whose = f" on rank {rank}" if rank > 0 else ""
         err.print(f"[bold red]Error{whose}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(error.exit_code)
