@@ -14,6 +14,7 @@ import pytest
 from jcl.pretraining import Run
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, gone, settings_options, wait_until
+from small_runs import write_image_folder
 from test_pretraining import assert_same
 from two_hosts import Host, TwoHosts, two_hosts
 
@@ -74,12 +75,13 @@ def test_ranks_killed_at_fifty_moments(npz, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_launch_asked_to_stop_at_any_moment(npz, tmp_path, number):
+def test_a_launch_asked_to_stop_at_any_moment(tmp_path, number):
     """With processes that decode: a signal reaches them too, and they must serve their rank to the end of its step."""
     run, chance = tmp_path / "run", random.Random(int(number))
-    changes = {"data__workers": 1}
-    arguments = pretraining(npz, run, 100, **changes)
-    for _ in range(6):
+    photos = write_image_folder(tmp_path / "photos", 480)  # in the first 30 steps of a life they are not in memory yet
+    changes = {"data__workers": 1, "record__checkpoint_minutes": 1e-9}
+    arguments = pretraining(photos, run, 4, **changes)
+    for _ in range(4):
         with Launch([*JCL, *arguments, "--devices", "2"], tmp_path / "said") as launch:
             launch.training_ranks(run)
             before = newest_step(run)
@@ -92,7 +94,7 @@ def test_a_launch_asked_to_stop_at_any_moment(npz, tmp_path, number):
         arguments = ["resume", str(run)]
     with Launch([*JCL, "resume", str(run), "--devices", "2"], tmp_path / "said") as launch:
         assert launch.wait() == 0, launch.said
-    assert_same(Run(run), unbroken(npz, tmp_path / "unbroken", 100, **changes))
+    assert_same(Run(run), unbroken(photos, tmp_path / "unbroken", 4, **changes))
 
 
 def test_a_launch_asked_to_stop_before_it_trains(npz, tmp_path):
