@@ -23,6 +23,8 @@ COMMANDS = [
     "knn",
     "linear",
     "finetune",
+    "detect",
+    "detect-table",
     "recipes",
     "check",
     "shard",

@@ -1,0 +1,187 @@
+"""Commands that measure a backbone by what it is worth on COCO."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
+from jcl.cli.printing import say, write_json
+from jcl.errors import JclError, SettingsError
+
+
+class TaskChoice(StrEnum):
+    """What is to be found."""
+
+    box = "box"
+    mask = "mask"
+    keypoint = "keypoint"
+
+
+class ScheduleChoice(StrEnum):
+    """How long to train."""
+
+    one = "1x"
+    two = "2x"
+
+
+class HeadsChoice(StrEnum):
+    """How large the layers beyond the backbone are."""
+
+    standard = "standard"
+    small = "small"
+
+
+@app.command(rich_help_panel=EVALUATE)
+def detect(
+    task: Annotated[TaskChoice | None, typer.Option(help="Faster, Mask or Keypoint R-CNN.")] = None,
+    coco: Annotated[
+        Path | None, typer.Option(help="Folder in COCO's layout, or with images/ and instances.json.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(help="Start: a run, a weights file, supervised:FILE (with classifier) or random.")
+    ] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Folder (default: a new one in runs/).")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue the training in this folder.")] = None,
+    eval_only: Annotated[Path | None, typer.Option(help="Only evaluate this folder or checkpoint of it.")] = None,
+    train_json: Annotated[Path | None, typer.Option(help="Annotations to train on.")] = None,
+    val_json: Annotated[Path | None, typer.Option(help="Annotations to test with.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
+    val_images: Annotated[Path | None, typer.Option(help="Folder of the test images, if another.")] = None,
+    schedule: Annotated[ScheduleChoice, typer.Option(help="90,000 or 180,000 iterations.")] = ScheduleChoice.one,
+    iterations: Annotated[int | None, typer.Option(help="Another number; milestones scale along.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images of an iteration, over all devices (16).")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Parts in which a batch passes the network (1).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: 0.02 for 16, in proportion).")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Iterations of rising learning rate (1000, or a tenth).")] = None,
+    short_side: Annotated[
+        tuple[int, int] | None, typer.Option(help="Least and greatest short side in training (640 800).")
+    ] = None,
+    test_short_side: Annotated[int | None, typer.Option(help="Short side when testing (the greatest).")] = None,
+    max_side: Annotated[int | None, typer.Option(help="Longest side (1333, or in proportion).")] = None,
+    heads: Annotated[HeadsChoice | None, typer.Option(help="small: to try things out without a GPU.")] = None,
+    rois_per_image: Annotated[int | None, typer.Option(help="Regions an image trains the heads with (512).")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The network of a random start (resnet50).")] = None,
+    label: Annotated[str | None, typer.Option(help="Name in tables (default: of what it starts from).")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(help="Iterations between checkpoints (1000).")] = None,
+    pictures: Annotated[int, typer.Option(min=0, help="Test images to draw with what was found.")] = 6,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images (one a CPU core).")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Train on so many GPUs of this machine together.")] = 1,
+    json_file: JsonOption = None,
+) -> None:
+    """Train and evaluate a detector on COCO from a pre-trained backbone.
+
+    Other data sets (Pascal VOC, ...) go through their COCO conversion.
+
+    [dim]jcl detect --task mask --coco coco/ --init runs/photos --out runs/photos-mask[/]
+    """
+    if devices > 1:
+        from jcl.launching import launch
+
+        launch(sys.argv[1:], devices)
+        return
+    places = {
+        "folder": coco,
+        "train_json": train_json,
+        "val_json": val_json,
+        "images": images,
+        "val_images": val_images,
+    }
+    where = {name: str(path) for name, path in places.items() if path is not None}
+    if eval_only is not None:
+        from jcl.detecting import evaluate_detector
+
+        figures = evaluate_detector(
+            eval_only, coco=where or None, out=out_folder, device=device, workers=workers, console=err
+        )
+        _print_figures(figures)
+        write_json(figures, json_file)
+        return
+    from jcl.detecting import detect as run_detection
+    from jcl.detecting import resume_detection
+    from jcl.evaluate.detection.settings import ITERATIONS
+
+    if resume is not None:
+        if init is not None or out_folder is not None or where:
+            raise SettingsError("--resume continues with the settings it was begun with; give nothing else with it.")
+        folder = resume_detection(resume, pictures=pictures, workers=workers, console=err)
+    elif task is None or init is None:
+        raise SettingsError(
+            "say what to find and where to start, for example: jcl detect --task box --coco coco/ --init runs/photos."
+        )
+    else:
+        values: dict[str, Any] = {
+            "task": task.value,
+            "init": init,
+            "coco": where,
+            "iterations": ITERATIONS[schedule.value] if iterations is None else iterations,
+            "batch_size": batch_size,
+            "accumulate": accumulate,
+            "lr": lr,
+            "warmup": warmup,
+            "short_side": short_side,
+            "test_short_side": test_short_side,
+            "max_side": max_side,
+            "heads": heads and heads.value,
+            "rois_per_image": rois_per_image,
+            "backbone": backbone,
+            "label": label,
+            "precision": precision,
+            "checkpoint_every": checkpoint_every,
+            "seed": seed,
+            "device": device,
+        }
+        given = {name: value for name, value in values.items() if value is not None}
+        folder = run_detection(given, out=out_folder, pictures=pictures, workers=workers, console=err)
+    if rank > 0:
+        return
+    summary = folder.summary()
+    _print_figures(summary)
+    say(f"Everything is in {folder.path}.")
+    write_json(summary, json_file)
+
+
+@app.command("detect-table", rich_help_panel=EVALUATE)
+def detect_table(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Finished folders of `jcl detect`.")],
+    markdown: Annotated[Path | None, typer.Option(help="Write the table to this file as Markdown.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file as CSV.")] = None,
+) -> None:
+    """Put finished transfers to COCO side by side, as the paper's Table 2."""
+    from jcl.evaluate.detection.folder import DetectionFolder
+    from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table
+
+    heads, rows = detection_table([DetectionFolder(folder).summary() for folder in folders])
+    say(as_markdown(heads, rows).rstrip())
+    for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
+        if file is not None:
+            _write(file, text)
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JclError(f"the table could not be written to {file}: {error.strerror}.") from None
+
+
+def _print_figures(figures: dict[str, Any]) -> None:
+    names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+    table = Table(escape(str(figures["label"])), "AP", "AP50", "AP75", "AP small", "AP medium", "AP large")
+    for kind in ("box", "mask", "keypoint"):
+        if f"{kind}_ap" in figures:
+            values = [figures.get(f"{kind}_{name}") for name in names]
+            table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in values))
+    out.print(table)
+    source = ", held out of the training images for want of others" if figures["test_held_out"] else ""
+    say(f"{figures['iterations']:,} iterations. Tested on {figures['test_images']:,} images{source}.")

@@ -1,0 +1,200 @@
+"""Transfer to COCO from settings to a finished folder: the parts put together.
+
+`detect`, `resume_detection` and `evaluate_detector` are what the command calls and what Python users call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jcl.detecting_start import open_start
+from jcl.detecting_work import Place, Work, announce, draw, judge, prepare, summary, whole_paths, whole_settings
+from jcl.errors import DataError, RunError
+from jcl.evaluate.detection.batching import training_batches
+from jcl.evaluate.detection.display import DetectionDisplay
+from jcl.evaluate.detection.folder import DetectionFolder
+from jcl.evaluate.detection.library import coco_module
+from jcl.evaluate.detection.model import build_optimiser
+from jcl.evaluate.detection.settings import DetectionSettings
+from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
+from jcl.measure import usual_workers
+from jcl.ranks import Ranks
+from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
+from jcl.train.folder import free_folder
+from jcl.train.lock import RunLock
+from jcl.train.quiet import QuietRecord, QuietSaver
+from jcl.train.rank_group import agreed, joined_ranks, restarted
+from jcl.train.record import Record
+from jcl.train.saver import CheckpointSaver
+
+
+def detect(
+    values: dict[str, Any],
+    *,
+    out: Path | None = None,
+    pictures: int = 6,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> DetectionFolder:
+    """Train and evaluate a detector into the folder `out` (default: a new one under `runs/`).
+
+    `values` are those of `DetectionSettings` that differ from the paper's; `task`, `init` and `coco` must be among
+    them. The learning rate is 0.02 for 16 images, in proportion to the batch, unless given.
+    """
+    given = dict(values)
+    with joined_ranks(str(given.get("device", "auto")), 600.0) as (ranks, device):
+        place = Place(ranks, device, _console_of(ranks, console), usual_workers() if workers is None else workers)
+        first = free_folder(Path("runs"), f"detect-{given['task']}") if out is None else out
+        folder = DetectionFolder(ranks.from_first(str(first).encode()).decode())
+        if ranks.any(restarted() and folder.settings_file.exists()):
+            return _resume(folder, place, pictures)
+
+        def ready() -> tuple[DetectionSettings, Work]:
+            coco_module("cocoeval")
+            folder.refuse_occupied()
+            start = open_start(given["init"], given.get("backbone"), int(given.get("seed", 0)))
+            settings = whole_settings(given, start)
+            return settings, prepare(settings, place, start)
+
+        settings, work = agreed(ranks, ready)
+        try:
+            with _locked(folder, place):
+                agreed(ranks, lambda: folder.create(settings) if ranks.first else None)
+                try:
+                    return _train(settings, folder, work, place, pictures)
+                except DataError:
+                    if ranks.first:
+                        folder.forget_unless_begun()  # so that the command can be given again once the data is mended
+                    raise
+        finally:
+            if ranks.first:
+                folder.remove_if_empty()
+
+
+def resume_detection(
+    path: Path, *, pictures: int = 6, workers: int | None = None, console: Console | None = None
+) -> DetectionFolder:
+    """Continue a stopped training from its newest readable checkpoint, exactly as if it had never stopped."""
+    folder = DetectionFolder(path)
+    settings = folder.settings()
+    with joined_ranks(settings.device, settings.rank_timeout) as (ranks, device):
+        place = Place(ranks, device, _console_of(ranks, console), usual_workers() if workers is None else workers)
+        return _resume(folder, place, pictures)
+
+
+def evaluate_detector(
+    path: Path,
+    *,
+    coco: dict[str, str] | None = None,
+    out: Path | None = None,
+    device: str = "auto",
+    workers: int | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """COCO's metrics of a checkpoint, or of the newest one of a folder, on its own test images or on those of `coco`.
+
+    With `out` the results are written there, in COCO's submission format.
+    """
+    checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
+    folder = DetectionFolder(path.parent.parent if path.is_file() else path)
+    settings = folder.settings()
+    if checkpoint is None:
+        raise RunError(f"the detector in {folder.path} has no checkpoint yet; let it train for a while first.")
+    if coco is not None:
+        settings = settings.model_copy(update={"coco": whole_paths(coco)})
+    with joined_ranks(device, settings.rank_timeout) as (ranks, own_device):
+        place = Place(ranks, own_device, _console_of(ranks, console), usual_workers() if workers is None else workers)
+
+        def ready() -> tuple[Work, Progress]:
+            coco_module("cocoeval")
+            work = prepare(settings, place, None)
+            return work, load_checkpoint(
+                checkpoint, work.detector, build_optimiser(work.detector, settings), own_device
+            )
+
+        work, progress = agreed(ranks, ready)
+        results, figures = judge(settings, work, place)
+        if out is not None and ranks.first:
+            DetectionFolder(out).write_results(results)
+        return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
+
+
+def _resume(folder: DetectionFolder, place: Place, pictures: int) -> DetectionFolder:
+    ranks = place.ranks
+    settings = agreed(ranks, folder.settings)
+    if ranks.any(folder.summary_file.exists()):
+        place.say(f"The detector in {folder.path} has finished; there is nothing to resume.")
+        return folder
+    with _locked(folder, place):
+        checkpoint = agreed(ranks, lambda: newest_checkpoint(folder.checkpoints))
+        place.say(f"Resuming from {checkpoint}." if checkpoint else "No checkpoint yet: starting anew.")
+        start = (
+            None if checkpoint else agreed(ranks, lambda: open_start(settings.init, settings.backbone, settings.seed))
+        )
+        work = agreed(ranks, lambda: prepare(settings, place, start))
+        return _train(settings, folder, work, place, pictures, checkpoint)
+
+
+def _train(
+    settings: DetectionSettings,
+    folder: DetectionFolder,
+    work: Work,
+    place: Place,
+    pictures: int,
+    checkpoint: Path | None = None,
+) -> DetectionFolder:
+    ranks, device = place.ranks, place.device
+    optimiser = build_optimiser(work.detector, settings)
+    progress = Progress(ranks=ranks.count)
+    if checkpoint is not None:
+        progress = agreed(ranks, lambda: load_checkpoint(checkpoint, work.detector, optimiser, device))
+        if progress.ranks != ranks.count:
+            place.say(f"Begun on {progress.ranks} ranks and continued on {ranks.count}: other regions will be drawn.")
+        progress.ranks = ranks.count
+    announce(settings, folder, work, place)
+    record: Record | QuietRecord = QuietRecord()
+    saver: CheckpointSaver | QuietSaver = QuietSaver()
+    if ranks.first:
+        record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=place.say)
+        saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, place.say)
+    with record, saver:
+        DetectionTraining(
+            detector=work.detector,
+            optimiser=optimiser,
+            batches=training_batches(
+                work.train, settings, progress.step, workers=place.workers, device=device, ranks=ranks
+            ),
+            settings=settings,
+            device=device,
+            precision=work.precision,
+            display=DetectionDisplay(place.console, settings.task),
+            record=record,
+            saver=saver,
+            how_to_resume=folder.how_to_resume,
+            progress=progress,
+            ranks=ranks,
+        ).run()
+    results, figures = judge(settings, work, place)
+    if ranks.first:
+        folder.write_results(results)
+        draw(settings, folder, work, results, pictures)
+        folder.write_summary(summary(settings, work, figures, progress))  # last, because it marks the work as finished
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(folder: DetectionFolder, place: Place) -> Iterator[None]:
+    """The first rank holds the lock for all."""
+    with contextlib.ExitStack() as held:
+        lock = RunLock(folder.path, warn=place.say)
+        agreed(place.ranks, lambda: held.enter_context(lock) if place.ranks.first else None)
+        yield
+
+
+def _console_of(ranks: Ranks, console: Console | None) -> Console:
+    return (console or Console(stderr=True)) if ranks.first else Console(quiet=True)

@@ -1,0 +1,27 @@
+"""How far the training of a detector is: a bar in a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import time
+
+from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.train.display import LOG_SECONDS
+
+
+class DetectionDisplay(SupervisedDisplay):
+    """Counts iterations, for schedules of detectors do."""
+
+    def begin(self, iteration: int, iterations: int) -> None:
+        self.start(iteration, iterations, 1)
+        self._iterations = iterations
+
+    def advance(self, step: int) -> None:
+        self._bar.update(self._task, completed=step, description=f"{self.label} {step:,}/{self._iterations:,}")
+
+    def show(self, epoch: float, figures: dict[str, float]) -> None:
+        """New figures, after so many iterations."""
+        text = f"loss {figures['loss']:.3f}  {figures['images_per_second']:,.1f} images/s"
+        self._bar.update(self._task, figures=text)
+        if not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
+            self._last_line = time.monotonic()
+            self.say(f"{self.label} {epoch:,.0f}/{self._iterations:,}: {text}")

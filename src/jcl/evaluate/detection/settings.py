@@ -1,0 +1,108 @@
+"""Everything that defines a transfer to COCO, with the paper's values as defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from jcl.errors import SettingsError
+from jcl.settings import Auto, NotNegative, Positive, PositiveInt, Section, Triple
+
+Task = Literal["box", "mask", "keypoint"]
+Heads = Literal["standard", "small"]
+
+ITERATIONS = {"1x": 90_000, "2x": 180_000}
+PAPER_BATCH = 16
+PAPER_LR = 0.02  # for a batch of PAPER_BATCH, in proportion to it
+LONGEST_WARMUP = 1000
+MILESTONES = (2 / 3, 8 / 9)  # of the iterations: 60k and 80k of 90k
+SCALE_STEP = 32  # between the short sides that training chooses from
+
+
+class CocoSettings(Section):
+    """Where images and annotations lie; `folder` may be COCO's own layout, the others name each part."""
+
+    folder: str | None = None
+    train_json: str | None = None
+    val_json: str | None = None
+    images: str | None = None
+    val_images: str | None = None
+
+
+class DetectionSettings(Section):
+    """A transfer: task, data, start, sizes and schedule."""
+
+    task: Task
+    label: str
+    init: str
+    backbone: str
+    mean: Triple = (0.485, 0.456, 0.406)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
+    coco: CocoSettings
+    heads: Heads = "standard"
+    short_side: tuple[PositiveInt, PositiveInt] = (640, 800)
+    test_short_side: PositiveInt = 800
+    max_side: PositiveInt = 1333
+    rois_per_image: Annotated[int, Field(ge=4)] = 512
+    iterations: PositiveInt = ITERATIONS["1x"]
+    batch_size: PositiveInt = PAPER_BATCH
+    accumulate: PositiveInt = 1
+    lr: Positive = PAPER_LR
+    momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    weight_decay: NotNegative = 1e-4
+    warmup: Annotated[int, Field(ge=0)] = LONGEST_WARMUP
+    checkpoint_every: PositiveInt = 1000
+    precision: Literal["float32", "bfloat16"] | Auto = "auto"
+    device: str = "auto"
+    rank_timeout: Positive = 600.0
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.short_side[0] > self.short_side[1]:
+            raise ValueError("the first short side is larger than the second")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"a batch of {self.batch_size} cannot be split into {self.accumulate} equal parts")
+        return self
+
+    @property
+    def short_sides(self) -> tuple[int, ...]:
+        """The short sides that training chooses from: 640, 672, ..., 800."""
+        least, most = self.short_side
+        return (*range(least, most, SCALE_STEP), most)
+
+    @property
+    def milestones(self) -> tuple[int, int]:
+        """After how many iterations the learning rate falls to a tenth."""
+        first, second = (round(share * self.iterations) for share in MILESTONES)
+        return first, second
+
+
+def detection_settings(values: dict[str, Any], origin: str) -> DetectionSettings:
+    """Validate nested values; the first problem becomes a sentence that names `origin` and the value."""
+    try:
+        return DetectionSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        what = f"the value {first['input']!r} of {name} does not work: " if name else ""
+        raise SettingsError(f"In {origin} {what}{first['msg'].removeprefix('Value error, ').lower()}.") from None
+
+
+def scaled_lr(batch_size: int) -> float:
+    """0.02 for 16 images, in proportion to the batch."""
+    return PAPER_LR * batch_size / PAPER_BATCH
+
+
+def usual_warmup(iterations: int) -> int:
+    """1,000 iterations, or a tenth of a short schedule."""
+    return min(LONGEST_WARMUP, max(1, iterations // 10))
+
+
+def learning_rate(settings: DetectionSettings, iteration: int) -> float:
+    """The learning rate of iteration 0, 1, ...: from a thousandth up to the whole, then ×0.1 at each milestone."""
+    warming = min(1.0, iteration / settings.warmup) if settings.warmup else 1.0
+    factor = warming + 0.001 * (1 - warming)
+    passed = sum(iteration >= milestone for milestone in settings.milestones)
+    return float(settings.lr * factor * 0.1**passed)

@@ -1,0 +1,159 @@
+"""The loop that trains a detector, on one rank or several, and that can be stopped and resumed at any iteration.
+
+What torchvision draws by itself (which regions a loss is computed on) comes from the global generator, which is set
+anew by (seed, iteration, part, rank) before each pass, so there is no generator state to keep.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from jcl.errors import Interrupted, RunError
+from jcl.evaluate.detection.batching import DetectionBatch
+from jcl.evaluate.detection.display import DetectionDisplay
+from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
+from jcl.randomness import hash_words
+from jcl.ranks import ALONE, Ranks, SharedGradients, average_statistics
+from jcl.train.checkpoint import Progress
+from jcl.train.quiet import QuietRecord, QuietSaver
+from jcl.train.record import Record
+from jcl.train.runtime import autocast
+from jcl.train.saver import CheckpointSaver
+from jcl.train.stop import StopRequest
+
+LOG_ITERATIONS = 20  # between looks at the losses, for which the device is waited for
+KEPT_CHECKPOINTS = 2
+_REGION_STREAM = 0x726F6973
+
+LOSSES = {
+    "box": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"),
+    "mask": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg", "loss_mask"),
+    "keypoint": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg", "loss_keypoint"),
+}
+
+
+@dataclass
+class DetectionTraining:
+    """A training in progress; `batches` gives the parts of this rank's batches from `progress.step` on."""
+
+    detector: nn.Module
+    optimiser: torch.optim.Optimizer
+    batches: Iterator[DetectionBatch]
+    settings: DetectionSettings
+    device: torch.device
+    precision: torch.dtype
+    display: DetectionDisplay
+    record: Record | QuietRecord
+    saver: CheckpointSaver | QuietSaver
+    how_to_resume: str
+    progress: Progress
+    ranks: Ranks = ALONE
+    _window_seconds: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self._gradients = SharedGradients(self.detector.parameters(), self.ranks)
+        self._synchronised = any(isinstance(part, nn.SyncBatchNorm) for part in self.detector.modules())
+        self._clock = time.perf_counter()
+
+    def run(self) -> None:
+        """Train from where `progress` stands to the last iteration, and save the state that this leads to."""
+        self.detector.train()
+        self._clock = time.perf_counter()
+        with StopRequest() as stop, self.display:
+            self.display.begin(self.progress.step, self.settings.iterations)
+            while self.progress.step < self.settings.iterations:
+                self.advance()
+                self.saver.report()
+                last = self.progress.step == self.settings.iterations
+                if self.ranks.any(stop.requested) and not last:
+                    self.leave(stop.signal_name or "a signal")
+                if self.progress.step % self.settings.checkpoint_every == 0 and not last:
+                    self.stop_unless_finite()
+                    self.lap()
+                    self.saver.start(self.detector, self.optimiser, self.progress)
+        self.finish()
+
+    def advance(self) -> None:
+        """One iteration; losses are added up on the device and fetched now and then."""
+        progress = self.progress
+        lr = learning_rate(self.settings, progress.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        figures = self.learn()
+        progress.window = figures if progress.window_steps == 0 else progress.window + figures
+        progress.window_steps += 1
+        progress.step += 1
+        self.display.advance(progress.step)
+        if progress.window_steps == LOG_ITERATIONS or progress.step == self.settings.iterations:
+            self.write_window(lr)
+
+    def learn(self) -> Tensor:
+        """Forward and backward for each part of the batch, then the optimiser; gives the whole loss and its terms."""
+        parts = self.settings.accumulate
+        self._gradients.clear()
+        total = torch.zeros(1 + len(LOSSES[self.settings.task]), device=self.device)
+        for part, batch in enumerate(itertools.islice(self.batches, parts)):
+            images, targets = batch.unpacked(self.device)
+            words = (self.settings.seed, _REGION_STREAM, self.progress.step, part, self.ranks.rank)
+            torch.manual_seed(int(hash_words(*words)))
+            with autocast(self.device, self.precision):
+                losses = self.detector(images, targets)
+            terms = torch.stack([losses[name].float() for name in LOSSES[self.settings.task]])
+            loss = terms.sum()
+            torch.autograd.backward(loss / parts)
+            total += torch.cat([loss.detach()[None], terms.detach()]) / parts
+        self._gradients.average()
+        self.optimiser.step()
+        if not self._synchronised:
+            average_statistics(self.detector, self.ranks)
+        return total
+
+    def write_window(self, lr: float) -> None:
+        progress, settings = self.progress, self.settings
+        losses = (self.ranks.average(progress.window.clone()) / progress.window_steps).tolist()
+        self.lap()
+        figures = {
+            "loss": losses[0],
+            **dict(zip(LOSSES[settings.task], losses[1:], strict=True)),
+            "lr": lr,
+            "images_per_second": progress.window_steps * settings.batch_size / max(self._window_seconds, 1e-9),
+            "seconds": progress.seconds,
+        }
+        self.stop_unless_finite()
+        progress.window_steps, self._window_seconds = 0, 0.0
+        self.record.write("train", progress.step, 0.0, figures)
+        self.display.show(progress.step, figures)
+
+    def finish(self) -> None:
+        self.stop_unless_finite()
+        self.lap()
+        self.saver.finish(self.detector, self.optimiser, self.progress)
+
+    def leave(self, signal_name: str) -> None:
+        self.finish()
+        raise Interrupted(
+            f"{signal_name} received: training stopped after iteration {self.progress.step:,} and is saved; "
+            f"continue it with `{self.how_to_resume}`."
+        )
+
+    def stop_unless_finite(self) -> None:
+        """A sum that is not finite stays so, hence looking at the window's loss now and then misses nothing."""
+        finite = bool(torch.isfinite(self.progress.window[0]))
+        if self.ranks.any(not finite):
+            raise RunError(
+                f"the loss is not finite after iteration {self.progress.step:,}, so training stopped; a lower --lr "
+                "usually helps, from the newest checkpoint or anew."
+            )
+
+    def lap(self) -> None:
+        """Add the time since the last lap to the whole and to the window's."""
+        now = time.perf_counter()
+        self.progress.seconds += now - self._clock
+        self._window_seconds += now - self._clock
+        self._clock = now

@@ -1,0 +1,44 @@
+"""What tests of detectors share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
+from small_coco import small_values, write_coco
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Convolutions this small are faster in one thread and without the library that is made for large ones."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def instances(tmp_path: Path) -> Path:
+    """An annotation file of eight images with squares and discs."""
+    return write_coco(tmp_path / "coco")
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """An annotation file of eight images with figures that have a head and two hands."""
+    return write_coco(tmp_path / "people", kind="person_keypoints")
+
+
+@pytest.fixture
+def make_settings():
+    """Settings of a tiny transfer of a task."""
+
+    def make(task: str = "box", **changes: Any) -> DetectionSettings:
+        values = small_values(task) | {"label": "x", "backbone": "resnet18", "coco": {}} | changes
+        return detection_settings(values, "a test")
+
+    return make

@@ -1,0 +1,175 @@
+"""Annotation files: what is kept, what is dropped, and a sentence for each thing that can be wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jcl.errors import DataError
+from jcl.evaluate.detection.coco_data import clipped_box, for_training, hold_out, open_coco, read_coco
+from jcl.evaluate.detection.coco_layout import CocoFiles, coco_files
+from jcl.evaluate.detection.packed import PackedImages
+from jcl.evaluate.detection.settings import CocoSettings
+from small_coco import edit, write_coco
+
+
+def read(file: Path, task: str = "box"):
+    return read_coco(file, file.parent / "images", task)
+
+
+def test_a_file_as_it_is(instances):
+    found = read(instances, "mask")
+    assert [category.name for category in found.categories] == ["square", "disc"]
+    assert found.class_of == {3: 1, 7: 2}
+    assert [image.id for image in found.images] == list(range(101, 109))
+    assert all(len(image.annotations) == 1 for image in found.images)
+
+
+def test_what_writers_leave_out_is_filled_in(people):
+    def bare(content):
+        for entry in content["annotations"]:
+            del entry["iscrowd"], entry["area"], entry["num_keypoints"]
+
+    image = read(edit(people, bare), "keypoint").images[0]
+    entry = image.annotations[0]
+    assert entry["iscrowd"] == 0 and entry["num_keypoints"] == 3
+    assert entry["area"] == entry["bbox"][2] * entry["bbox"][3]
+
+
+def test_training_leaves_out_crowds_empty_images_and_boxes_outside(instances):
+    def change(content):
+        content["annotations"][0]["iscrowd"] = 1  # of the first image, which has nothing else
+        content["annotations"][1]["bbox"] = [200, 10, 30, 30]  # beyond the second image
+        content["annotations"][2]["bbox"] = [-10, 5, 30, 30]  # over the edge of the third
+        content["annotations"][3]["bbox"] = [5, 5, 0, 30]  # no width
+
+    whole = read(edit(instances, change))
+    kept, notes = for_training(whole, "box")
+    assert [image.id for image in kept.images] == [103, 105, 106, 107, 108]
+    assert kept.images[0].annotations[0]["bbox"] == [0, 5, 20, 30]
+    assert len(notes) == 1 and notes[0].startswith("2 boxes")
+    truth = whole.ground_truth()
+    assert len(truth["annotations"]) == 8 and truth["annotations"][0]["iscrowd"] == 1  # kept for evaluation
+    assert truth["annotations"][1]["bbox"] == [200, 10, 30, 30]
+
+
+def test_images_without_a_visible_key_point_do_not_train(people):
+    def hide(content):
+        content["annotations"][0] |= {"keypoints": [0] * 9, "num_keypoints": 0}
+
+    assert len(for_training(read(edit(people, hide), "keypoint"), "keypoint")[0].images) == 7
+
+
+@pytest.mark.parametrize(
+    ("box", "cut"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 4]),
+        ([-5, -5, 10, 10], [0, 0, 5, 5]),
+        ([95, 45, 10, 10], [95, 45, 5, 5]),
+        ([-20, 0, 10, 10], None),
+        ([99.5, 0, 10, 10], None),
+        ([5, 5, -3, 10], None),
+    ],
+)
+def test_boxes_are_cut_at_the_edge(box, cut):
+    assert clipped_box(box, 100, 50) == cut
+
+
+def test_holding_out_is_a_fixed_part(instances):
+    whole = read(instances)
+    train, val = hold_out(whole)
+    assert len(val.images) == 1 and len(train.images) == 7
+    assert {image.id for image in train.images} | {image.id for image in val.images} == set(range(101, 109))
+    assert hold_out(whole)[1].images == val.images
+
+
+def test_images_survive_packing(instances):
+    images = read(instances, "mask").images
+    packed = PackedImages(images)
+    assert [packed[row] for row in range(len(packed))] == list(images)
+
+
+def test_layouts(tmp_path):
+    official = tmp_path / "official"
+    for part, seed in (("train2017", 0), ("val2017", 1)):
+        file = write_coco(tmp_path / part, count=3, seed=seed)
+        (official / "annotations").mkdir(parents=True, exist_ok=True)
+        file.rename(official / "annotations" / f"instances_{part}.json")
+        (tmp_path / part / "images").rename(official / part)
+    found = coco_files(CocoSettings(folder=str(official)), "box")
+    assert found.train_images == official / "train2017" and found.val_images == official / "val2017"
+    train, val = open_coco(found, "box")
+    assert len(train.images) == len(val.images) == 3 and train.images != val.images
+    flat = write_coco(tmp_path / "flat").parent
+    alone = coco_files(CocoSettings(folder=str(flat)), "mask")
+    assert alone == CocoFiles(flat / "instances.json", flat / "images", None, flat / "images")
+    named = CocoSettings(folder=str(official), val_json=str(alone.train_json), val_images=str(alone.val_images))
+    assert coco_files(named, "box").val_json == alone.train_json
+    with pytest.raises(DataError, match="neither annotations/person_keypoints_train"):
+        coco_files(CocoSettings(folder=str(flat)), "keypoint")
+    with pytest.raises(DataError, match="say where COCO lies"):
+        coco_files(CocoSettings(), "box")
+    with pytest.raises(DataError, match="no folder of images"):
+        coco_files(CocoSettings(train_json=str(alone.train_json), images=str(tmp_path / "none")), "box")
+
+
+def drop(name):
+    return lambda content: content.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "said"),
+    [
+        ("box", drop("categories"), "'categories' is missing"),
+        ("box", lambda content: content["images"][0].pop("width"), "'width' is missing"),
+        ("box", lambda content: content.update(annotations=[]), "no annotations"),
+        ("box", lambda content: content.update(images=[], annotations=[]), "0 images"),
+        ("box", lambda content: content["annotations"][0].update(image_id=5), "image 5, which is not listed"),
+        ("box", lambda content: content["annotations"][0].update(category_id=5), "category 5, which is not listed"),
+        ("box", lambda content: content["annotations"][0].update(bbox=[1, 2, 3]), "not four numbers"),
+        ("box", lambda content: content["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "not four numbers"),
+        ("box", lambda content: content["images"][0].update(file_name="gone.png"), "1 of the 8 images"),
+        ("mask", lambda content: [entry.pop("segmentation") for entry in content["annotations"]], "no masks"),
+        ("keypoint", lambda content: None, "no key points"),
+        ("box", lambda content: content["images"].append(content["images"][0]), "two images share an id"),
+    ],
+)
+def test_files_that_cannot_be_used(instances, task, change, said):
+    with pytest.raises(DataError, match=said) as caught:
+        read(edit(instances, change), task)
+    assert str(instances) in str(caught.value) and str(caught.value)[-1] in ".?"
+
+
+def test_key_points_of_the_wrong_number(people):
+    with pytest.raises(DataError, match="has 2 key points and its category 'person' has 3"):
+        read(edit(people, lambda content: content["annotations"][0].update(keypoints=[1, 1, 2] * 2)), "keypoint")
+
+
+def test_nothing_inside_any_image(instances):
+    def move(content):
+        for entry in content["annotations"]:
+            entry["bbox"][0] += 1000
+
+    with pytest.raises(DataError, match=r"none of the 8 images .* \(8 boxes"):
+        for_training(read(edit(instances, move)), "box")
+
+
+def test_broken_json_and_other_categories(instances, tmp_path):
+    other = write_coco(tmp_path / "other")
+    files = CocoFiles(instances, instances.parent / "images", other, other.parent / "images")
+    assert len(open_coco(files, "box")[1].images) == 8
+    edit(other, lambda content: content["categories"][1].update(name="ring"))
+    with pytest.raises(DataError, match=r"different categories: '(disc|ring)' \(id 7\)"):
+        open_coco(files, "box")
+    instances.write_text(json.dumps({"images": []})[:-3])
+    with pytest.raises(DataError, match="not valid JSON"):
+        read(instances)
+
+
+def test_testing_masks_needs_all_outlines(instances):
+    edit(instances, lambda content: content["annotations"][0].pop("segmentation"))
+    folder = instances.parent / "images"
+    with pytest.raises(DataError, match="1 objects to test with"):
+        open_coco(CocoFiles(instances, folder, instances, folder), "mask")
+    kept, notes = for_training(read(instances, "mask"), "mask")
+    assert len(kept.images) == 7 and notes[0].startswith("1 objects")

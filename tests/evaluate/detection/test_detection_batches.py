@@ -1,0 +1,176 @@
+"""Images and targets on their way to a detector: order, scale, mirroring, masks and key points."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from pycocotools import mask as coder
+
+from jcl.errors import DataError
+from jcl.evaluate.detection.batching import (
+    TrainingImages,
+    batch_keys,
+    grouped_batches,
+    pack,
+    read_image,
+    training_batches,
+)
+from jcl.evaluate.detection.coco_data import CocoImage, for_training, read_coco
+from jcl.evaluate.detection.transforms import flip_order, make_target, mirrored, scaled_size
+from jcl.ranks import Ranks
+
+_PAIRED = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
+COCO_NAMES = ["nose", *(f"{side}_{part}" for part in _PAIRED for side in ("left", "right"))]
+
+
+def training_set(file, task):
+    return for_training(read_coco(file, file.parent / "images", task), task)[0]
+
+
+def test_batches_are_of_one_shape_and_each_image_comes_once_an_epoch():
+    wide = [number % 3 > 0 for number in range(23)]
+    batches = list(itertools.islice(grouped_batches(wide, 4, seed=1), 60))
+    assert all(len({wide[row] for row in batch}) == 1 for batch in batches)
+    counts = np.bincount([row for batch in batches for row in batch], minlength=23)
+    assert counts.max() - counts.min() <= 2  # those of the running epoch and those that wait
+    assert batches == list(itertools.islice(grouped_batches(wide, 4, seed=1), 60))
+    assert batches != list(itertools.islice(grouped_batches(wide, 4, seed=2), 60))
+
+
+def test_resumed_batches_are_those_that_were_left(instances, make_settings):
+    images = training_set(instances, "box")
+    settings = make_settings(iterations=9, accumulate=2)
+    whole = list(batch_keys(images, settings, 0))
+    assert len(whole) == 18 and all(len(part) == 2 for part in whole)
+    assert list(batch_keys(images, settings, 5)) == whole[10:]
+    ranks = [list(batch_keys(images, settings, 0, Ranks(rank, 2))) for rank in range(2)]
+    assert [first + second for first, second in zip(*ranks, strict=True)] == whole
+
+
+def test_scale_and_mirroring_are_drawn_by_seed_iteration_and_image(instances, make_settings):
+    images = TrainingImages(training_set(instances, "box"), make_settings(short_side=(640, 800)))
+    draws = [images.draw(images.images[row], iteration) for row in range(8) for iteration in range(100)]
+    assert {side for side, _ in draws} == {640, 672, 704, 736, 768, 800}
+    assert 300 < sum(mirror for _, mirror in draws) < 500
+    assert draws == [images.draw(images.images[row], iteration) for row in range(8) for iteration in range(100)]
+
+
+def test_sizes():
+    assert scaled_size(480, 640, 800, 1333) == (800, 1067)
+    assert scaled_size(200, 640, 800, 1333) == (417, 1333)
+    assert scaled_size(640, 480, 96, 160) == (128, 96)
+
+
+def test_coco_flip_pairs():
+    pairs = {(place, source) for place, source in enumerate(flip_order(COCO_NAMES)) if place != source}
+    expected = {(first, first + 1) for first in range(1, 17, 2)}
+    assert pairs == expected | {(second, first) for first, second in expected}
+    assert flip_order(COCO_NAMES)[0] == 0
+
+
+def mirrored_sample(file, task, make_settings):
+    """A sample and its mirror image, at the size of the file."""
+    images = TrainingImages(training_set(file, task), make_settings(task))
+    row = 0
+    draws = {images.draw(images.images[row], iteration)[1]: iteration for iteration in range(50)}
+    return images[row, draws[False]], images[row, draws[True]]
+
+
+def test_mirrored_key_points_land_on_the_other_hand(people, make_settings):
+    plain, flipped = mirrored_sample(people, "keypoint", make_settings)
+    yellow, red, blue = [255, 255, 0], [255, 0, 0], [0, 0, 255]
+    # The left hand is red. In a mirror it looks like a right hand, so what is called left there is the blue one.
+    for (pixels, target), colours in ((plain, [yellow, red, blue]), (flipped, [yellow, blue, red])):
+        (points,) = target["keypoints"]
+        across, down = points[:, 0].floor().long(), points[:, 1].floor().long()
+        assert pixels[:, down, across].T.tolist() == colours
+        assert points[1, 0] > points[2, 0]  # the left hand of a figure that faces us is at the right
+
+
+def test_mirroring_moves_pixels_boxes_masks_and_points_alike():
+    order = flip_order(["left_hand", "right_hand"])
+    target = {
+        "boxes": torch.tensor([[1.0, 2.0, 4.0, 6.0]]),
+        "labels": torch.tensor([1]),
+        "masks": torch.zeros(1, 8, 10, dtype=torch.uint8),
+        "keypoints": torch.tensor([[[1.5, 2.5, 2.0], [0.0, 0.0, 0.0]]]),
+    }
+    target["masks"][0, 2:6, 1:4] = 1
+    flipped = mirrored(target, 10, order)
+    assert flipped["boxes"].tolist() == [[6, 2, 9, 6]]
+    assert flipped["masks"][0].nonzero().min(0).values.tolist() == [2, 6]
+    assert flipped["masks"][0].nonzero().max(0).values.tolist() == [5, 8]
+    assert flipped["keypoints"].tolist() == [
+        [[0, 0, 0], [8.5, 2.5, 2]]
+    ]  # pixel 1 of 10 becomes pixel 8, the other hand
+    again = mirrored(flipped, 10, order)
+    assert all(torch.equal(again[name], target[name]) for name in target)
+
+
+def test_masks_of_polygons_and_run_lengths(tmp_path):
+    picture = Image.new("L", (40, 30))
+    outline = [4.0, 3.0, 30.0, 5.0, 22.0, 25.0]
+    ImageDraw.Draw(picture).polygon([(4, 3), (30, 5), (22, 25)], fill=1)
+    code = coder.encode(np.asfortranarray(np.array(picture)))
+    column_runs = np.array(picture).flatten(order="F")
+    changes = np.flatnonzero(np.diff(np.concatenate([[0], column_runs, [0]])))
+    runs = np.diff(np.concatenate([[0], changes, [len(column_runs)]])).tolist()
+    text = {"size": [30, 40], "counts": code["counts"].decode()}
+    plain = {"size": [30, 40], "counts": runs}
+    common = {"bbox": [4, 3, 26, 22], "category_id": 3}
+    entries = tuple(common | {"segmentation": shape} for shape in ([outline], text, plain))
+    image = CocoImage(1, tmp_path / "x.png", 40, 30, entries)
+    masks = make_target(image, {3: 1}, 30, 40, masks=True, keypoints=0)["masks"]
+    assert torch.equal(masks[1], masks[2]) and torch.equal(masks[1], torch.from_numpy(np.array(picture)))
+    assert (masks[0] != masks[1]).float().mean() < 0.05  # two ways of rasterising, apart along the edge
+    double = make_target(image, {3: 1}, 60, 80, masks=True, keypoints=0)
+    assert double["boxes"][0].tolist() == [8, 6, 60, 50]
+    expected = coder.decode(coder.frPyObjects([[2 * value for value in outline]], 60, 80))[..., 0]
+    assert torch.equal(double["masks"][0], torch.from_numpy(expected))
+    assert double["masks"][1].float().mean() == pytest.approx(masks[1].float().mean().item(), abs=1e-6)
+
+
+def test_a_batch_is_unpacked_as_it_was(instances, people, make_settings):
+    for file, task in ((instances, "mask"), (people, "keypoint")):
+        samples = [TrainingImages(training_set(file, task), make_settings(task))[row, 0] for row in (0, 3, 4)]
+        images, targets = pack(samples).unpacked(torch.device("cpu"))
+        for (pixels, target), image, unpacked in zip(samples, images, targets, strict=True):
+            assert torch.equal(image, pixels.float() / 255) and target.keys() == unpacked.keys()
+            assert all(torch.equal(target[name], unpacked[name]) for name in target)
+
+
+def test_orientation_marks(tmp_path):
+    pixels = np.zeros((20, 30, 3), dtype=np.uint8)
+    pixels[:5] = 255  # a bright band at the top, as it lies in the file
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter
+    Image.fromarray(pixels).save(tmp_path / "x.png", exif=exif)
+    upright = read_image(CocoImage(1, tmp_path / "x.png", 20, 30, ()))
+    assert upright.shape == (3, 30, 20) and upright[:, :, -5:].min() == 255  # the band is at the right
+    lying = read_image(CocoImage(1, tmp_path / "x.png", 30, 20, ()))
+    assert torch.equal(lying, torch.from_numpy(pixels).permute(2, 0, 1))
+    with pytest.raises(DataError, match="30×20 pixels and its annotations are for 31×20"):
+        read_image(CocoImage(1, tmp_path / "x.png", 31, 20, ()))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_unreadable_image_ends_in_a_sentence(instances, make_settings, workers):
+    images = training_set(instances, "box")
+    for image in images.images:
+        image.path.write_bytes(b"no image")
+    batches = training_batches(images, make_settings(), 0, workers=workers, device=torch.device("cpu"))
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        next(batches)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_workers_change_nothing(instances, make_settings):
+    images, settings = training_set(instances, "mask"), make_settings("mask", iterations=3)
+    device = torch.device("cpu")
+    alone = list(training_batches(images, settings, 0, workers=0, device=device))
+    helped = list(training_batches(images, settings, 0, workers=2, device=device))
+    for one, other in zip(alone, helped, strict=True):
+        assert torch.equal(one.pixels, other.pixels) and torch.equal(one.masks, other.masks)
+        assert torch.equal(one.boxes, other.boxes)

@@ -1,0 +1,167 @@
+"""Detectors: nothing frozen, batch norms everywhere they belong, weights where they should be."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from jcl.core.encoder import build_backbone
+from jcl.detecting_start import build_resnet, open_start
+from jcl.errors import RunError, SettingsError
+from jcl.evaluate.detection.model import build_detector, build_optimiser
+from jcl.evaluate.detection.settings import learning_rate, scaled_lr, usual_warmup
+from jcl.exchange import BackboneInfo, save_backbone
+
+
+def tiny(task, make_settings, **changes):
+    settings = make_settings(task, **changes)
+    return build_detector(build_resnet("resnet18"), settings, classes=2, keypoints=3), settings
+
+
+def boxes_and_more(side=64):
+    mask = torch.zeros(1, side, side, dtype=torch.uint8)
+    mask[:, 10:50, 10:50] = 1
+    points = torch.tensor([[[20.0, 20.0, 2.0], [30.0, 30.0, 2.0], [40.0, 40.0, 0.0]]])
+    return {
+        "boxes": torch.tensor([[10.0, 10.0, 50.0, 50.0]]),
+        "labels": torch.tensor([1]),
+        "masks": mask,
+        "keypoints": points,
+    }
+
+
+@pytest.mark.parametrize("task", ["box", "mask", "keypoint"])
+def test_everything_is_trained_and_every_norm_moves(task, make_settings):
+    detector, settings = tiny(task, make_settings)
+    norms = {name: part for name, part in detector.named_modules() if isinstance(part, nn.BatchNorm2d)}
+    assert len(norms) == 20 + 8  # of the ResNet-18; of four levels' two convolutions in the pyramid
+    assert len([name for name in norms if name.startswith("backbone.fpn.")]) == 8
+    assert not any("Frozen" in type(part).__name__ for part in detector.modules())
+    assert all(parameter.requires_grad for parameter in detector.parameters())
+    before = {name: part.running_mean.clone() for name, part in norms.items()}
+    weights = {name: value.detach().clone() for name, value in detector.named_parameters()}
+    optimiser = build_optimiser(detector, settings)
+    images = [torch.rand(3, 64, 64) for _ in range(2)]
+    losses = detector.train()(images, [boxes_and_more() for _ in images])
+    assert len(losses) == (4 if task == "box" else 5)
+    sum(losses.values()).backward()
+    assert all(parameter.grad is not None for parameter in detector.parameters())
+    optimiser.step()
+    assert all(not torch.equal(part.running_mean, before[name]) for name, part in norms.items())
+    for stage in ("conv1", "bn1", "layer1", "layer4"):
+        moved = [
+            not torch.equal(value, weights[name])
+            for name, value in detector.named_parameters()
+            if name.startswith(f"backbone.body.{stage}")
+        ]
+        assert moved and all(moved)
+
+
+def test_the_standard_detector_is_torchvisions_but_for_norms(make_settings):
+    ours = build_detector(build_resnet("resnet50"), make_settings("mask", heads="standard"), classes=90, keypoints=0)
+    theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
+    shapes = {name: value.shape for name, value in ours.state_dict().items()}
+    known = {name: value.shape for name, value in theirs.state_dict().items()}
+    assert known.items() - shapes.items() == {
+        (name, shape) for name, shape in known.items() if ".fpn." in name and name.endswith(".0.bias")
+    }  # a convolution before a norm has no bias
+    assert all(".1." in name or "num_batches" in name for name in shapes.keys() - known.keys())
+    assert ours.rpn.anchor_generator.sizes == ((32,), (64,), (128,), (256,), (512,))
+
+
+def test_norms_have_no_weight_decay(make_settings):
+    detector, settings = tiny("box", make_settings)
+    decayed, plain = build_optimiser(detector, settings).param_groups
+    assert decayed["weight_decay"] == 1e-4 and plain["weight_decay"] == 0
+    assert len(plain["params"]) == 2 * 28
+    assert len(decayed["params"]) + len(plain["params"]) == len(list(detector.parameters()))
+
+
+def halved(forward):
+    """The same, but what it gives is in bfloat16, as under autocast."""
+
+    def half(outputs):
+        if isinstance(outputs, torch.Tensor):
+            return outputs.bfloat16()
+        if isinstance(outputs, dict):
+            return type(outputs)((name, half(value)) for name, value in outputs.items())
+        return type(outputs)(half(value) for value in outputs)
+
+    return lambda *inputs: half(forward(*inputs))
+
+
+def test_coordinates_stay_exact_in_half_precision(make_settings, monkeypatch):
+    detector, _ = tiny("keypoint", make_settings)
+    heads = detector.eval().roi_heads
+    seen = []
+    detector.rpn.anchor_generator.register_forward_hook(lambda _module, _inputs, anchors: seen.append(anchors[0]))
+    image = torch.rand(3, 64, 64)
+    with torch.inference_mode():
+        detector([image])
+        for part in (detector.backbone, detector.rpn.head, heads.box_predictor, heads.keypoint_predictor):
+            monkeypatch.setattr(part, "forward", halved(part.forward))
+        (found,) = detector([image])
+    assert seen[1].dtype == torch.float32 and torch.equal(seen[0], seen[1])
+    assert found["boxes"].dtype == found["keypoints"].dtype == torch.float32
+    decoded = found["boxes"]
+    assert len(decoded) and not torch.equal(decoded, decoded.bfloat16().float())
+
+
+def test_detections_are_in_the_coordinates_of_the_image_as_given(make_settings):
+    detector, _ = tiny("box", make_settings, test_short_side=64, max_side=100)
+    transform = detector.eval().transform
+    images, _ = transform([torch.rand(3, 128, 256)])
+    assert images.image_sizes == [(50, 100)] and images.tensors.shape == (1, 3, 64, 128)
+    transform.train()
+    assert transform([torch.rand(3, 128, 256)], [boxes_and_more()])[0].image_sizes == [(128, 256)]
+
+
+def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
+    torch.manual_seed(3)
+    network = torchvision.models.resnet18(num_classes=10)
+    classifier = tmp_path / "classifier.pth"
+    torch.save(network.state_dict(), classifier)
+    start = open_start(f"supervised:{classifier}", None, 0)
+    assert start.account.startswith("120 tensors") and "all 120" in start.account and "fc (2)" in start.account
+    detector = build_detector(start.resnet, make_settings(), classes=2, keypoints=0)
+    body = detector.backbone.body.state_dict()
+    expected = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
+    assert body.keys() == expected.keys() and all(torch.equal(body[name], expected[name]) for name in expected)
+
+
+def test_own_file_keeps_its_normalisation(tmp_path):
+    info = BackboneInfo("resnet18", "imagenet", 64, 512, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    save_backbone(build_resnet("resnet18"), info, tmp_path / "b.safetensors")
+    start = open_start(str(tmp_path / "b.safetensors"), None, 0)
+    assert (start.mean, start.std, start.label) == (info.mean, info.std, "b.safetensors")
+    with pytest.raises(RunError, match="has no classifier"):
+        open_start(f"supervised:{tmp_path / 'b.safetensors'}", None, 0)
+
+
+def test_starts_that_do_not_serve(tmp_path):
+    small = BackboneInfo("resnet18", "small", 32, 512, (0.5,) * 3, (0.5,) * 3)
+    save_backbone(build_backbone("resnet18", stem="small", image_size=32)[0], small, tmp_path / "s.safetensors")
+    with pytest.raises(SettingsError, match="small stem"):
+        open_start(str(tmp_path / "s.safetensors"), None, 0)
+    with pytest.raises(SettingsError, match="torchvision's ResNets"):
+        open_start("random", "mobilenet_v2", 0)
+    with pytest.raises(RunError, match="no run or weights file"):
+        open_start(str(tmp_path / "none"), None, 0)
+    weights = torchvision.models.resnet18().state_dict()
+    weights["layer9.odd"] = weights.pop("layer4.1.conv2.weight")
+    torch.save(weights, tmp_path / "odd.pth")
+    with pytest.raises(RunError, match=r"layer4\.1\.conv2\.weight"):
+        open_start(str(tmp_path / "odd.pth"), None, 0)
+
+
+def test_schedule(make_settings):
+    paper = make_settings(iterations=90_000, lr=0.02, warmup=usual_warmup(90_000), batch_size=16)
+    assert paper.milestones == (60_000, 80_000)
+    rates = [learning_rate(paper, iteration) for iteration in (0, 500, 1000, 59_999, 60_000, 80_000)]
+    assert rates == pytest.approx([2e-5, 0.01001, 0.02, 0.02, 0.002, 0.0002])
+    assert make_settings(iterations=180_000).milestones == (120_000, 160_000)
+    assert make_settings(iterations=900).milestones == (600, 800) and usual_warmup(900) == 90
+    assert scaled_lr(4) == pytest.approx(0.005)
+    assert make_settings(short_side=(640, 800)).short_sides == (640, 672, 704, 736, 768, 800)
+    assert make_settings(short_side=(128, 160)).short_sides == (128, 160)
+    assert make_settings(short_side=(96, 96)).short_sides == (96,)

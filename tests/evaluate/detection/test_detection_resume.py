@@ -1,0 +1,58 @@
+"""A training that was stopped goes on bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from jcl.detecting import detect, resume_detection
+from jcl.errors import Interrupted
+from jcl.evaluate.detection.predicting import KINDS
+from jcl.evaluate.detection.training import DetectionTraining
+from jcl.train.checkpoint import newest_checkpoint
+from jcl.train.sealed import read_tensors
+from small_coco import small_values, write_coco
+
+QUIET = Console(quiet=True)
+
+
+def annotations(task: str, folder: Path) -> Path:
+    return write_coco(folder, kind="person_keypoints" if task == "keypoint" else "instances")
+
+
+def final_state(folder: Path) -> dict[str, torch.Tensor]:
+    newest = newest_checkpoint(folder / "checkpoints")
+    assert newest is not None
+    return read_tensors(newest)[0]
+
+
+def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
+    task = "keypoint"  # which has all the heads but that of masks, and the same loop
+    values = small_values(task, annotations(task, tmp_path / "coco")) | {"iterations": 4, "accumulate": 2}
+    detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
+    advance = DetectionTraining.advance
+
+    def advance_and_stop(training):
+        advance(training)
+        if training.progress.step == 2:
+            training.leave("SIGTERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DetectionTraining, "advance", advance_and_stop)
+        with pytest.raises(Interrupted, match="stopped after iteration 2 and is saved"):
+            detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
+    folder = resume_detection(tmp_path / "parts", pictures=0, workers=1, console=QUIET)
+    whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
+    assert whole.keys() == parts.keys() and len(whole) > 200
+    assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
+    for kind in KINDS[task]:
+        assert folder.results_file(kind).read_bytes() == (tmp_path / "whole" / f"results-{kind}.json").read_bytes()
+
+
+def test_another_seed_is_another_training(tmp_path):
+    values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 2}
+    for seed in (0, 1):
+        detect(values | {"seed": seed}, out=tmp_path / str(seed), pictures=0, workers=0, console=QUIET)
+    name = "model.roi_heads.box_predictor.cls_score.weight"
+    assert not torch.equal(final_state(tmp_path / "0")[name], final_state(tmp_path / "1")[name])

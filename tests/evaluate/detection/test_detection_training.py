@@ -1,0 +1,47 @@
+"""Short trainings: each task learns, and the files it leaves tell the same as its figures."""
+
+import json
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from rich.console import Console
+
+from jcl.detecting import detect, evaluate_detector
+from jcl.evaluate.detection import training
+from jcl.evaluate.detection.predicting import KINDS
+from jcl.evaluate.detection.scoring import OTHER_SIGMA
+from small_coco import small_values, write_coco
+
+QUIET = Console(quiet=True)
+ITERATIONS = {"box": 16, "mask": 24, "keypoint": 20}  # enough for each to find most of its shapes
+
+
+@pytest.mark.parametrize("task", ["box", "mask", "keypoint"])
+def test_a_short_training_learns(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "LOG_ITERATIONS", 4)
+    file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
+    values = small_values(task, file) | {"iterations": ITERATIONS[task]}
+    folder = detect(values, out=tmp_path / "out", pictures=2, workers=0, console=QUIET)
+    summary = folder.summary()
+    assert summary[f"{task}_ap50"] > 20 and summary[f"{task}_ap"] > 5 and summary["box_ap50"] > 20, summary
+    assert summary["iterations"] == ITERATIONS[task] and summary["images_per_second"] > 0 and summary["seconds"] > 0
+    losses = [json.loads(line)["loss"] for line in folder.metrics_file.read_text().splitlines()]
+    assert len(losses) == ITERATIONS[task] // 4 and losses[-1] < 0.75 * losses[0]
+    assert folder.picture_file.stat().st_size > 10_000
+    for kind in KINDS[task]:  # the files alone give the figures
+        truth = COCO(str(file))
+        judged = COCOeval(truth, truth.loadRes(str(folder.results_file(kind))), kind)
+        judged.params.kpt_oks_sigmas = np.full(3, OTHER_SIGMA)
+        judged.evaluate()
+        judged.accumulate()
+        judged.summarize()
+        name = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}[kind]
+        assert summary[f"{name}_ap"] == pytest.approx(100 * judged.stats[0], abs=1e-6)
+    again = evaluate_detector(folder.path, workers=0, device="cpu", out=tmp_path / "again", console=QUIET)
+    assert {name: again[name] for name in again if "_ap" in name} == {
+        name: summary[name] for name in summary if "_ap" in name
+    }
+    for kind in KINDS[task]:
+        assert (tmp_path / "again" / f"results-{kind}.json").read_bytes() == folder.results_file(kind).read_bytes()
