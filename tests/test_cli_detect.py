@@ -51,6 +51,18 @@ def refused(call, tmp_path):
     return run
 
 
+def test_few_images_to_train_on_and_to_test_with(call, coco):
+    options = ["detect", "--task", "mask", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
+    code, out, err = call(*options, "--overfit", 5, "--out", "few", "--json", "few.json")
+    assert code == 0, err
+    assert "on 5 images" in err and "the same ones, to see that everything learns" in err
+    assert "Tested on 5 images, the same that it was trained on" in out
+    figures = json.loads(Path("few.json").read_text())
+    assert figures["tested_on_training_images"] and figures["train_images"] == figures["test_images"] == 5
+    code, _, err = call(*options, "--overfit", 500, "--out", "many")
+    assert code == 1 and "fewer than the 500 wanted" in err
+
+
 def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     code, out, err = call(
         "detect", "--task", "box", "--coco", coco, "--init", backbone_file, "--out", "one", *SMALL, "--json", "one.json"

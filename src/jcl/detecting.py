@@ -106,7 +106,7 @@ def evaluate_detector(
     if checkpoint is None:
         raise RunError(f"the detector in {folder.path} has no checkpoint yet; let it train for a while first.")
     if coco is not None:
-        settings = settings.model_copy(update={"coco": whole_paths(coco)})
+        settings = settings.model_copy(update={"coco": whole_paths(coco), "overfit": None})
     with joined_ranks(device, settings.rank_timeout) as (ranks, own_device):
         place = Place(ranks, own_device, _console_of(ranks, console), usual_workers() if workers is None else workers)
 
