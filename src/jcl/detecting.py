@@ -162,13 +162,12 @@ def _train(
     if ranks.first:
         record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=place.say)
         saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, place.say)
-    with record, saver:
+    batches = training_batches(work.train, settings, progress.step, workers=place.workers, device=device, ranks=ranks)
+    with record, saver, contextlib.closing(batches):
         DetectionTraining(
             detector=work.detector,
             optimiser=optimiser,
-            batches=training_batches(
-                work.train, settings, progress.step, workers=place.workers, device=device, ranks=ranks
-            ),
+            batches=batches,
             settings=settings,
             device=device,
             precision=work.precision,
