@@ -20,8 +20,8 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests benchmarks examples docs
-	$(BIN)/ruff format --check src tests benchmarks examples docs
+	$(BIN)/ruff check src tests benchmarks examples docs hubconf.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs hubconf.py
 	$(BIN)/mypy
 
 # The pages as a site in build/docs; a broken link or a page that no other leads to is an error.
