@@ -1,4 +1,4 @@
-"""Backbones through `torch.hub`; from a clone: `torch.hub.load("the/clone", "backbone", "runs/photos", source="local")`.
+"""Backbones through `torch.hub`, from a clone: `torch.hub.load("clone", "backbone", "runs/photos", source="local")`.
 
 `path` is a run's folder or any file that `jcl.load_backbone` opens. Nothing in the file is executed.
 """
