@@ -1,8 +1,8 @@
 """The command line: one sentence for each thing that can be wrong, and nothing touched."""
 
 import json
-import re
 import os
+import re
 import signal
 import subprocess
 import sys
