@@ -30,6 +30,7 @@ COMMANDS = [
     "shard",
     "embed",
     "neighbours",
+    "report",
     "import",
     "export",
 ]
