@@ -61,6 +61,7 @@ function readLines(figure, chart) {
   function read(x) {
     at = Math.min(chart.x[1], Math.max(chart.x[0], x));
     pointer.replaceChildren(svgElement("line", { x1: across(at), x2: across(at), y1: top, y2: bottom }));
+    figure.classList.add("reading");
     readout.replaceChildren(`${chart.xName} ${Number(at.toPrecision(3))}`);
     for (const series of chart.series) {
       const point = hiddenRuns.has(series.run) ? null : nearest(series.points, at);
@@ -76,7 +77,8 @@ function readLines(figure, chart) {
 
   function forget() {
     pointer.replaceChildren();
-    readout.textContent = "\u00a0";
+    readout.textContent = "";
+    figure.classList.remove("reading");
     at = null;
   }
 

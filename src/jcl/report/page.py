@@ -10,14 +10,22 @@ from importlib import resources
 from typing import Any, Final
 
 from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import jcl
 from jcl.report import style
 from jcl.report.contents import Answer, ExampleViews, RunContents, ShownImage
 from jcl.report.inline import image_address, script_json
 from jcl.report.page_charts import speed_figure, spread_figures, training_figures
-from jcl.report.page_tables import MISSING, duration, memory, resource_table, result_tables, settings_tables
+from jcl.report.page_tables import (
+    MISSING,
+    duration,
+    memory,
+    plain_value,
+    resource_table,
+    result_tables,
+    settings_tables,
+)
 from jcl.report.remarks import remarks
 from jcl.report.scatter import class_marks, map_chart
 
@@ -61,8 +69,18 @@ def render_page(runs: Sequence[RunContents], title: str | None = None) -> str:
 
 def _environment() -> Environment:
     loader = DictLoader({"page.html": _packaged("page.html")})
-    return Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["coded"] = _coded
+    return made
+
+
+def _coded(text: str) -> Markup:
+    """A sentence, escaped, with what stands between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # a backtick too many: somebody's file name
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
     )
 
 
@@ -96,7 +114,7 @@ def _run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -> dic
         "facts": _facts(run),
         "remarks": remarks(run),
         "absent": run.absent,
-        "choices": run.choices,
+        "choices": _choices(run),
         "canvas": settings.views.image_size,
         "map": flat,
         "answers": [_answer(answer) for answer in look.answers[: min(rows, 6)]] if look is not None else [],
@@ -106,6 +124,12 @@ def _run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -> dic
         "skipped": list(run.skipped.items())[:20],
         "skipped_count": len(run.skipped),
     }
+
+
+def _choices(run: RunContents) -> list[tuple[str, str, str]] | None:
+    if run.choices is None:
+        return None
+    return [(choice.name, plain_value(choice.value), choice.reason) for choice in run.choices]
 
 
 def _about(run: RunContents) -> str:
@@ -168,7 +192,7 @@ def _picture(image: ShownImage) -> dict[str, Any]:
     return {"address": image_address(image.pixels), "name": image.name, "label": image.label}
 
 
-def _views(example: ExampleViews, rows: int, most: int = 9) -> list[dict[str, Any]]:
+def _views(example: ExampleViews, rows: int, most: int = 8) -> list[dict[str, Any]]:
     """For each image: itself, its query view and its key views, of which a few are enough."""
     return [
         {"image": _picture(image), "views": [image_address(view) for view in own[:most]]}

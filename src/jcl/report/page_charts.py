@@ -16,7 +16,7 @@ from jcl.train.health import uniform_guess_loss
 
 _MOST_POINTS = 240
 _LONG = 60  # a curve of so many points is averaged
-_BINS = 36
+_BINS = 24
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ def _percent(value: float) -> str:
     return f"{value:.3g} %"
 
 
+_RATE = _Kind("rate", "Learning rate", "Features gain most as it falls.", "train", "lr", _plain, from_zero=True)
 _TRAINING = (
     _Kind("loss", "Loss", "Lower is better; losses of different methods do not compare.", "train", "loss", _plain),
     _Kind(
@@ -67,7 +68,7 @@ _TRAINING = (
         "knn_top1",
         _percent,
     ),
-    _Kind("rate", "Learning rate", "Features gain most as it falls.", "train", "lr", _plain, from_zero=True),
+    _RATE,
     _Kind(
         "positive",
         "Similarity of query and keys",
@@ -126,7 +127,10 @@ def _figure(kind: _Kind, runs: Sequence[RunContents]) -> Figure | None:
     ends = "; ".join(f"{runs[curve.run].name} ends at {kind.write(_last(curve))}" for curve in curves)
     label = f"{kind.title} over epochs. {ends}."
     return Figure(
-        kind.key, kind.title, kind.text, line_chart(curves, frame, label=label, x_name="epoch", write=kind.write, levels=levels)
+        kind.key,
+        kind.title,
+        kind.text,
+        line_chart(curves, frame, label=label, x_name="epoch", write=kind.write, levels=levels),
     )
 
 
@@ -140,7 +144,11 @@ def _curve(place: int, run: RunContents, kind: _Kind) -> Curve | None:
     chosen = np.unique(np.append(np.arange(0, len(values), every), len(values) - 1))
     drawn = smoothed(values) if long else values
     faint = [(float(where[row]), float(values[row])) for row in chosen] if long else []
-    return Curve(place, [(float(where[row]), float(drawn[row])) for row in chosen], faint, marked=len(values) <= 25)
+    line = [(float(where[row]), float(drawn[row])) for row in chosen]
+    if kind is _RATE:
+        # Schedules often coincide: those of later runs are thinner, so that the ones below show at their sides.
+        return Curve(place, line, width=max(5.0 - 1.6 * place, 1.6))
+    return Curve(place, line, faint, marked=len(values) <= 25)
 
 
 def _last(curve: Curve) -> float:

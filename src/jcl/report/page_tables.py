@@ -90,9 +90,7 @@ def memory(size: float) -> str:
     return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-def _row(
-    name: str, values: Sequence[float | None], write: Callable[[float], str], *, best: bool = True
-) -> Row | None:
+def _row(name: str, values: Sequence[float | None], write: Callable[[float], str], *, best: bool = True) -> Row | None:
     """A line, or None where no run has the figure."""
     known = [value for value in values if value is not None]
     if not known:
@@ -149,6 +147,11 @@ def _setting(run: RunContents, name: str) -> str:
     value: Any = run.settings
     for part in name.split("."):
         value = getattr(value, part)
+    return plain_value(value)
+
+
+def plain_value(value: Any) -> str:
+    """A setting's value as a person writes it."""
     if isinstance(value, tuple):
         return ", ".join(f"{part:g}" for part in value)
     if isinstance(value, bool):

@@ -88,7 +88,7 @@ def _saturation(run: RunContents) -> Iterator[Remark]:
         yield Remark(
             "note",
             f"The task has become too easy: for the last quarter of training {min(late):.1f} % or more of the queries "
-            "found their own image first, so little was left to learn. A longer queue or stronger views make it harder.",
+            "found their own image first, so little was left to learn. Try a longer queue or stronger views.",
         )
 
 
@@ -116,8 +116,8 @@ def _queue(run: RunContents) -> Iterator[Remark]:
     if filled is not None and filled < 1:
         yield Remark(
             "note",
-            f"The queue holds {filled:.0%} real keys and random ones otherwise, so the loss does not compare yet; train "
-            "longer, or set a smaller method.queue_size.",
+            f"The queue holds {filled:.0%} real keys and random ones otherwise, so the loss does not compare yet; "
+            "train longer, or set a smaller method.queue_size.",
         )
 
 

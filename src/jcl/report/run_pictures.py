@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jcl.data import ImageSource, read_all
+from jcl.errors import DataError
 from jcl.report.pictures import draw_views
 from jcl.report.plots import RunCurves, plot_training
 from jcl.settings import Settings
@@ -44,7 +45,9 @@ def example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe) -
     """
     canvas, keys = settings.data.canvas, settings.method.num_keys
     assert isinstance(canvas, int), "settings of a run are resolved"
-    batch = next(iter(read_all(source, canvas=canvas, batch_size=SHOWN_IMAGES)))
+    batch = next(iter(read_all(source, canvas=canvas, batch_size=SHOWN_IMAGES)), None)
+    if batch is None:
+        raise DataError(f"none of the images can be read ({source.description}).")
     maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
     rows = torch.arange(len(batch)).repeat_interleave(keys + 1)
     views = denormalise(maker(rows, torch.arange(keys + 1).repeat(len(batch))), recipe.mean, recipe.std)

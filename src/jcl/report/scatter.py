@@ -75,7 +75,9 @@ def map_chart(run_name: str, flat: FlatMap) -> Chart:
     view = f"0 0 {SIDE} {SIDE}"
     pointer = element("g", class_="pointer")
     svg = element("svg", *groups, pointer, viewBox=view, role="img", aria_label=label, tabindex=0, focusable="true")
-    words = [f"{name} · {label}" if label is not None else name for name, label in zip(flat.names, flat.labels, strict=True)]
+    words = [
+        f"{name} · {label}" if label is not None else name for name, label in zip(flat.names, flat.labels, strict=True)
+    ]
     data: dict[str, Any] = {"kind": "map", "layouts": layouts, "names": words}
     return Chart(Markup(svg), data)
 

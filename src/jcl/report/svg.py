@@ -60,6 +60,7 @@ class Curve:
     faint: Sequence[tuple[float, float]] = field(default=())  # the raw values behind an average
     marked: bool = False
     filled: bool = False
+    width: float = 2.2
 
 
 def element(name: str, *children: str, **attributes: object) -> str:
@@ -125,7 +126,7 @@ def extent(values: Iterable[float], *, from_zero: bool = False, margin: float = 
 
 
 def _axes(frame: Frame, x_name: str, write: Callable[[float], str]) -> str:
-    left, top, right, bottom = frame.box
+    left, _, right, bottom = frame.box
     parts = []
     for value in ticks(*frame.y, count=4):
         y = frame.down(value)
@@ -153,7 +154,7 @@ def _curve(frame: Frame, curve: Curve) -> str:
         parts.append(element("path", class_="area", d=_closed(frame, curve.points)))
     if curve.faint:
         parts.append(element("path", class_="faint", d=_path(frame, curve.faint)))
-    parts.append(element("path", class_="line", d=_path(frame, curve.points)))
+    parts.append(element("path", class_="line", d=_path(frame, curve.points), style=f"stroke-width:{curve.width:g}"))
     if curve.marked:
         parts += [
             element("circle", cx=_number(frame.across(x)), cy=_number(frame.down(y)), r=3)

@@ -53,6 +53,7 @@ class RunFolder:
             return
         self.settings_file.unlink(missing_ok=True)
         self.metrics_file.unlink(missing_ok=True)
+        self.choices_file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def remove_if_empty(self) -> None:
