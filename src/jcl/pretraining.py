@@ -376,7 +376,8 @@ def _write_page(folder: RunFolder, data: ImageData, place: _Place) -> None:
     try:
         write_run_report(folder.path, data, place.device)
     except Exception as error:
-        place.say(f"{folder.report_file} could not be made: {error}")
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        place.say(f"The page {folder.report_file} could not be made: {reason}")
 
 
 def _writers(

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jcl.building import known, run_view_recipe
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
 from jcl.embedding import load
+from jcl.errors import DataError
 from jcl.evaluate.features import Features, evaluation_mode
 from jcl.evaluate.flat_map import neighbour_map, principal_map
 from jcl.evaluate.knn import KnnResult, knn_accuracy
@@ -53,6 +54,8 @@ def look_at(weights: Path, settings: Settings, data: ImageData, device: torch.de
         return shown.extract(backbone, source, device=device, precision=precision)
 
     bank, queries = features(sample.bank), features(sample.queries)
+    if not (bank.values.isfinite().all() and queries.values.isfinite().all()):
+        raise DataError("its features hold NaN or infinite values; training has probably diverged.")
     spread = view_spread(
         backbone,
         sample.for_spread,

@@ -14,6 +14,7 @@ from rich.console import Console
 from jcl.automatic import Choice
 from jcl.data import ImageData
 from jcl.data.opening import KNOWN_SETS
+from jcl.data.shard_reading import names_shards
 from jcl.errors import DataError
 from jcl.report.contents import RunContents
 from jcl.report.page_tables import MEASURED_NAMES
@@ -44,7 +45,9 @@ def open_again(settings: Settings) -> ImageData:
     """The images a run was trained on, where they still are; nothing is fetched and no command is run for them."""
     location = settings.data.location
     if location not in KNOWN_SETS and not Path(location).is_absolute():
-        raise DataError(f"The images are from {location}, which is not fetched again.")
+        raise DataError(f"They are from {location}, which is not fetched again.")
+    if location not in KNOWN_SETS and not names_shards(location) and not Path(location).exists():
+        raise DataError(f"They are no longer at {location}.")
     return open_run_data(with_values(settings, {"data.download": False}), Console(quiet=True))
 
 

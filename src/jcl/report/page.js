@@ -2,12 +2,11 @@
 "use strict";
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
-const SVG = "http://www.w3.org/2000/svg";
 const hiddenRuns = new Set();
 document.documentElement.classList.add("js");
 
-function svgElement(name, attributes) {
-  const made = document.createElementNS(SVG, name);
+function svgElement(svg, name, attributes) {
+  const made = document.createElementNS(svg.namespaceURI, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   return made;
 }
@@ -60,13 +59,13 @@ function readLines(figure, chart) {
 
   function read(x) {
     at = Math.min(chart.x[1], Math.max(chart.x[0], x));
-    pointer.replaceChildren(svgElement("line", { x1: across(at), x2: across(at), y1: top, y2: bottom }));
+    pointer.replaceChildren(svgElement(svg, "line", { x1: across(at), x2: across(at), y1: top, y2: bottom }));
     figure.classList.add("reading");
     readout.replaceChildren(`${chart.xName} ${Number(at.toPrecision(3))}`);
     for (const series of chart.series) {
       const point = hiddenRuns.has(series.run) ? null : nearest(series.points, at);
       if (!point) continue;
-      const dot = svgElement("circle", { cx: across(point[0]), cy: down(point[1]), r: 4 });
+      const dot = svgElement(svg, "circle", { cx: across(point[0]), cy: down(point[1]), r: 4 });
       dot.classList.add(`run-${series.run}`);
       pointer.append(dot);
       const value = document.createElement("b");
@@ -106,7 +105,7 @@ function readMap(figure, chart) {
   function read(number) {
     chosen = number;
     const [x, y] = chart.layouts[layout][number];
-    pointer.replaceChildren(svgElement("circle", { class: "ring", cx: x, cy: y, r: 7 }));
+    pointer.replaceChildren(svgElement(svg, "circle", { class: "ring", cx: x, cy: y, r: 7 }));
     readout.textContent = chart.names[number];
   }
 

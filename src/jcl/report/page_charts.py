@@ -117,7 +117,9 @@ def spread_figures(runs: Sequence[RunContents]) -> list[Figure]:
 
 
 def _figure(kind: _Kind, runs: Sequence[RunContents]) -> Figure | None:
-    curves = [curve for place, run in enumerate(runs) if (curve := _curve(place, run, kind)) is not None]
+    curves = [
+        curve for place, run in enumerate(runs) if (curve := _curve(place, run, kind, len(runs) == 1)) is not None
+    ]
     if not curves:
         return None
     levels = _guesses(runs, {curve.run for curve in curves}) if kind.key == "loss" else []
@@ -134,18 +136,18 @@ def _figure(kind: _Kind, runs: Sequence[RunContents]) -> Figure | None:
     )
 
 
-def _curve(place: int, run: RunContents, kind: _Kind) -> Curve | None:
+def _curve(place: int, run: RunContents, kind: _Kind, alone: bool) -> Curve | None:
     where, values = points(run.metrics, "epoch", kind.line, kind.name)
     if not np.isfinite(values).any():
         return None
-    long = len(values) >= _LONG
+    long = len(values) >= _LONG and kind is not _RATE
     every = max(1, math.ceil(len(values) / _MOST_POINTS))
     # The last point is always there: it is what the curve is read for.
     chosen = np.unique(np.append(np.arange(0, len(values), every), len(values) - 1))
     drawn = smoothed(values) if long else values
     faint = [(float(where[row]), float(values[row])) for row in chosen] if long else []
     line = [(float(where[row]), float(drawn[row])) for row in chosen]
-    if kind is _RATE:
+    if kind is _RATE and not alone:
         # Schedules often coincide: those of later runs are thinner, so that the ones below show at their sides.
         return Curve(place, line, width=max(5.0 - 1.6 * place, 1.6))
     return Curve(place, line, faint, marked=len(values) <= 25)

@@ -41,17 +41,25 @@ _MEASURED: Final = {
     "mask_ap": "segmentation, mask AP",
     "keypoint_ap": "key points, AP",
 }
+_WHOLE_NOTE: Final = (
+    "Probes and fine-tuning on all images appear here once their figures lie in the run's folder: "
+    "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`."
+)
 MEASURED_NAMES: Final = tuple(_MEASURED)
 """The figures that are looked for in JSON files of a run folder."""
 
 
 def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     """What the features are worth: on all images, and on the sample that was looked at for the page."""
-    whole = [_row(title, [_measured(run, name) for run in runs], _percent) for name, title in _MEASURED.items()]
-    tables = [Table("On all images", [row for row in whole if row is not None])]
+    same = len({run.settings.data.location for run in runs}) == 1  # else there is no best
+    whole = [
+        _row(title, [_measured(run, name) for run in runs], _percent, best=same) for name, title in _MEASURED.items()
+    ]
+    tables = [Table("On all images", [row for row in whole if row is not None], _WHOLE_NOTE)]
     counts = sorted({result.k for run in runs if run.look is not None for result in run.look.knn})
-    sample = [_row(_voters(k), [_sample_knn(run, k) for run in runs], _percent) for k in counts]
-    sample.append(_row("linear probe", [run.look.probe_top1 if run.look else None for run in runs], _percent))
+    sample = [_row(_voters(k), [_sample_knn(run, k) for run in runs], _percent, best=same) for k in counts]
+    probes = [run.look.probe_top1 if run.look else None for run in runs]
+    sample.append(_row("linear probe", probes, _percent, best=same))
     tables.append(Table("On a sample", [row for row in sample if row is not None], _sample_note(runs)))
     return [table for table in tables if table.rows]
 

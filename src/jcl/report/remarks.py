@@ -83,17 +83,14 @@ def _spread(run: RunContents) -> Iterator[Remark]:
 
 def _saturation(run: RunContents) -> Iterator[Remark]:
     lines = [line for line in run.metrics if line.get("kind") == "train"]
-    late = [line["contrastive_accuracy"] for line in lines[-max(1, len(lines) // 4) :] if _known(line)]
+    found = [line.get("contrastive_accuracy") for line in lines[-max(1, len(lines) // 4) :]]
+    late = [accuracy for accuracy in found if accuracy is not None]
     if len(lines) >= 4 and late and min(late) >= SATURATED:
         yield Remark(
             "note",
             f"The task has become too easy: for the last quarter of training {min(late):.1f} % or more of the queries "
             "found their own image first, so little was left to learn. Try a longer queue or stronger views.",
         )
-
-
-def _known(line: object) -> bool:
-    return isinstance(line, dict) and line.get("contrastive_accuracy") is not None
 
 
 def _learning_rate(run: RunContents) -> Iterator[Remark]:
@@ -137,11 +134,6 @@ def _knn(run: RunContents) -> Iterator[Remark]:
 def _skipped_images(run: RunContents) -> Iterator[Remark]:
     if not run.skipped:
         return
-    images = "1 image" if len(run.skipped) == 1 else f"{len(run.skipped):,} images"
+    images = "1 image was" if len(run.skipped) == 1 else f"{len(run.skipped):,} images were"
     name, reason = next(iter(run.skipped.items()))
-    yield Remark(
-        "note",
-        f"{images} could not be read and was left out, for example {name} ({reason}); skipped.txt lists all."
-        if len(run.skipped) == 1
-        else f"{images} could not be read and were left out, for example {name} ({reason}); skipped.txt lists all.",
-    )
+    yield Remark("note", f"{images} left out because unreadable, for example {name} ({reason}); skipped.txt lists all.")

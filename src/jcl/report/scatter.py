@@ -55,6 +55,8 @@ def class_marks(labels: Sequence[str | None]) -> dict[str | None, ClassMark]:
         name: ClassMark(name, place % COLOURS, _SHAPES[place // COLOURS], counts[name])
         for place, name in enumerate(sorted(frequent))
     }
+    if not counts:  # nothing to tell apart, so nothing is left over either
+        return {None: ClassMark("image", 0, _SHAPES[0], len(labels))}
     others = [label for label in labels if label not in marks]
     if others:
         known = any(label is not None for label in others)
@@ -74,7 +76,7 @@ def map_chart(run_name: str, flat: FlatMap) -> Chart:
     label = f"Map of {len(flat.names)} images by the features of {run_name}, coloured by class"
     view = f"0 0 {SIDE} {SIDE}"
     pointer = element("g", class_="pointer")
-    svg = element("svg", *groups, pointer, viewBox=view, role="img", aria_label=label, tabindex=0, focusable="true")
+    svg = element("svg", *groups, pointer, viewBox=view, role="img", aria_label=label, tabindex=0)
     words = [
         f"{name} · {label}" if label is not None else name for name, label in zip(flat.names, flat.labels, strict=True)
     ]

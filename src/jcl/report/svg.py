@@ -187,7 +187,7 @@ def _closed(frame: Frame, points: Sequence[tuple[float, float]]) -> str:
 
 def _svg(parts: Sequence[str], frame: Frame, label: str) -> Markup:
     view = f"0 0 {frame.width:g} {frame.height:g}"
-    text = element("svg", *parts, viewBox=view, role="img", aria_label=label, tabindex=0, focusable="true")
+    text = element("svg", *parts, viewBox=view, role="img", aria_label=label, tabindex=0)
     return Markup(text)  # every part went through `element` and `svg_text`, which escape
 
 
