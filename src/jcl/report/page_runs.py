@@ -12,7 +12,7 @@ from jcl.report.scatter import class_marks, map_chart
 
 
 def shown_run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -> dict[str, Any]:
-    """What the template shows of one run, with at most `rows` rows of pictures; the data of its map goes to `charts`."""
+    """What the template shows of one run, with so many rows of pictures; the data of its map goes to `charts`."""
     look = run.look
     flat = None
     if look is not None and look.flat_map is not None:
