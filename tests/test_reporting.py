@@ -17,7 +17,8 @@ from jcl.pretraining import pretrain
 from jcl.report.contents import RunContents, ShownImage
 from jcl.report.page import render_page
 from jcl.reporting import gather, run_names, write_report
-from page_runs import EVIL_CLASS, EVIL_FILE, evil_folder, plain_folder, small_run
+from jcl.reporting_run import read_run
+from page_tools import EVIL_CLASS, EVIL_FILE, small_run
 from small_runs import tiny_settings
 
 CPU = torch.device("cpu")
@@ -61,79 +62,80 @@ class Reader(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, npz: Path) -> Path:
-    """A folder with three finished runs on different data."""
-    folder = tmp_path_factory.mktemp("pages")
-    small_run(npz, folder / "arrays/run", "moco-v2", train__lr="auto", train__precision="auto")
-    small_run(evil_folder(folder / "evil-images"), folder / "evil/run", data__canvas="auto")
-    small_run(plain_folder(folder / "plain-images"), folder / "plain", train__batch_size=6, views__image_size=32)
-    return folder
+def arrays(page_runs: Path) -> RunContents:
+    return gather(page_runs / "arrays/run", "arrays", CPU)
+
+
+@pytest.fixture(scope="module")
+def evil(page_runs: Path) -> RunContents:
+    return gather(page_runs / "evil/run", "</title><script>x", CPU)
+
+
+@pytest.fixture(scope="module")
+def plain(page_runs: Path) -> RunContents:
+    return gather(page_runs / "plain", "plain", CPU)
 
 
 def read(paths: list[Path], file: Path) -> Reader:
     return Reader(write_report(paths, file, device="cpu").file.read_text(encoding="utf-8"))
 
 
-def test_a_whole_run_has_every_part(runs: Path, tmp_path: Path) -> None:
-    page = read([runs / "arrays/run"], tmp_path / "page.html")
+def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> None:
+    page = Reader(render_page([arrays]))
     sections = {"summary", "training", "worth", "invariance", "map", "neighbours", "views", "speed", "settings"}
     assert page.headings() == sections
     charts = page.data()["charts"]
     assert {"loss", "accuracy", "knn", "rate", "similarity", "variance", "speed", "map-0"} <= charts.keys()
-    metrics = [json.loads(line) for line in (runs / "arrays/run/metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (page_runs / "arrays/run/metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in metrics if line["kind"] == "train"]
     assert [point[1] for point in charts["loss"]["series"][0]["points"]] == pytest.approx(losses, rel=1e-5)
-    summary = json.loads((runs / "arrays/run/summary.json").read_text())
+    summary = json.loads((page_runs / "arrays/run/summary.json").read_text())
     assert f"{summary['knn_top1']:.1f} %" in page.text and "kNN, 5 nearest images vote" in page.text
     assert all(image.get("alt") for image in page.all("img")) and len(page.all("img")) > 40
 
 
-def test_what_auto_became_and_why(runs: Path, tmp_path: Path) -> None:
-    page = read([runs / "arrays/run"], tmp_path / "page.html")
+def test_what_auto_became_and_why(page_runs: Path, tmp_path: Path) -> None:
+    page = Reader(render_page([read_run(page_runs / "arrays/run", "run")]))
     assert "train.lr 0.001875 0.06 for a batch of 256, in proportion to 8" in page.text
     assert "train.precision float32" in page.text
-    kept = runs / "arrays/run/choices.json"
     old = tmp_path / "old"
-    shutil.copytree(runs / "arrays/run", old)
-    (old / kept.name).unlink()
-    assert "did not keep why" in read([old], tmp_path / "old.html").text
+    shutil.copytree(page_runs / "arrays/run", old)
+    (old / "choices.json").unlink()
+    assert "did not keep why" in Reader(render_page([read_run(old, "old")])).text
 
 
-def test_nothing_is_asked_of_a_network(runs: Path, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    page = read([runs / "evil/run", runs / "plain"], file)
+def test_nothing_is_asked_of_a_network(evil: RunContents, plain: RunContents) -> None:
+    text = render_page([evil, plain])
+    page = Reader(text)
     for _, attributes in page.elements:
         for name in ("src", "href", "srcset", "data", "action", "poster", "xlink:href"):
             assert (attributes.get(name) or "#").startswith(("#", "data:"))
-    text = file.read_text(encoding="utf-8")
     assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|WebSocket|import\(", text)
     policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv"))
     assert policy and policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
 
 
-def test_names_that_look_like_markup_stay_text(runs: Path, tmp_path: Path) -> None:
-    file = tmp_path / "page.html"
-    made = write_report([runs / "evil/run"], file, names=["</title><script>x"], title="</script><b>", device="cpu")
-    page = Reader(file.read_text(encoding="utf-8"))
+def test_names_that_look_like_markup_stay_text(evil: RunContents) -> None:
+    page = Reader(render_page([evil], title="</script><b>"))
     assert len(page.all("script")) == 2 and [len(page.all(tag)) for tag in ("style", "title")] == [1, 1]
     assert all("onerror" not in attributes for _, attributes in page.elements)
     name = f"{EVIL_CLASS}/{EVIL_FILE}"
     assert name in page.text and "</title><script>x" in page.text and EVIL_CLASS in page.text
     assert any(name in text for text in page.data()["charts"]["map-0"]["names"])
-    assert page.data()["runs"] == ["</title><script>x"] == [run.name for run in made.runs]
+    assert page.data()["runs"] == ["</title><script>x"]
     assert f"{name}broken.png" in page.text and "1 image was left out" in page.text
 
 
-def test_a_run_without_labels(runs: Path, tmp_path: Path) -> None:
-    page = read([runs / "plain"], tmp_path / "page.html")
+def test_a_run_without_labels(plain: RunContents) -> None:
+    page = Reader(render_page([plain]))
     assert "worth" not in page.headings() and {"map", "neighbours", "views", "invariance"} <= page.headings()
     assert "knn" not in page.data()["charts"] and "of queries find their own image first" in page.text
     assert "✓" not in page.text and "✗" not in page.text
 
 
-def test_a_run_that_has_not_finished(runs: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_not_finished(page_runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "half"
-    shutil.copytree(runs / "arrays/run", run)
+    shutil.copytree(page_runs / "arrays/run", run)
     (run / "summary.json").unlink()
     (run / "backbone.safetensors").unlink()  # its newest checkpoint has the weights
     page = read([run], tmp_path / "page.html")
@@ -141,69 +143,77 @@ def test_a_run_that_has_not_finished(runs: Path, tmp_path: Path) -> None:
     assert {"map", "neighbours"} <= page.headings()
 
 
-def test_a_run_that_has_only_begun(runs: Path, tmp_path: Path) -> None:
+def test_a_run_that_has_only_begun(page_runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "begun"
     run.mkdir()
-    shutil.copy(runs / "arrays/run/settings.yaml", run)
+    shutil.copy(page_runs / "arrays/run/settings.yaml", run)
     page = read([run], tmp_path / "page.html")
     assert page.headings() == {"summary", "speed", "settings", "views"}
     assert "nothing has been recorded yet" in page.text and "has no checkpoint yet" in page.text
     assert "No step has been recorded yet." in page.text
 
 
-def test_images_that_have_gone(runs: Path, tmp_path: Path) -> None:
-    small_run(plain_folder(tmp_path / "images"), tmp_path / "run", train__batch_size=6, train__epochs=1)
-    shutil.rmtree(tmp_path / "images")
-    page = read([tmp_path / "run"], tmp_path / "page.html")
+def elsewhere(run: Path, copy: Path, before: str, now: str) -> Path:
+    """A copy of a run whose images are said to be elsewhere."""
+    shutil.copytree(run, copy)
+    settings = (run / "settings.yaml").read_text()
+    assert before in settings
+    (copy / "settings.yaml").write_text(settings.replace(before, now))
+    return copy
+
+
+def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
+    run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), str(tmp_path / "images"))
+    page = read([run], tmp_path / "page.html")
     assert page.headings() == {"summary", "training", "speed", "settings"}
     assert f"They are no longer at {tmp_path / 'images'}." in page.text
 
 
-def test_an_address_is_not_opened_again(runs: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(runs / "plain", run)
-    settings = (run / "settings.yaml").read_text()
+def test_an_address_is_not_opened_again(page_runs: Path, tmp_path: Path) -> None:
     mark = tmp_path / "touched"
     location = f"pipe:touch {mark}; cat x.tar"
-    (run / "settings.yaml").write_text(settings.replace(str(runs / "plain-images"), location))
+    run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), location)
     page = read([run], tmp_path / "page.html")
     assert "which is not fetched again" in page.text and location in page.text and not mark.exists()
 
 
-def test_several_runs_on_different_data(runs: Path, tmp_path: Path) -> None:
-    paths = [runs / "arrays/run", runs / "evil/run", runs / "plain"]
-    page = read(paths, tmp_path / "page.html")
-    assert run_names(paths) == ["arrays/run", "evil/run", f"{runs.name}/plain"] == page.data()["runs"]
+def test_several_runs_on_different_data(
+    page_runs: Path, arrays: RunContents, evil: RunContents, plain: RunContents
+) -> None:
+    paths = [page_runs / "arrays/run", page_runs / "evil/run", page_runs / "plain"]
+    assert run_names(paths) == ["arrays/run", "evil/run", f"{page_runs.name}/plain"]
+    page = Reader(render_page([arrays, evil, plain]))
+    assert page.data()["runs"] == ["arrays", "</title><script>x", "plain"]
     assert "their accuracies do not compare" in page.text
     assert len([box for box in page.all("input") if box.get("name") == "run"]) == 3
     assert len(page.data()["charts"]["loss"]["series"]) == 3 and len(page.data()["charts"]["knn"]["series"]) == 2
     assert {"map-0", "map-1", "map-2"} <= page.data()["charts"].keys()
 
 
-def test_figures_of_other_commands(runs: Path, tmp_path: Path) -> None:
+def test_figures_of_other_commands(page_runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(runs / "arrays/run", run)
+    shutil.copytree(page_runs / "arrays/run", run)
     (run / "linear.json").write_text('{"linear_top1": 71.25, "linear_top5": true, "other": 1}')
     (run / "broken.json").write_text('{"finetune_top1": 1')
-    page = read([run], tmp_path / "page.html")
+    page = Reader(render_page([read_run(run, "run")]))
     assert "linear probe, first guess 71.2 %" in page.text
     assert "linear probe, first five" not in page.text and "fine-tuned" not in page.text
 
 
-def test_equal_runs_are_looked_at_equally(runs: Path) -> None:
-    first, again = (gather(runs / "arrays/run", "run", CPU).look for _ in range(2))
+def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, plain: RunContents) -> None:
+    first, again = arrays.look, gather(page_runs / "arrays/run", "again", CPU).look
     assert first is not None and again is not None and first.knn == again.knn and len(first.knn) == 3
     assert (first.bank, first.queries, first.unseen) == (34, 10, True)
     assert first.spread is not None and again.spread is not None
     assert torch.equal(first.spread.similarities, again.spread.similarities)
-    held_out = gather(runs / "plain", "run", CPU).look
+    held_out = plain.look
     assert held_out is not None and (held_out.bank, held_out.queries, held_out.unseen) == (16, 8, False)
     names = {image.name for answer in held_out.answers for image in answer.neighbours}
     assert names.isdisjoint(answer.query.name for answer in held_out.answers)
 
 
-def test_many_runs_of_photographs_stay_small(runs: Path) -> None:
-    run = gather(runs / "plain", "run", CPU)
+def test_many_runs_of_photographs_stay_small(plain: RunContents) -> None:
+    run = plain
     assert run.look is not None and run.views is not None
     noise = torch.randint(0, 256, (3, 200, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     answers = [
@@ -235,17 +245,17 @@ def test_a_page_that_cannot_be_written_is_a_sentence(npz: Path, tmp_path: Path) 
     assert said.getvalue().count("report.html could not be made: ") == 1 and "is a folder" in said.getvalue()
 
 
-def test_the_command(call, runs: Path, tmp_path: Path) -> None:
+def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
     file, figures = tmp_path / "out/page.html", tmp_path / "page.json"
-    code, out, err = call("report", runs / "arrays/run", runs / "plain", "-o", file, "--json", figures, "--name",
-                          "MoCo v2", "--name", "JCL")  # fmt: skip
+    runs, names = [page_runs / "arrays/run", page_runs / "plain"], ["--name", "MoCo v2", "--name", "JCL"]
+    code, out, err = call("report", *runs, *names, "-o", file, "--json", figures)
     assert (code, err) == (0, "") and str(file) in out and file.stat().st_size < 5_000_000
     written = json.loads(figures.read_text())
     assert {"moco_v2_knn_top1", "moco_v2_sample_knn_top1_k1", "jcl_mean_view_similarity"} <= written.keys()
     assert written["bytes"] == file.stat().st_size and written["jcl_finished"] is True
     assert html.escape("MoCo v2 and JCL") in file.read_text(encoding="utf-8")
     copy = tmp_path / "copy"
-    shutil.copytree(runs / "plain", copy)
+    shutil.copytree(page_runs / "plain", copy)
     assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
 
 
@@ -260,7 +270,7 @@ def test_the_command(call, runs: Path, tmp_path: Path) -> None:
         (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),
     ],
 )
-def test_what_the_command_refuses(call, runs: Path, arguments: list[str], said: str) -> None:
-    places = {"run": runs / "arrays/run", "plain": runs / "plain"}
+def test_what_the_command_refuses(call, page_runs: Path, arguments: list[str], said: str) -> None:
+    places = {"run": page_runs / "arrays/run", "plain": page_runs / "plain"}
     code, _, err = call("report", *(argument.format(**places) for argument in arguments))
     assert code == 1 and said in err and err.count("\n") == 1 and "Traceback" not in err

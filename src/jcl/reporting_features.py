@@ -31,6 +31,7 @@ from jcl.train.runtime import choose_precision
 
 _STREAM: Final = 0x7265706F7274  # of its own beside those that `jcl.randomness` names
 _OPERATIONS: Final = {"cpu": 4e11, "cuda": 2e14}  # a few seconds of work
+_OPERATIONS_A_PIXEL: Final = 6000  # to make a view: so much time do they take
 _MOST_IMAGES, _MOST_FILES, _LEAST_IMAGES = 1500, 600, 60  # files have to be decoded first
 _MOST_SPREAD, _LEAST_SPREAD, _VIEWS = 256, 12, 16
 _MAPPED, _ASKED, _NEIGHBOURS = 320, 6, 8
@@ -90,7 +91,8 @@ def _affordable(backbone: nn.Module, shown: FeatureSettings, device: torch.devic
     side = shown.image_size
     with evaluation_mode(backbone.cpu()), torch.no_grad(), FlopCounterMode(display=False) as counter:
         backbone(torch.zeros(1, 3, side, side))
-    return int(_OPERATIONS.get(device.type, _OPERATIONS["cpu"]) / max(1, counter.get_total_flops()))
+    operations = counter.get_total_flops() + _OPERATIONS_A_PIXEL * side**2
+    return int(_OPERATIONS.get(device.type, _OPERATIONS["cpu"]) / operations)
 
 
 def _sample(data: ImageData, affordable: int) -> _Sample:

@@ -9,7 +9,7 @@ from jcl.pretraining import Run, pretrain
 from small_runs import drawn_pixels, tiny_settings
 
 # Together a path that closes and opens script elements; a slash cannot be part of a file's name.
-EVIL_CLASS, EVIL_FILE = '<script>window.hacked=1<', 'script><img src=x onerror="window.hacked=2">'
+EVIL_CLASS, EVIL_FILE = "<script>window.hacked=1<", 'script><img src=x onerror="window.hacked=2">'
 
 
 def evil_folder(folder: Path) -> Path:
