@@ -25,6 +25,7 @@ OPTIONS = (
     "hide-scrollbars",
     "remote-debugging-pipe",
 )
+KEYS = {"ArrowLeft": 37, "ArrowRight": 39}
 PATIENCE = 60.0  # seconds for an answer; the machine may be busy
 
 
@@ -112,8 +113,8 @@ class Browser:
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def press(self, key: str) -> None:
-        for kind in ("keyDown", "keyUp"):
-            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+        for kind in ("rawKeyDown", "keyUp"):
+            self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
 
     def middle(self, selector: str) -> tuple[float, float]:
         x, y = self.run(
