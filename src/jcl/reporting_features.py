@@ -36,8 +36,9 @@ _MOST_IMAGES, _MOST_FILES, _LEAST_IMAGES = 1500, 600, 60  # files have to be dec
 _MOST_SPREAD, _LEAST_SPREAD, _VIEWS = 256, 12, 16
 _MAPPED, _ASKED, _NEIGHBOURS = 320, 6, 8
 _K: Final = (1, 5, 20, 200)
-_PROBE: Final = ProbeGrid((0.01, 0.1, 1.0), (1e-4, 1e-2))
-_PROBE_EPOCHS, _PROBE_SIZE = 40, 2_000_000  # entries of a probe; larger ones take too long here
+_PROBE: Final = ProbeGrid((0.1, 1.0, 3.0), (1e-4, 1e-2))
+_PROBE_EPOCHS, _PROBE_BATCH = 60, 1024  # few large steps, which cost less than many small ones
+_PROBE_SIZE: Final = 2_000_000  # entries of the probes; larger ones take too long here
 
 
 def look_at(weights: Path, settings: Settings, data: ImageData, device: torch.device) -> Look:
@@ -129,7 +130,14 @@ def _probe(bank: Features, queries: Features, device: torch.device) -> float | N
     if classes < 2 or counts.max() < 2 or len(_PROBE.cells) * classes * bank.values.shape[1] > _PROBE_SIZE:
         return None
     found = linear_probe(
-        bank.values, bank.labels, queries.values, queries.labels, grid=_PROBE, epochs=_PROBE_EPOCHS, device=device
+        bank.values,
+        bank.labels,
+        queries.values,
+        queries.labels,
+        grid=_PROBE,
+        epochs=_PROBE_EPOCHS,
+        batch_size=_PROBE_BATCH,
+        device=device,
     )
     return found.scores.top1
 

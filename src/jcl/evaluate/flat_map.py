@@ -1,18 +1,23 @@
 """Features on a plane, for a person to look at: by principal components, and by who is near to whom (t-SNE).
 
-Both start from unit rows and draw nothing at random, so the same features give the same map.
+Both start from unit rows and draw nothing at random, so the same features give the same map. Many steps on small
+tables are taken in NumPy, whose operations do not wait for threads that a busy machine has no time for.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from jcl.evaluate.neighbours import unit_rows
 
 _STEPS, _EXAGGERATED_STEPS, _EXAGGERATION = 250, 70, 12.0
+_HALVINGS = 25
+Rows = NDArray[np.float64]
 
 
 def principal_map(features: Tensor) -> Tensor:
@@ -28,50 +33,61 @@ def principal_map(features: Tensor) -> Tensor:
 
 
 def neighbour_map(features: Tensor, perplexity: float = 30.0) -> Tensor:
-    """Rows (n, d) placed so that near ones stay near (t-SNE, exact, from the principal map), (n, 2) float32.
+    """Rows (n, d) placed so that near ones stay near (t-SNE, exact, from the principal map), (n, 2) float64.
 
     Takes time and memory in proportion to n²: meant for a few hundred rows.
     """
     count = len(features)
-    places = principal_map(features).float()
+    start = principal_map(features)
     if count < 5:
-        return places
-    wanted = _joint_shares(unit_rows(features.cpu()), min(perplexity, (count - 1) / 3)).float()
-    places = places * (1e-4 / places[:, 0].std().clamp_min(1e-12))
-    speed, gains = torch.zeros_like(places), torch.ones_like(places)
+        return start
+    rows: Rows = unit_rows(features.cpu()).numpy()
+    wanted = _joint_shares(rows, min(perplexity, (count - 1) / 3))
+    places: Rows = start.numpy() * (1e-4 / max(float(start[:, 0].std()), 1e-12))
+    speed, gains = np.zeros_like(places), np.ones_like(places)
     rate = max(count / _EXAGGERATION / 4, 50.0)
     for step in range(_STEPS):
         early = step < _EXAGGERATED_STEPS
         gradient = _gradient(places, wanted * _EXAGGERATION if early else wanted)
         # Jacobs' rule: where the gradient keeps its direction, steps grow.
-        gains = torch.where(gradient * speed < 0, gains + 0.2, gains * 0.8).clamp_min(0.01)
+        gains = np.maximum(np.where(gradient * speed < 0, gains + 0.2, gains * 0.8), 0.01)
         speed = (0.5 if early else 0.8) * speed - rate * gains * gradient
         places = places + speed
         places = places - places.mean(0)
-    return places
+    return torch.from_numpy(places)
 
 
-def _gradient(places: Tensor, wanted: Tensor) -> Tensor:
+def _gradient(places: Rows, wanted: Rows) -> Rows:
     """Of the divergence between the wanted shares (n, n) and those that the places (n, 2) give."""
-    squares = places.square().sum(1)
-    kernel = torch.addmm(1 + squares[:, None] + squares, places, places.T, alpha=-2).clamp_min_(1).reciprocal_()
-    kernel.fill_diagonal_(0)
-    pull = (wanted - kernel / kernel.sum()).mul_(kernel)
-    gradient: Tensor = 4 * (pull.sum(1, keepdim=True) * places - pull @ places)
+    squares = np.square(places).sum(1)
+    kernel = places @ (-2 * places.T)
+    kernel += squares[:, None] + (1 + squares)
+    np.reciprocal(np.maximum(kernel, 1, out=kernel), out=kernel)
+    np.fill_diagonal(kernel, 0)
+    pull = (wanted - kernel / kernel.sum()) * kernel
+    gradient: Rows = 4 * (pull.sum(1, keepdims=True) * places - pull @ places)
     return gradient
 
 
-def _joint_shares(rows: Tensor, perplexity: float) -> Tensor:
+def _joint_shares(rows: Rows, perplexity: float) -> Rows:
     """How much of its neighbourhood each row is to each other one, (n, n) with sum 1, by Gaussians of equal entropy."""
-    distances = (2 - 2 * rows @ rows.T).clamp_min(0)
-    distances.fill_diagonal_(math.inf)
-    narrow = torch.full((len(rows), 1), 1e-3, dtype=rows.dtype)
-    sharp = torch.full((len(rows), 1), 1e6, dtype=rows.dtype)
-    for _ in range(25):  # halves the interval of each row's sharpness on a scale of powers
-        middle = (narrow * sharp).sqrt()
-        logs = torch.log_softmax(-distances * middle, 1)
-        entropy = -torch.where(logs.isfinite(), logs.exp() * logs, 0.0).sum(1, keepdim=True)
+    distances = np.maximum(2 - 2 * rows @ rows.T, 0)
+    narrow, sharp = np.full((len(rows), 1), 1e-3), np.full((len(rows), 1), 1e6)
+    for _ in range(_HALVINGS):  # of the interval of each row's sharpness, on a scale of powers
+        middle = np.sqrt(narrow * sharp)
+        shares = _shares(distances, middle)
+        entropy = -(shares * np.log(np.maximum(shares, 1e-300))).sum(1, keepdims=True)
         flat = entropy > math.log(perplexity)
-        narrow, sharp = torch.where(flat, middle, narrow), torch.where(flat, sharp, middle)
-    shares = torch.softmax(-distances * narrow, 1)
-    return (shares + shares.T) / (2 * len(rows))
+        narrow, sharp = np.where(flat, middle, narrow), np.where(flat, sharp, middle)
+    shares = _shares(distances, narrow)
+    together: Rows = (shares + shares.T) / (2 * len(rows))
+    return together
+
+
+def _shares(distances: Rows, sharpness: Rows) -> Rows:
+    """A softmax over each row's distances to the others."""
+    levels = -distances * sharpness
+    np.fill_diagonal(levels, -np.inf)
+    shares: Rows = np.exp(levels - levels.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return shares
