@@ -182,7 +182,8 @@ def test_several_runs_on_different_data(
 ) -> None:
     paths = [page_runs / "arrays/run", page_runs / "evil/run", page_runs / "plain"]
     assert run_names(paths) == ["arrays/run", "evil/run", f"{page_runs.name}/plain"]
-    page = Reader(render_page([arrays, evil, plain]))
+    page = Reader(render_page([arrays, evil, plain], note="a <note>"))
+    assert "a <note>" in page.text
     assert page.data()["runs"] == ["arrays", "</title><script>x", "plain"]
     assert "their accuracies do not compare" in page.text
     assert len([box for box in page.all("input") if box.get("name") == "run"]) == 3

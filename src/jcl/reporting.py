@@ -47,21 +47,25 @@ def write_report(
     *,
     names: Sequence[str] | None = None,
     title: str | None = None,
+    note: str = "",
     device: str = "auto",
 ) -> Report:
-    """Write the page of one or several runs to `file`; the images are looked at again where they still are."""
+    """Write the page of one or several runs to `file`; the images are looked at again where they still are.
+
+    `note` is a sentence to be read with the summary.
+    """
     if not paths:
         raise SettingsError("A report of what? Give one or several run folders.")
     started = time.perf_counter()
     target = choose_device(device)
     runs = [gather(path, name, target) for path, name in zip(paths, names or run_names(paths), strict=True)]
-    return _write(runs, file, title, started)
+    return _write(runs, file, started, title, note)
 
 
 def write_run_report(path: Path, data: ImageData, device: torch.device) -> Report:
     """The page of a run that has just ended, beside its files; `data` is open already."""
     started = time.perf_counter()
-    return _write([gather(path, path.resolve().name, device, data)], path / "report.html", None, started)
+    return _write([gather(path, path.resolve().name, device, data)], path / "report.html", started)
 
 
 def gather(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
@@ -100,8 +104,8 @@ def _views(run: RunContents, data: ImageData) -> ExampleViews:
     return ExampleViews([shown_image(data.train, sample) for sample in samples.tolist()], views)
 
 
-def _write(runs: Sequence[RunContents], file: Path, title: str | None, started: float) -> Report:
-    content = render_page(runs, title).encode()
+def _write(runs: Sequence[RunContents], file: Path, started: float, title: str | None = None, note: str = "") -> Report:
+    content = render_page(runs, title, note).encode()
     if file.is_dir():
         raise RunError(f"{file} is a folder; give the page a file of its own, such as {file / 'report.html'}.")
     write_atomically(file, content)

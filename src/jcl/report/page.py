@@ -32,8 +32,8 @@ _ON_DARK: Final = {
 _PICTURE_ROWS, _MOST_ROWS = 24, 6  # of all runs together, so that a page of many runs stays small, and of one
 
 
-def render_page(runs: Sequence[RunContents], title: str | None = None) -> str:
-    """The whole page as HTML."""
+def render_page(runs: Sequence[RunContents], title: str | None = None, note: str = "") -> str:
+    """The whole page as HTML; `note` is a sentence to be read with the summary."""
     training, spread, speed = training_figures(runs), spread_figures(runs), speed_figure(runs)
     charts = {figure.key: figure.chart.data for figure in (*training, *spread, speed) if figure is not None}
     rows = min(_MOST_ROWS, max(2, _PICTURE_ROWS // len(runs)))
@@ -41,6 +41,7 @@ def render_page(runs: Sequence[RunContents], title: str | None = None) -> str:
     script = _packaged("page.js")
     page = _environment().get_template("page.html").render(
         title=title or _title(runs),
+        note=note,
         made=datetime.datetime.now(tz=datetime.UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
         version=jcl.__version__,
         runs=shown,
