@@ -82,7 +82,9 @@ def settings_tables(runs: Sequence[RunContents]) -> list[Table]:
     for name, _, meaning in describe_settings():
         values = [_setting(run, name) for run in runs]
         section = name.partition(".")[0] if "." in name else "recipe"
-        sections.setdefault(section, []).append(Row(name, values, meaning, differs=len(set(values)) > 1))
+        sections.setdefault(section, []).append(
+            Row(name.rpartition(".")[2], values, meaning, differs=len(set(values)) > 1)
+        )
     return [Table(section, rows) for section, rows in sections.items()]
 
 
