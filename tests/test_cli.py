@@ -31,6 +31,7 @@ COMMANDS = [
     "shard",
     "embed",
     "neighbours",
+    "report",
     "import",
     "export",
 ]
