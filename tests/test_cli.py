@@ -30,6 +30,8 @@ COMMANDS = [
     "shard",
     "embed",
     "neighbours",
+    "ablate",
+    "ablate-cell",
     "import",
     "export",
 ]
