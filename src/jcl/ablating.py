@@ -20,10 +20,12 @@ from jcl.report.ablation_plot import plot_ablation
 from jcl.run_data import keep_apart, open_run_data, with_whole_path
 from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
 from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
-from jcl.studies.cells import Axis, Build, Cell, base_settings, grid, refuse_ignored, shared_values, short_name
+from jcl.studies.cells import Axis, Build, Cell, base_settings, grid, shared_values, short_name
 from jcl.studies.local_engine import Engine
 from jcl.studies.progress import AblationDisplay
+from jcl.studies.relevance import refuse_ignored
 from jcl.train.atomic import write_atomically
+from jcl.train.folder import RunFolder
 from jcl.train.lock import RunLock
 from jcl.train.rank_group import launched
 from jcl.train.stop import StopRequest
@@ -96,7 +98,8 @@ class Ablation:
 
 def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
     """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
-    folder = AblationFolder((out or plan.usual_folder).resolve())
+    asked = out or plan.usual_folder
+    folder = AblationFolder(asked.resolve())  # cells may run elsewhere
     keep_apart(folder.path, plan.cells[0].settings)
     folder.refuse_other(plan.study)
     display = AblationDisplay(console or Console(stderr=True))
@@ -112,7 +115,7 @@ def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | N
         write_atomically(folder.path / "ablation.json", json.dumps(figures, indent=2).encode() + b"\n")
         _draw(folder, points, about, display)
     missing = sum(each.result() is None for each in folders) - len(failed)
-    return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
+    return Ablation(asked, plan.names, points, figures, failed, missing, stop.signal_name)
 
 
 def _carry_out(
@@ -129,6 +132,8 @@ def _carry_out(
     with display.of(folder.path, len(plan.cells), len(todo)):
         for outcome in engine(list(todo), stop):
             cell, ended = todo[outcome.folder], CellFolder(outcome.folder)
+            if outcome.state == "stopped" and not RunFolder(outcome.folder).holds_run():
+                continue  # it had not begun
             if outcome.state == "failed":
                 failed[cell.words] = outcome.sentence
                 if ended.failure() is None:

@@ -164,8 +164,10 @@ def _say_aside(text: str) -> None:
 
 def _print(found: Ablation) -> None:
     from jcl.studies.ablation import best_of
-    from jcl.studies.cells import short_name, written
+    from jcl.studies.cells import described, short_name, written
 
+    if not any(point.results or point.failed for point in found.points):
+        return
     best = best_of(found.points)
     table = Table(*(escape(short_name(name)) for name in found.names))
     for title in ("linear top-1", "kNN top-1", "validation", "seeds"):
@@ -177,12 +179,8 @@ def _print(found: Ablation) -> None:
         table.add_row(*values, *figures, f"{len(point.results)}{failed}", style="bold" if point is best else None)
     out.print(table)
     if best is not None:
-        values_of_best = ", ".join(f"{short_name(name)} {written(value)}" for name, value in best.values.items())
-        say(f"Best on held-out training images (validation): {values_of_best}.")
-    figure = (
-        " The figure is ablation.png, all cells are in ablation.csv." if any(p.results for p in found.points) else ""
-    )
-    say(f"Everything is in {found.folder}.{figure}")
+        say(f"Best on held-out training images (validation): {described(best.values)}.")
+    say(f"Everything is in {found.folder}: ablation.png shows it, ablation.csv lists all cells.")
 
 
 def _mean(point: Point, figure: str) -> str:

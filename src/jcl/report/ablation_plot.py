@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ MOST_CURVES: Final = len(style.PALETTE)
 """More would not be told apart and become a map."""
 _PANELS: Final = (("linear_top1", "Linear probe"), ("knn_top1", "kNN"))
 _LEAST_GAP: Final = 0.045  # between neighbouring values, as a share of the axis; with less their labels touch
+_ASIDE: Final = 0.017  # between curves whose bars would cover each other, as a share of the axis
 _SYMBOLS: Final = {
     "method.num_keys": "number of keys M'",
     "method.covariance_scale": "covariance scale λ",
@@ -39,12 +41,14 @@ def plot_ablation(points: Sequence[Point], path: Path, *, data: str = "", chance
     names = list(points[0].values)
     curves = _curves(points, names)
     seeds = [len(point.results) for point in points if point.results]
-    title = f"Accuracy against {' and '.join(axis_label(name) for name in names)}"
-    if len(curves) <= MOST_CURVES:
-        figure = _draw_curves(curves, names, several=max(seeds) > 1)
-    else:
-        figure = _draw_maps(curves, names)
-    about = [f"top-1 in percent on {style.plain(data, 30)}" if data else "top-1 in percent", _about_seeds(seeds)]
+    labels = [axis_label(name) for name in names]
+    title = f"Accuracy against {' and '.join([', '.join(labels[:-1]), labels[-1]] if labels[1:] else labels)}"
+    as_map = len(curves) > MOST_CURVES
+    figure = _draw_maps(curves, names) if as_map else _draw_curves(curves, names, several=max(seeds) > 1)
+    about = [
+        f"top-1 in percent on {style.plain(data, 30)}" if data else "top-1 in percent",
+        _about_seeds(seeds, as_map),
+    ]
     about += [f"guessing: {chance:.1f} %"] if chance is not None else []
     failed = sum(point.failed for point in points)
     about += [f"{failed} {'cell' if failed == 1 else 'cells'} failed"] if failed else []
@@ -65,12 +69,12 @@ def _curves(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[Poi
     return curves
 
 
-def _about_seeds(seeds: Sequence[int]) -> str:
+def _about_seeds(seeds: Sequence[int], as_map: bool) -> str:
     least, most = min(seeds), max(seeds)
     if most == 1:
         return "one seed"
     count = f"{most} seeds" if least == most else f"{least} to {most} seeds"
-    return f"mean of {count}, bars: one standard deviation, dots: single seeds"
+    return f"mean of {count}" + ("" if as_map else ", bars: one standard deviation, small dots: single seeds")
 
 
 def _draw_curves(curves: dict[str, list[Point]], names: Sequence[str], several: bool) -> Figure:
@@ -82,8 +86,10 @@ def _draw_curves(curves: dict[str, list[Point]], names: Sequence[str], several: 
     figure.subplots_adjust(left=0.055, right=0.975, top=top, bottom=0.62 / height, wspace=0.14)
     places = _Places([point.values[names[0]] for curve in curves.values() for point in curve])
     for axes, (figure_name, panel_title) in zip(panels, _PANELS, strict=True):
-        for colour, curve in zip(style.PALETTE, curves.values(), strict=False):
-            _draw_curve(axes, curve, figure_name, names[0], places, colour, several)
+        for number, curve in enumerate(curves.values()):
+            step = min(_ASIDE, 2 * _ASIDE / len(curves)) if several else 0.0
+            look = _Look(style.PALETTE[number], step * (number - (len(curves) - 1) / 2), step)
+            _draw_curve(axes, curve, figure_name, names[0], places, look)
         style.dress(axes, panel_title, _highest([point for curve in curves.values() for point in curve], figure_name))
         axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axes.margins(y=0.12)
@@ -93,24 +99,32 @@ def _draw_curves(curves: dict[str, list[Point]], names: Sequence[str], several: 
     return figure
 
 
-def _draw_curve(
-    axes: Axes, curve: Sequence[Point], figure: str, name: str, places: _Places, colour: str, several: bool
-) -> None:
+@dataclass(frozen=True)
+class _Look:
+    """A curve's colour, and by what share of the axis it and, beside it, its single seeds stand aside; 0: without."""
+
+    colour: str
+    aside: float
+    seeds_aside: float
+
+
+def _draw_curve(axes: Axes, curve: Sequence[Point], figure: str, name: str, places: _Places, look: _Look) -> None:
     measured = [point for point in curve if point.mean(figure) is not None]
-    where = [places.of(point.values[name]) for point in measured]
+    where = [places.of(point.values[name]) + look.aside * places.width for point in measured]
     means = [point.mean(figure) or 0.0 for point in measured]
-    spreads = [point.spread(figure) or 0.0 for point in measured]
-    if several:
+    if look.seeds_aside:
+        spreads = [point.spread(figure) or 0.0 for point in measured]
         axes.errorbar(
-            where, means, yerr=spreads, fmt="none", ecolor=colour, elinewidth=1.3, capsize=3.5, capthick=1.3, zorder=2.5
-        )
+            where, means, yerr=spreads, fmt="none", ecolor=look.colour, elinewidth=1.2, capsize=3, capthick=1.2,
+            zorder=2.5,
+        )  # fmt: skip
         for place, point in zip(where, measured, strict=True):
-            single = point.each(figure)
-            axes.plot([place] * len(single), single, "o", color=colour, alpha=0.35, markersize=3.6, markeredgewidth=0)
-    line = "-" if places.ordered else "none"
+            seeds = point.each(figure)
+            beside = [place + look.seeds_aside * places.width] * len(seeds)
+            axes.plot(beside, seeds, "o", color=look.colour, alpha=0.4, markersize=3.6, markeredgewidth=0)
     axes.plot(
-        where, means, color=colour, linewidth=1.9, linestyle=line, marker="o", markersize=6.5, zorder=3,
-        markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
+        where, means, color=look.colour, linewidth=1.9, linestyle="-" if places.ordered else "none", marker="o",
+        markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
     )  # fmt: skip
 
 
@@ -120,8 +134,7 @@ def _highest(points: Sequence[Point], figure: str) -> str:
     if not measured:
         return "not measured"
     highest = max(measured, key=lambda point: point.mean(figure) or 0.0)
-    values = ", ".join(f"{short_name(name)} {written(value)}" for name, value in highest.values.items())
-    return style.plain(f"highest at {values}: {highest.mean(figure):.2f} %", 70)
+    return style.plain(f"highest at {described(highest.values)}: {highest.mean(figure):.2f} %", 70)
 
 
 class _Places:
@@ -145,6 +158,17 @@ class _Places:
             return float(self._values.index(value))
         return math.log(value) if self.logarithmic else float(value)
 
+    @property
+    def width(self) -> float:
+        """Of the axis, with room at its ends."""
+        marks = [self.of(value) for value in self._values]
+        return max(marks) - min(marks) + 2 * self._room
+
+    @property
+    def _room(self) -> float:
+        span = self.of(self._values[-1]) - self.of(self._values[0])
+        return 0.05 * span if self.ordered and span > 0 else 0.5
+
     def dress(self, axes: Axes, label: str) -> None:
         """Tick the values themselves."""
         marks = [self.of(value) for value in self._values]
@@ -152,8 +176,7 @@ class _Places:
         axes.xaxis.set_minor_locator(NullLocator())
         limit = max(6, 60 // len(marks))
         axes.set_xticklabels([style.plain(written(value), limit) for value in self._values], parse_math=False)
-        room = 0.05 * (max(marks) - min(marks)) or 1.0
-        axes.set_xlim(min(marks) - room, max(marks) + room)
+        axes.set_xlim(min(marks) - self._room, max(marks) + self._room)
         scale = ", logarithmic" if self.logarithmic else ", evenly spaced" if self.even and self.ordered else ""
         text = style.plain(f"{label}{scale}", 60)
         axes.set_xlabel(text, color=style.MUTED, fontsize=style.SIZES["label"] + 0.5, labelpad=4, parse_math=False)

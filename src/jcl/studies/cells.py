@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from jcl.core.method import METHODS
 from jcl.errors import SettingsError
 from jcl.settings import Settings, put, setting_names
 
@@ -64,8 +63,8 @@ def described(values: Mapping[str, Any]) -> str:
 
 
 def short_name(name: str) -> str:
-    """A setting's name without its section."""
-    return name.rpartition(".")[2]
+    """A setting's name without its section; the method's is the section's."""
+    return "method" if name == "method.name" else name.rpartition(".")[2]
 
 
 def written(value: Any) -> str:
@@ -164,29 +163,6 @@ def refuse_repeated(axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
             raise SettingsError(f"--over {name} is given twice; list all its values in one.")
         if name in given:
             raise SettingsError(f"{name} is given both with --over and as {given[name]!r}; leave one of them out.")
-
-
-def refuse_ignored(axes: Sequence[Axis], base: Settings) -> None:
-    """Raise where no method in the grid looks at an axis, so that its figure would show noise or nothing."""
-    over = {axis.name: axis.values for axis in axes}
-    methods = [METHODS[name] for name in over.get("method.name", [base.method.name]) if name in list(METHODS)]
-    names = " and ".join(method.name for method in methods)
-    verb = "do" if len(methods) > 1 else "does"
-    for axis in axes:
-        reason = ""
-        if axis.name == "method.num_keys" and not any(method.several_keys for method in methods):
-            reason = f"{names} {verb} with one key per image"
-        elif axis.name in ("method.covariance_scale", "method.covariance_schedule"):
-            keys = over.get("method.num_keys", [base.method.num_keys])
-            if not any(method.uses_covariance for method in methods):
-                reason = f"{names} {verb} without the keys' covariance"
-            elif all(count == 1 for count in keys):
-                reason = "with one key per image there is no covariance (method.num_keys is 1)"
-        if methods and reason:
-            raise SettingsError(
-                f"{reason}, so {axis.name} changes nothing and there is nothing to see over it; "
-                "choose another method, such as jcl with several keys, or another setting."
-            )
 
 
 def _refuse_without_effect(name: str) -> None:

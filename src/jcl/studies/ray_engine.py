@@ -1,7 +1,8 @@
 """Cells as tasks on a Ray cluster: each takes its share of a GPU, and starts again elsewhere when its node dies.
 
 All that a task knows is in the cell's folder, so that folder must be the same on every node; there the next node finds
-the checkpoint from which the cell goes on.
+the checkpoint from which the cell goes on. Nothing heavy is imported here: the workers that watch over the cells'
+processes need no PyTorch themselves.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from jcl.train.stop import StopRequest
 
 _STARTS_AGAIN = 10  # of one cell, after as many nodes have died under it
 _SECONDS_TO_SAVE = 300.0
+_SECONDS_TO_ANSWER = 10.0
+_SECONDS_BETWEEN_LOOKS_AT_NODES = 5.0
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,27 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
     """Ray, connected to the cluster at an address ("auto": the one this machine is part of), or to one started here."""
     ray = require_ray()
     try:
+        _knock(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", include_dashboard=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
         raise RunError(
             f"no Ray cluster could be joined at {address or 'this machine'} ({reason[:200]}); "
             "start one with `ray start --head`, or give its address as in --address 10.0.0.1:6379."
         ) from None
     try:
-        yield ray
+        # Ray prints what happens to its nodes, by the page, to where our results go.
+        with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+            yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Raise if nobody answers at a host and port; Ray itself would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_SECONDS_TO_ANSWER).close()
 
 
 def usual_share(ray: Any, device: str, at_once: int, gpus: float | None, cpus: float | None) -> Share:
@@ -79,6 +92,7 @@ def ray_engine(ray: Any, share: Share, say: Callable[[str], None], workers: int 
     def run(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
         if not _has_room(ray, share):
             say(f"No node of the cluster has {share.cpus:g} CPUs and {share.gpus:g} GPUs; the cells wait for one.")
+        nodes = _Nodes(ray, say)
         task = ray.remote(carry_out).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=_STARTS_AGAIN)
         pending = {task.remote(str(folder), workers): folder for folder in folders}
         deadline = None
@@ -92,8 +106,29 @@ def ray_engine(ray: Any, share: Share, say: Callable[[str], None], workers: int 
             ended, _ = ray.wait(list(pending), num_returns=1, timeout=SECONDS_BETWEEN_LOOKS)
             for reference in ended:
                 yield _told(ray, reference, pending.pop(reference))
+            nodes.look()
 
     return run
+
+
+class _Nodes:
+    """Says when a node is lost."""
+
+    def __init__(self, ray: Any, say: Callable[[str], None]) -> None:
+        self._ray, self._say = ray, say
+        self._alive = self._addresses()
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Now and then, see who is still there."""
+        if time.monotonic() - self._looked < _SECONDS_BETWEEN_LOOKS_AT_NODES:
+            return
+        before, self._alive, self._looked = self._alive, self._addresses(), time.monotonic()
+        for node in before.keys() - self._alive.keys():
+            self._say(f"The node {before[node]} was lost; the cells it was on start again where there is room.")
+
+    def _addresses(self) -> dict[str, str]:
+        return {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if node["Alive"]}
 
 
 def carry_out(path: str, workers: int | None) -> Outcome:

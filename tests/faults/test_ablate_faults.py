@@ -1,0 +1,70 @@
+"""Ablations that lose what they run on: a node of a cluster, or the command that started the cells."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from ablation_tools import results, small_plan
+from jcl.ablating import ablate
+from jcl.studies.local_engine import local_engine, local_slots
+from launch_tools import JCL, Launch, gone, settings_options, wait_until
+from small_runs import TINY_VALUES
+from test_ablate_engines import holder
+
+pytestmark = pytest.mark.faults
+OVER = "temperature=0.1,0.2,0.3,0.5"
+CHANGES = {"train.epochs": 40, "record.checkpoint_every": 1, "record.keep": 1000, "record.knn_every": 0}
+
+
+def test_a_node_killed_in_the_middle_changes_no_digit(npz, tmp_path, monkeypatch):
+    """Two nodes for three cells. One dies with all its processes; its cell goes on on the other from its checkpoint."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    small = {"object_store_memory": 80 << 20, "include_dashboard": False}
+    watchful = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "_system_config": watchful, **small})
+    try:
+        second = cluster.add_node(num_cpus=1, **small)
+        out = tmp_path / "ray"
+        options = ["--engine", "ray", "--address", cluster.address, "--out", str(out)]
+        command = [*JCL, "ablate", str(npz), "--over", OVER, *options, *settings_options(TINY_VALUES | CHANGES)]
+        with Launch(command, tmp_path / "said") as launch:
+            three = wait_until(lambda: len(found := trained(out)) == 3 and found)
+            cluster.remove_node(second, allow_graceful=False)
+            assert launch.wait() == 0, launch.said
+            said = launch.said
+    finally:
+        cluster.shutdown()
+    assert "was lost; the cells it was on start again" in said and said.count(": linear") == 4
+    resumed = [cell for cell in three if "Resuming from" in (cell / "log.txt").read_text()]
+    assert len(resumed) == 1
+
+    plan = small_plan(npz, OVER, **{name.replace(".", "__"): value for name, value in CHANGES.items()})
+    ablate(plan, tmp_path / "local", local_engine(local_slots("cpu", 2))).raise_if_incomplete()
+    assert results(out) == results(tmp_path / "local") and len(results(out)) == 4
+
+
+def trained(out: Path) -> list[Path]:
+    """The cells that train now and have a checkpoint."""
+    return [cell for cell in out.glob("cells/*") if holder(cell) and list(cell.glob("checkpoints/step-*"))]
+
+
+def test_cells_do_not_outlive_the_command_that_started_them(npz, tmp_path):
+    """Killed, it cannot pass anything on; the cell notices, saves itself, and goes on with the next command."""
+    out = tmp_path / "out"
+    long = settings_options(TINY_VALUES | {"train.epochs": 5000, "record.checkpoint_every": 5000})
+    command = [*JCL, "ablate", str(npz), "--over", "temperature=0.1", "--out", str(out), *long]
+    with Launch(command, tmp_path / "said") as launch:
+        (cell,) = wait_until(lambda: list(out.glob("cells/*")))
+        pid = wait_until(lambda: holder(cell))
+        os.kill(launch.process.pid, signal.SIGKILL)
+        wait_until(lambda: gone(pid), seconds=20)
+    assert "SIGTERM received: the run stopped after step" in (cell / "log.txt").read_text()
+    assert len(list(cell.glob("checkpoints/step-*"))) == 1
+    assert json.loads((cell / "cell.json").read_text())["seed"] == 0 and not (cell / "failure.json").exists()
