@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def one_thread(monkeypatch):
 
 def holder(cell: Path) -> int | None:
     """The process that trains in a cell, once it has written a line of metrics."""
+    time.sleep(0.05)  # whoever waits for it should leave the cores to others
     try:
         if (cell / "metrics.jsonl").stat().st_size:
             return int(json.loads((cell / ".lock").read_text())["pid"])
