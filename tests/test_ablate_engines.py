@@ -63,8 +63,9 @@ def test_one_cell_killed_and_the_others_stopped_by_ctrl_c(call, npz, tmp_path, o
     assert "SIGKILL" in json.loads((killed / "failure.json").read_text())["error"]
 
 
-def test_ray_carries_out_what_is_missing_to_the_same_digits(call, npz, tmp_path, one_thread):
+def test_ray_carries_out_what_is_missing_to_the_same_digits(call, npz, tmp_path, one_thread, monkeypatch):
     pytest.importorskip("ray")
+    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])  # which takes most of the time
     ablated(small_plan(npz, "temperature=0.1,0.3"), tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "ray")
     done, missing = sorted((tmp_path / "ray/cells").iterdir())
