@@ -11,7 +11,6 @@ from launch_tools import settings_options
 from small_runs import TINY_VALUES, drawn_pixels
 
 VALUES = TINY_VALUES | {"record.knn_every": 0}
-TINY = settings_options({name: value for name, value in VALUES.items() if name != "method.num_keys"})
 
 
 @pytest.mark.parametrize(
@@ -67,8 +66,10 @@ def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, t
 
 
 def test_one_cell_by_hand(call, npz, tmp_path):
-    plan = small_plan(npz, "num_keys=2", "backbone=../../up,tiny_cnn", train__epochs=1)
-    ablated(plan, tmp_path / "out", lambda folders, stop: iter(()))
+    values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "model.backbone")}
+    options = ("--out", tmp_path / "out", "--plan-only", *settings_options(values | {"train.epochs": 1}))
+    code, out, err = call("ablate", npz, "--over", "num_keys=2", "--over", "backbone=../../up,tiny_cnn", *options)
+    assert code == 0 and "2 cells are planned" in out and "jcl ablate-cell" in out, err
     assert {path.name for path in tmp_path.iterdir()} == {"out", "work"}
     upwards, fine = sorted((tmp_path / "out/cells").iterdir())
     assert upwards.name.startswith("num_keys-2-backbone-.._.._up-seed-0-")

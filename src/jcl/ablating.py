@@ -96,16 +96,30 @@ class Ablation:
         )
 
 
-def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
-    """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
-    asked = out or plan.usual_folder
-    folder = AblationFolder(asked.resolve())  # cells may run elsewhere
+def prepare(plan: Plan, out: Path | None) -> AblationFolder:
+    """Only write down the study and its cells, for others to carry out."""
+    folder = _folder_for(plan, out)
+    with RunLock(folder.path, warn=AblationDisplay(Console(stderr=True)).say):
+        folder.begin(plan.study, plan.cells)
+    return folder
+
+
+def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
+    """The folder of a plan, unless it is, or holds, something else."""
+    folder = AblationFolder(out or plan.usual_folder)
     keep_apart(folder.path, plan.cells[0].settings)
     folder.refuse_other(plan.study)
+    return folder
+
+
+def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
+    """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
+    folder = _folder_for(plan, out)
     display = AblationDisplay(console or Console(stderr=True))
     started = time.perf_counter()
     with RunLock(folder.path, warn=display.say):
-        folders = folder.begin(plan.study, plan.cells)
+        folder.begin(plan.study, plan.cells)
+        folders = [folder.cell(cell) for cell in plan.cells]
         with StopRequest() as stop:
             failed = _carry_out(folder, plan, folders, engine, stop, display)
         records = _write_table(folder, plan)
@@ -115,7 +129,7 @@ def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | N
         write_atomically(folder.path / "ablation.json", json.dumps(figures, indent=2).encode() + b"\n")
         _draw(folder, points, about, display)
     missing = sum(each.result() is None for each in folders) - len(failed)
-    return Ablation(asked, plan.names, points, figures, failed, missing, stop.signal_name)
+    return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
 
 
 def _carry_out(

@@ -73,6 +73,9 @@ def ablate(
     cpus_per_cell: Annotated[
         float | None, typer.Option(min=0, help="CPUs for each cell on Ray; decoding uses as many (default: 1).")
     ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan-only", help="Only write down the cells, for `jcl ablate-cell` in other jobs.")
+    ] = False,
     recipe: RecipeOption = None,
     method: MethodOption = None,
     backbone: BackboneOption = None,
@@ -100,7 +103,7 @@ def ablate(
     """
     values = given_values(locals(), settings)
     from jcl.ablating import ablate as run_ablation
-    from jcl.ablating import plan_ablation
+    from jcl.ablating import plan_ablation, prepare
     from jcl.studies.cells import parse_axis, parse_seeds, refuse_repeated
 
     def build(own: Mapping[str, Any]) -> Settings:
@@ -114,6 +117,10 @@ def ablate(
         raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell are for --engine ray; add that.")
     first = build({}).train.seed if "train.seed" in values else 0
     plan = plan_ablation(axes, parse_seeds(seeds or "1", first), build, err)
+    if plan_only:
+        folder = prepare(plan, out_folder)
+        say(f"{len(plan.cells)} cells are planned in {folder.cells}; each is carried out by `jcl ablate-cell CELL`.")
+        return
     chosen = plan.cells[0].settings.train.device
     with _engine(engine, chosen, at_once, address, gpus_per_cell, cpus_per_cell) as carry_out:
         found = run_ablation(plan, out_folder, carry_out, console=err)

@@ -82,7 +82,7 @@ class AblationFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.study_file = path / "study.json"
-        self.cells = path / "cells"
+        self.cells = path.resolve() / "cells"  # cells may be carried out elsewhere
 
     def refuse_other(self, study: Mapping[str, Any]) -> None:
         """Raise if the folder holds something else than the beginnings of this study."""
@@ -113,14 +113,15 @@ class AblationFolder:
                 "cells that differ in that cannot be compared: give the same, or choose another folder with --out."
             )
 
-    def begin(self, study: Mapping[str, Any], cells: Sequence[Cell]) -> list[CellFolder]:
-        """Write down the study and its cells, where they are not yet, and give the folders of these cells."""
+    def begin(self, study: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+        """Write down the study and its cells, where they are not yet."""
         if not self.study_file.exists():
             write_atomically(self.study_file, _lines(study))
-        folders = [CellFolder(self.cells / cell.name) for cell in cells]
-        for folder, cell in zip(folders, cells, strict=True):
-            folder.plan(cell)
-        return folders
+        for cell in cells:
+            self.cell(cell).plan(cell)
+
+    def cell(self, cell: Cell) -> CellFolder:
+        return CellFolder(self.cells / cell.name)
 
     def records(self) -> list[CellRecord]:
         """All cells that were ever planned here."""
