@@ -143,7 +143,7 @@ def _carry_out(
     """Have the engine carry out what has no result yet; gives the cells that failed, in words, and their sentences."""
     todo = {each.path: cell for each, cell in zip(folders, plan.cells, strict=True) if each.result() is None}
     failed = {}
-    with display.of(folder.path, len(plan.cells), len(todo)):
+    with display.of(folder.path, len(plan.cells), todo):
         for outcome in engine(list(todo), stop):
             cell, ended = todo[outcome.folder], CellFolder(outcome.folder)
             if outcome.state == "stopped" and not RunFolder(outcome.folder).holds_run():

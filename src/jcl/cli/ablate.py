@@ -68,7 +68,8 @@ def ablate(
         str | None, typer.Option(help="Of the Ray cluster; auto: the one this machine is in (default: a new one).")
     ] = None,
     gpus_per_cell: Annotated[
-        float | None, typer.Option(min=0, help="Share of a GPU for each cell on Ray (default: one over --at-once).")
+        float | None,
+        typer.Option(min=0, max=1, help="Share of a GPU for each cell on Ray (default: one over --at-once)."),
     ] = None,
     cpus_per_cell: Annotated[
         float | None, typer.Option(min=0, help="CPUs for each cell on Ray; decoding uses as many (default: 1).")
@@ -95,9 +96,9 @@ def ablate(
 ) -> None:
     """Train with several values of a setting and draw accuracy against it.
 
-    Given again, the command goes on where it stopped; cells that are done are kept, and new values or seeds are added.
-    With --engine ray, --out must lie on a file system that all nodes share: a cell whose node dies goes on from its
-    checkpoint on another.
+    The same command again goes on where it stopped; what is done is kept.
+    With --engine ray, --out must be on a file system that all nodes share:
+    a cell whose node dies goes on from its checkpoint on another.
 
     [dim]jcl ablate cifar10 --over num_keys=1,2,3,5,7,9,11 --seeds 3[/]
     """

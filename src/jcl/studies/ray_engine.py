@@ -59,9 +59,10 @@ def joined_cluster(address: str | None) -> Iterator[Any]:
         _knock(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", include_dashboard=False)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+        reason = said.splitlines()[0][:200].rstrip(".")
         raise RunError(
-            f"no Ray cluster could be joined at {address or 'this machine'} ({reason[:200]}); "
+            f"no Ray cluster could be joined at {address or 'this machine'} ({reason}); "
             "start one with `ray start --head`, or give its address as in --address 10.0.0.1:6379."
         ) from None
     try:
