@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ablation_tools import ablated, results, small_plan
+from ablation_tools import ablated, small_plan
 from jcl.studies.local_engine import Slot, local_slots
+from jcl.train.stop import StopRequest
 from launch_tools import gone, settings_options, wait_until
 from small_runs import TINY_VALUES
 
@@ -63,22 +63,24 @@ def test_one_cell_killed_and_the_others_stopped_by_ctrl_c(call, npz, tmp_path, o
     assert "SIGKILL" in json.loads((killed / "failure.json").read_text())["error"]
 
 
-def test_ray_carries_out_what_is_missing_to_the_same_digits(call, npz, tmp_path, one_thread, monkeypatch):
+def test_a_real_ray_with_nothing_to_train(npz, tmp_path):
+    """Cells that are done, that a node does not see, and that no node has room for; `tests/faults` has the others."""
     pytest.importorskip("ray")
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])  # which takes most of the time
-    ablated(small_plan(npz, "temperature=0.1,0.3"), tmp_path / "here")
-    shutil.copytree(tmp_path / "here", tmp_path / "ray")
-    done, missing = sorted((tmp_path / "ray/cells").iterdir())
-    shutil.rmtree(missing)
-    before = (done / "result.json").stat().st_mtime_ns
-    options = ("--engine", "ray", "--out", tmp_path / "ray", "--json", "figures.json", *settings_options(VALUES))
-    code, out, err = call("ablate", npz, "--over", "temperature=0.1,0.3", *options)
-    assert code == 0, err
-    assert "2 cells into" in err and "1 done before are kept" in err and "[2/2] temperature 0.3, seed 0: linear" in err
-    assert out.lstrip().startswith("┏") and "temperature" in out  # and nothing of Ray's
-    assert results(tmp_path / "ray") == results(tmp_path / "here")
-    assert (done / "result.json").stat().st_mtime_ns == before
-    assert json.loads(Path("figures.json").read_text())["cells_done"] == 2
+    from jcl.studies.ray_engine import Share, joined_cluster, ray_engine, usual_share
+
+    ablated(small_plan(npz, "temperature=0.1", train__epochs=1), tmp_path / "out")
+    (done,), elsewhere, said, stop = (tmp_path / "out/cells").iterdir(), tmp_path / "elsewhere", [], StopRequest()
+    with joined_cluster(None) as ray:
+        assert usual_share(ray, "cpu", 4, None, None) == Share(cpus=1.0, gpus=0.0)
+        assert usual_share(ray, "auto", 4, 0.5, 2.0) == Share(cpus=2.0, gpus=0.5)
+        outcomes = {each.folder: each for each in ray_engine(ray, Share(1, 0), said.append)([done, elsewhere], stop)}
+        stop.signal_name = "SIGINT"
+        waiting = list(ray_engine(ray, Share(1000, 0), said.append)([done], stop))
+    assert outcomes[done].state == "done" and outcomes[elsewhere].state == "failed"
+    assert "--out must lie on a file system that all nodes share" in outcomes[elsewhere].sentence
+    assert [outcome.state for outcome in waiting] == ["stopped"]
+    assert said == ["No node of the cluster has 1000 CPUs and 0 GPUs; the cells wait for one."]
+    assert not elsewhere.exists()
 
 
 def test_ray_that_is_not_there(call, npz, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ablation_tools import results, small_plan
+from ablation_tools import ablated, results, small_plan
 from jcl.ablating import ablate
 from jcl.studies.local_engine import local_engine, local_slots
 from launch_tools import JCL, Launch, ancestors, gone, settings_options, wait_until
@@ -19,6 +20,9 @@ from test_ablate_engines import holder
 pytestmark = pytest.mark.faults
 OVER = "temperature=0.1,0.2,0.3,0.5"
 CHANGES = {"train.epochs": 40, "record.checkpoint_every": 1, "record.keep": 1000, "record.knn_every": 0}
+
+
+VALUES = TINY_VALUES | {"record.knn_every": 0}
 
 
 def test_a_node_killed_in_the_middle_changes_no_digit(npz, tmp_path, monkeypatch):
@@ -75,3 +79,21 @@ def test_cells_do_not_outlive_the_command_that_started_them(npz, tmp_path):
     assert "SIGTERM received: the run stopped after step" in (cell / "log.txt").read_text()
     assert len(list(cell.glob("checkpoints/step-*"))) == 1
     assert json.loads((cell / "cell.json").read_text())["seed"] == 0 and not (cell / "failure.json").exists()
+
+
+def test_ray_carries_out_what_is_missing_to_the_same_digits(call, npz, tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    ablated(small_plan(npz, "temperature=0.1,0.3"), tmp_path / "here")
+    shutil.copytree(tmp_path / "here", tmp_path / "ray")
+    done, missing = sorted((tmp_path / "ray/cells").iterdir())
+    shutil.rmtree(missing)
+    before = (done / "result.json").stat().st_mtime_ns
+    options = ("--engine", "ray", "--out", tmp_path / "ray", "--json", "figures.json", *settings_options(VALUES))
+    code, out, err = call("ablate", npz, "--over", "temperature=0.1,0.3", *options)
+    assert code == 0, err
+    assert "2 cells into" in err and "1 done before are kept" in err and "[2/2] temperature 0.3, seed 0: linear" in err
+    assert out.lstrip().startswith("┏") and "temperature" in out  # and nothing of Ray's
+    assert results(tmp_path / "ray") == results(tmp_path / "here")
+    assert (done / "result.json").stat().st_mtime_ns == before
+    assert json.loads(Path("figures.json").read_text())["cells_done"] == 2

@@ -60,12 +60,9 @@ def test_many_curves_become_a_map(tmp_path):
     "values",
     [
         [5],
-        ["jcl"],
         [0.0, 0.001, 0.002, 10.0],
-        [1e-5, 1e-3, 10.0],
         ["$x", r"$\frac{1}$", "_hidden", "猫", "x" * 500, ""],
-        [[1, 2], [3]],
-        [True, False],
+        [[1, 2], True, 1e-5],
     ],
 )
 def test_any_values(tmp_path, values):
