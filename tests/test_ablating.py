@@ -1,18 +1,24 @@
 """Ablations end to end: what is done stays, what is stopped goes on, what fails is told, and nothing is mixed up."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
+from jcl.ablation_cell import run_cell
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
 from jcl.pretraining import Run
+from jcl.train.lock import RunLock
 from small_runs import drawn_pixels
 
 
@@ -179,6 +185,18 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_trained(tmp_path,
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SettingsError, match="starts its cells by itself"):
         small_plan(npz, "num_keys=1")
+
+
+def test_a_cell_waits_for_a_process_that_still_has_its_folder(npz, tmp_path):
+    """As one on a node that was given up does, until it notices."""
+    ablated(small_plan(npz, "num_keys=1", train__epochs=1), tmp_path / "out", carry_out_nothing)
+    (cell,) = (tmp_path / "out/cells").iterdir()
+    said = Console(file=io.StringIO(), width=1000)
+    with contextlib.ExitStack() as held:
+        held.enter_context(RunLock(cell, warn=print))
+        threading.Timer(0.7, held.close).start()
+        run_cell(cell, console=said)
+    assert said.file.getvalue().count("Waiting, because the run in") == 1 and (cell / "result.json").exists()
 
 
 def test_two_at_once_in_one_folder_are_refused(npz, tmp_path):

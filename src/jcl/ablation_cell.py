@@ -61,14 +61,18 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
 def _trained(path: Path, settings: Settings, console: Console) -> Run:
     """The finished run of the cell: begun, or gone on with."""
     deadline = time.monotonic() + _SECONDS_TO_WAIT
+    said = False
     while True:
         try:
             if RunFolder(path).holds_run():
                 return resume(path, console=console)
             return pretrain(settings, path, console=console)
-        except RunHeld:  # a process on a node that was given up may take a moment to notice
+        except RunHeld as error:  # a process on a node that was given up may take a moment to notice
             if time.monotonic() > deadline:
                 raise
+            if not said:
+                console.print(f"Waiting, because {error}", highlight=False, markup=False, soft_wrap=True)
+            said = True
         time.sleep(0.5)
 
 

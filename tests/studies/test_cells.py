@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jcl.errors import SettingsError
@@ -115,6 +115,7 @@ def test_a_method_axis_brings_what_each_method_implies():
     assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (5, "mlp")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300), st.integers(0, 2**62))
 def test_hostile_values_cannot_leave_the_folder(value, seed):
     cell = Cell({"model.backbone": value}, seed, Settings())
