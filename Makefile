@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-faults test-gpu lint install clean
+.PHONY: demo docs test test-faults test-gpu lint install clean
 
 demo: $(VENV)/.installed
 	$(BIN)/jcl demo
@@ -20,9 +20,15 @@ test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
 lint: $(VENV)/.installed-test
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs hubconf.py
+	$(BIN)/ruff format --check src tests benchmarks examples docs hubconf.py
 	$(BIN)/mypy
+
+# The pages as a site in build/docs; a broken link or a page that no other leads to is an error.
+docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group docs
+	$(BIN)/python -m sphinx -W --keep-going --quiet docs build/docs
+	@echo "The site starts at build/docs/index.html."
 
 install: $(VENV)/.installed
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jcl.cli import main
+from page_tools import evil_folder, plain_folder, small_run
 from small_runs import drawn_pixels, write_image_folder
 
 
@@ -31,6 +32,16 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def image_folder(tmp_path: Path) -> Path:
     """26 images of 20 px in two class folders: three batches of 8 and two images left over."""
     return write_image_folder(tmp_path / "photos")
+
+
+@pytest.fixture(scope="session")
+def page_runs(tmp_path_factory: pytest.TempPathFactory, npz: Path) -> Path:
+    """A folder with three finished runs on different data, to be put on pages; only to be read."""
+    folder = tmp_path_factory.mktemp("pages")
+    small_run(npz, folder / "arrays/run", "moco-v2", train__lr="auto", train__precision="auto")
+    small_run(evil_folder(folder / "evil-images"), folder / "evil/run", data__canvas="auto")
+    small_run(plain_folder(folder / "plain-images"), folder / "plain", train__batch_size=6, views__image_size=32)
+    return folder
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ TINY_VALUES: dict[str, Any] = {
     "record.knn_every": 1,
     "record.knn_k": 5,
     "record.tensorboard": False,
+    "record.report": False,
     "data.workers": 0,
 }
 

@@ -51,6 +51,18 @@ def refused(call, tmp_path):
     return run
 
 
+def test_few_images_to_train_on_and_to_test_with(call, coco):
+    options = ["detect", "--task", "mask", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
+    code, out, err = call(*options, "--overfit", 5, "--out", "few", "--json", "few.json")
+    assert code == 0, err
+    assert "on 5 images" in err and "the same ones, to see that everything learns" in err
+    assert "Tested on 5 images, the same that it was trained on" in out
+    figures = json.loads(Path("few.json").read_text())
+    assert figures["tested_on_training_images"] and figures["train_images"] == figures["test_images"] == 5
+    code, _, err = call(*options, "--overfit", 500, "--out", "many")
+    assert code == 1 and "fewer than the 500 wanted" in err
+
+
 def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     code, out, err = call(
         "detect", "--task", "box", "--coco", coco, "--init", backbone_file, "--out", "one", *SMALL, "--json", "one.json"
@@ -166,3 +178,38 @@ def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_pa
     assert "holds no detector" in refused("detect", "--resume", tmp_path / "none")
     assert "holds no detector" in refused("detect", "--eval-only", tmp_path / "none")
     assert "has not finished" in refused("detect-table", tmp_path / "none")
+
+
+FAILING = """
+import torch
+from jcl.cli import main
+from jcl.evaluate.detection.training import DetectionTraining
+
+def learn(training):
+    next(training.batches)
+    raise {error}
+
+DetectionTraining.learn = learn
+main()
+"""
+FULL = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8.00 GiB. Of')"
+
+
+@pytest.mark.parametrize("error", [FULL, "ZeroDivisionError"], ids=["memory", "other"])
+def test_an_error_in_training_ends_the_workers_too(error, coco, tmp_path):
+    options = ["detect", "--task", "box", "--coco", str(coco), "--init", "random", "--backbone", "resnet18", *SMALL]
+    options[options.index("--workers") + 1] = "2"
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING.format(error=error), *options, "--out", str(tmp_path / "failed")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1
+    if error == FULL:
+        assert (
+            "Tried to allocate 2.00 GiB; a smaller batch needs less" in done.stderr and "Traceback" not in done.stderr
+        )
+    else:
+        assert "ZeroDivisionError" in done.stderr

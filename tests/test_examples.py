@@ -70,3 +70,21 @@ def test_every_example_is_run_here_and_short():
     files = {file.name for file in EXAMPLES.glob("*.py")}
     assert files == {"own_loop.py", "lightning_module.py", "lightly_loop.py"}
     assert all(file in (EXAMPLES / "README.md").read_text(encoding="utf-8") for file in files)
+
+
+@needs("nbclient")
+def test_the_notebook_runs(tmp_path, monkeypatch):
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(EXAMPLES / "demo.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before committing"
+    (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+    assert parameters.source.startswith("EPOCHS = 24")
+    parameters.source = "EPOCHS = 1"
+    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 2
+    text = "".join(output.get("text", "") for output in shown if output.get("name") == "stdout")
+    assert {name for name, _ in re.findall(r"^(MoCo v2|JCL): (\d+\.\d) %$", text, re.MULTILINE)} == {"MoCo v2", "JCL"}

@@ -92,6 +92,7 @@ def test_a_run_leaves_what_it_should(unbroken):
     names = {entry.name for entry in unbroken.path.iterdir()}
     assert names == {
         "settings.yaml",
+        "choices.json",
         "metrics.jsonl",
         "checkpoints",
         "backbone.safetensors",

@@ -23,6 +23,7 @@ from jcl.pretraining import Run, pretrain
 from jcl.recipes import build_settings
 from jcl.report.pictures import draw_neighbours
 from jcl.report.plots import RunCurves, plot_comparison, plot_training
+from jcl.reporting import write_report
 from jcl.settings import Settings
 from jcl.train.folder import free_folder
 from jcl.train.runtime import PeakMemory, choose_device
@@ -55,10 +56,31 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
         summary = runs[name].summary
         rows.append(Row(name, summary["knn_top1"], summary["seconds"], summary["peak_memory_bytes"]))
     _draw(folder, runs, rows, data, settings)
+    page = _write_page(folder, runs, rows, err)
     seconds = time.perf_counter() - started
-    _print(out, rows, folder, seconds)
+    _print(out, rows, folder, page, seconds)
     names = ("pixels", "random", "moco_v2", "jcl")
     return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
+
+
+def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Console) -> Path | None:
+    """Both runs on one page; None, and a sentence, where that does not work."""
+    pixels, untrained = rows[:2]
+    note = (
+        f"For comparison: kNN on raw pixels is right in {pixels.knn_top1:.1f} % of the cases, on features of the "
+        f"untrained encoder in {untrained.knn_top1:.1f} %."
+    )
+    try:
+        return write_report(
+            [run.path for run in runs.values()],
+            folder / "report.html",
+            names=list(runs),
+            title="MoCo v2 and JCL on drawn objects",
+            note=note,
+        ).file
+    except Exception as error:  # all else has been made, and is worth more than the page
+        err.print(f"The page could not be made: {error}", highlight=False, markup=False, soft_wrap=True)
+        return None
 
 
 def _raw_pixels(data: ImageData, settings: Settings) -> Row:
@@ -133,7 +155,7 @@ def _draw_neighbours(path: Path, run: Run, data: ImageData, settings: Settings, 
     )
 
 
-def _print(out: Console, rows: list[Row], folder: Path, seconds: float) -> None:
+def _print(out: Console, rows: list[Row], folder: Path, page: Path | None, seconds: float) -> None:
     table = Table("features", "kNN top-1", "seconds", "peak memory", title="What the features are worth")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -141,10 +163,11 @@ def _print(out: Console, rows: list[Row], folder: Path, seconds: float) -> None:
         memory = f"{row.peak_memory / 2**20:,.0f} MiB"
         table.add_row(row.name, f"{row.knn_top1:.1f} %", f"{row.seconds:.1f}", memory)
     out.print(table)
+    look = f"Look at {page}, in a browser" if page is not None else f"Curves and neighbours are in {folder}"
     out.print(
-        f"Done in {seconds:.0f} s. Curves, comparison and neighbours are in {folder}; "
-        f"now try your own images: jcl pretrain FOLDER",
+        f"Done in {seconds:.0f} s. {look}; now try your own images: jcl pretrain FOLDER",
         highlight=False,
+        markup=False,
         soft_wrap=True,
     )
 

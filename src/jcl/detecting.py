@@ -106,7 +106,7 @@ def evaluate_detector(
     if checkpoint is None:
         raise RunError(f"the detector in {folder.path} has no checkpoint yet; let it train for a while first.")
     if coco is not None:
-        settings = settings.model_copy(update={"coco": whole_paths(coco)})
+        settings = settings.model_copy(update={"coco": whole_paths(coco), "overfit": None})
     with joined_ranks(device, settings.rank_timeout) as (ranks, own_device):
         place = Place(ranks, own_device, _console_of(ranks, console), usual_workers() if workers is None else workers)
 
@@ -162,13 +162,12 @@ def _train(
     if ranks.first:
         record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=place.say)
         saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, place.say)
-    with record, saver:
+    batches = training_batches(work.train, settings, progress.step, workers=place.workers, device=device, ranks=ranks)
+    with record, saver, contextlib.closing(batches):
         DetectionTraining(
             detector=work.detector,
             optimiser=optimiser,
-            batches=training_batches(
-                work.train, settings, progress.step, workers=place.workers, device=device, ranks=ranks
-            ),
+            batches=batches,
             settings=settings,
             device=device,
             precision=work.precision,

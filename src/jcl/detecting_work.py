@@ -13,7 +13,7 @@ from torch import nn
 
 from jcl.detecting_start import Start, build_resnet, whole_init
 from jcl.errors import SettingsError
-from jcl.evaluate.detection.coco_data import CocoSet, for_training, open_coco
+from jcl.evaluate.detection.coco_data import CocoSet, for_training, only_few, open_coco
 from jcl.evaluate.detection.coco_layout import coco_files
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.model import build_detector, prepared
@@ -92,19 +92,23 @@ def prepare(settings: DetectionSettings, place: Place, start: Start | None) -> W
     files = coco_files(settings.coco, settings.task)
     whole, val = open_coco(files, settings.task)
     train, notes = for_training(whole, settings.task)
+    held_out = files.val_json is None
+    if settings.overfit is not None:
+        train, val = only_few(train, whole, settings.overfit)
+        held_out = False
     resnet = build_resnet(settings.backbone) if start is None else start.resnet
     keypoints = len(train.keypoints) if settings.task == "keypoint" else 0
     detector = build_detector(resnet, settings, classes=len(train.categories), keypoints=keypoints)
     precision = choose_precision(Settings(train=TrainSettings(precision=settings.precision)), place.device)
     if start is not None:
         notes = [start.account, *notes]
-    return Work(
-        train, val, files.val_json is None, prepared(detector, place.device, place.ranks.count), precision, notes
-    )
+    return Work(train, val, held_out, prepared(detector, place.device, place.ranks.count), precision, notes)
 
 
 def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, place: Place) -> None:
     tested = "a fifth of the same file, held out" if work.held_out else f"{work.val.file}"
+    if settings.overfit is not None:
+        tested = "the same ones, to see that everything learns"
     place.say(
         f"Training {settings.task} on {len(work.train.images):,} images of {work.train.file} "
         f"({len(work.train.categories)} classes), to be tested on {len(work.val.images):,} images ({tested}), "
@@ -147,6 +151,7 @@ def judge(settings: DetectionSettings, work: Work, place: Place) -> tuple[Result
     return results, figures | {
         "test_images": len(work.val.images),
         "test_held_out": work.held_out,
+        "tested_on_training_images": settings.overfit is not None,
         "test_images_per_second": len(work.val.images) / max(seconds, 1e-9),
     }
 

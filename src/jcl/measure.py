@@ -18,6 +18,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import KnnResult
+from jcl.evaluate.labelled_views import USUAL_LEAST_CROP
 from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear_probe
 from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
 from jcl.evaluate.online import FeatureSettings, knn_on
@@ -101,13 +102,15 @@ def measure_linear(
     workers: int | None = None,
     device: str = "auto",
     seed: int = 0,
+    least_crop: float = USUAL_LEAST_CROP,
     compiled: bool = False,
     console: Console | None = None,
 ) -> LinearReport:
     """The linear probe of a run's or file's frozen features on the data at `location` (default: the run's own).
 
     `fast` trains a grid of probes on cached features and chooses among them on a part of the training images; `paper`
-    trains one on augmented views, with one learning rate (default 30) and no weight decay.
+    trains one on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
+    `least_crop` of an image's area, 8 % as usual, which leaves little of images of 32 px.
     """
     started = time.perf_counter()
     subject = open_subject(weights, location, device)
@@ -129,7 +132,7 @@ def measure_linear(
             seed=seed,
             compiled=compiled,
         )
-        report = _paper_linear(subject, task, train, workers, console)
+        report = _paper_linear(subject, task, train, workers, least_crop, console)
     report.figures["seconds"] = time.perf_counter() - started
     return report
 
@@ -178,7 +181,12 @@ def _fast_linear(
 
 
 def _paper_linear(
-    subject: Subject, task: ClassificationTask, train: TrainSettings, workers: int, console: Console | None
+    subject: Subject,
+    task: ClassificationTask,
+    train: TrainSettings,
+    workers: int,
+    least_crop: float,
+    console: Console | None,
 ) -> LinearReport:
     scores = paper_probe(
         subject.backbone,
@@ -188,9 +196,11 @@ def _paper_linear(
         train,
         device=subject.device,
         workers=workers,
+        least_crop=least_crop,
         console=console,
     )
     chosen = {"lr": train.lr, "weight_decay": 0.0, "epochs": train.epochs, "train_images": len(task.train)}
+    chosen["least_crop"] = least_crop
     return LinearReport(scores, task.class_names, _linear_figures("paper", scores, chosen, task, train.seed))
 
 

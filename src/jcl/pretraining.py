@@ -26,8 +26,9 @@ from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
 from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
+from jcl.reporting import write_run_report
 from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
-from jcl.run_results import write_skipped, write_summary
+from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
 from jcl.settings import Settings, TrainSettings, settings_from, with_values
 from jcl.train.checkpoint import Progress, load_checkpoint, search_checkpoints
 from jcl.train.display import RunDisplay
@@ -176,10 +177,14 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: _Place
         # Everything that can be wrong with the settings shows while building, before the folder is touched.
         return _build(settings, data, place)
 
+    def create() -> None:
+        folder.create(settings)
+        write_choices(folder, [*choices, *machine_choices(settings, place.device)])
+
     parts = agreed(ranks, ready)
     try:
         with _locked(folder, place):
-            agreed(ranks, lambda: folder.create(settings) if ranks.first else None)
+            agreed(ranks, lambda: create() if ranks.first else None)
             _announce(place, settings, data, choices, folder)
             try:
                 return _train(settings, folder, data, parts, place, label)
@@ -354,7 +359,18 @@ def _train(
         write_summary(folder, settings, record.newest, progress, memory.read())
 
     agreed(ranks, lambda: write_results() if ranks.first else None)
+    if ranks.first and settings.record.report:
+        _write_page(folder, data, place)
     return Run(folder.path)
+
+
+def _write_page(folder: RunFolder, data: ImageData, place: _Place) -> None:
+    """The page is an extra: whatever goes wrong with it, the run has finished and all else is written."""
+    try:
+        write_run_report(folder.path, data, place.device)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        place.say(f"The page {folder.report_file} could not be made: {reason}")
 
 
 def _writers(

@@ -1,11 +1,17 @@
-"""What a run leaves behind besides its checkpoints: the summary, the pictures and the list of skipped images."""
+"""What a run leaves behind besides its checkpoints: the summary, what was chosen for it and the list of
+skipped images.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from jcl.automatic import Choice
+from jcl.building import step_options
 from jcl.errors import RunError
 from jcl.settings import Settings
 from jcl.train.atomic import write_atomically
@@ -24,6 +30,27 @@ def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str
         say(f"{images} skipped; {folder.skipped_file} lists them with the reasons.")
     except RunError as error:
         say(f"{images} skipped, but {error}")
+
+
+def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:
+    """Keep what "auto" became and why, for those who look at the run later."""
+    kept = [{"name": choice.name, "value": choice.value, "reason": choice.reason} for choice in choices]
+    write_atomically(folder.choices_file, json.dumps({"choices": kept}, indent=2).encode() + b"\n")
+
+
+def machine_choices(settings: Settings, device: torch.device) -> list[Choice]:
+    """What the machine decides anew each time a run starts, so that the settings keep saying "auto"."""
+    options = step_options(settings, device)
+    where = "a GPU is there" if device.type == "cuda" else "there is no GPU to be seen"
+    pays = "pays on a GPU" if device.type == "cuda" else "does not pay on a CPU"
+    precision = str(options.precision).removeprefix("torch.")
+    chosen = [
+        Choice("train.device", str(device), where),
+        Choice("train.precision", precision, "the fastest that the device computes well in"),
+        Choice("train.compile", options.compiled, pays),
+        Choice("train.cuda_graph", options.recorded, pays),
+    ]
+    return [choice for choice in chosen if getattr(settings.train, choice.name.partition(".")[2]) == "auto"]
 
 
 def write_summary(

@@ -109,6 +109,7 @@ class RecordSettings(Section):
     knn_k: PositiveInt = Field(200, description="neighbours that vote")
     knn_temperature: Positive = Field(0.1, description="of the votes' weights")
     tensorboard: bool = Field(True, description="write TensorBoard events too")
+    report: bool = Field(True, description="make a page of the run, report.html, at its end")
 
 
 class Settings(Section):

@@ -72,6 +72,7 @@ def test_views_are_crops_and_flips_alone():
     assert (recipe.min_scale, recipe.max_scale, recipe.ratio) == (0.08, 1.0, (3 / 4, 4 / 3))
     assert recipe.random_crop and recipe.flip_probability == 0.5
     assert recipe.jitter_probability == recipe.gray_probability == recipe.blur_probability == 0
+    assert recipe.min_scale == 0.08 and crop_and_flip(SHOWN, least_crop=0.5).min_scale == 0.5
     assert crop_and_flip(SHOWN, jitter=True).jitter_probability == 0.8
 
 

@@ -41,7 +41,7 @@ DEVICES = [
 
 def build(npz: Path, device: str, method: str = "jcl", **changes: Any) -> TrainingStep:
     plain = {"train__device": device, "train__precision": "float32", "train__compile": False}
-    settings = tiny_settings(npz, method, **plain, **changes)
+    settings = tiny_settings(npz, method, **(plain | changes))
     settings, _ = choose(settings, data_facts(open_run_data(settings, QUIET).train))
     place = torch.device(device)
     learner, _ = build_learner(settings, place)

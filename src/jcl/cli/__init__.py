@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import NoReturn
 
 from rich.markup import escape
 
@@ -18,7 +19,7 @@ from jcl.launching import tell_launcher
 __all__ = ["app", "main"]
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
-for _group in ("train", "evaluate", "detect", "features", "ablate", "exchange", "data"):
+for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "exchange", "data"):
     importlib.import_module(f"jcl.cli.{_group}")
 
 
@@ -29,11 +30,28 @@ def main() -> None:
     except FailedElsewhere as error:
         sys.exit(error.exit_code)
     except JclError as error:
-        if tell_launcher(error, rank):
-            sys.exit(error.exit_code)
-        whose = f" on rank {rank}" if rank > 0 else ""
-        err.print(f"[bold red]Error{whose}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
+        _leave_with(error)
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported before it is needed
+            raise
+        _leave_with(_memory_is_full(error))
     except KeyboardInterrupt:
         err.print("Interrupted.", highlight=False)
         sys.exit(130)
+
+
+def _leave_with(error: JclError) -> NoReturn:
+    if tell_launcher(error, rank):
+        sys.exit(error.exit_code)
+    whose = f" on rank {rank}" if rank > 0 else ""
+    err.print(f"[bold red]Error{whose}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    sys.exit(error.exit_code)
+
+
+def _memory_is_full(error: RuntimeError) -> JclError:
+    """The library's own words go on for a screen; the first two sentences say how much was wanted."""
+    wanted = ". ".join(str(error).split(". ")[:2]).rstrip(".")
+    return JclError(
+        f"{wanted}; a smaller batch needs less (--batch-size, and --accumulate for `jcl detect`), and other programs "
+        "on the same GPU may be holding memory."
+    )

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
 
 if TYPE_CHECKING:
-    from jcl.data.check import DataReport
+    pass
 
 
 @app.command(rich_help_panel=DATA)
@@ -48,11 +47,12 @@ def check(
     json_file: JsonOption = None,
 ) -> None:
     """Look at every image before training: sizes, classes, duplicates, and what cannot be read."""
+    from jcl.cli.data_report import print_report
     from jcl.data import open_data
     from jcl.data.check import check_data
 
     report = check_data(open_data(data))
-    _print_report(report)
+    print_report(report)
     write_json(report.as_dict(), json_file)
 
 
@@ -84,10 +84,3 @@ def shard(
             err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
     say(f"Train on them with: jcl pretrain {out_folder}")
     write_json(report.as_dict(), json_file)
-
-
-def _print_report(report: DataReport) -> None:
-    table = Table("figure", "value", title="What is in the data")
-    for name, value in report.as_dict().items():
-        table.add_row(escape(name), escape(str(value)))
-    out.print(table)

@@ -54,6 +54,9 @@ def detect(
     val_json: Annotated[Path | None, typer.Option(help="Annotations to test with.")] = None,
     images: Annotated[Path | None, typer.Option(help="Folder of the images.")] = None,
     val_images: Annotated[Path | None, typer.Option(help="Folder of the test images, if another.")] = None,
+    overfit: Annotated[
+        int | None, typer.Option(min=1, help="Train and test on the same few images, to see that everything learns.")
+    ] = None,
     schedule: Annotated[ScheduleChoice, typer.Option(help="90,000 or 180,000 iterations.")] = ScheduleChoice.one,
     iterations: Annotated[int | None, typer.Option(help="Another number; milestones scale along.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of an iteration, over all devices (16).")] = None,
@@ -123,6 +126,7 @@ def detect(
             "task": task.value,
             "init": init,
             "coco": where,
+            "overfit": overfit,
             "iterations": ITERATIONS[schedule.value] if iterations is None else iterations,
             "batch_size": batch_size,
             "accumulate": accumulate,
@@ -184,4 +188,6 @@ def _print_figures(figures: dict[str, Any]) -> None:
             table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in values))
     out.print(table)
     source = ", held out of the training images for want of others" if figures["test_held_out"] else ""
+    if figures["tested_on_training_images"]:
+        source = ", the same that it was trained on"
     say(f"{figures['iterations']:,} iterations. Tested on {figures['test_images']:,} images{source}.")

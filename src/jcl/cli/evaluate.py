@@ -85,6 +85,9 @@ def linear(
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Passes over the data (default: by the data's size; 100 for paper).")
     ] = None,
+    least_crop: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Least part of an image that a training crop keeps (paper).")
+    ] = 0.08,
     per_class: Annotated[bool, typer.Option("--per-class", help="Show the accuracy of each class too.")] = False,
     batch_size: Annotated[int, typer.Option(min=2, help="Images per forward pass.")] = 256,
     workers: WorkersOption = None,
@@ -112,6 +115,7 @@ def linear(
         workers=workers,
         device=device,
         seed=seed,
+        least_crop=least_crop,
         compiled=compiled,
         console=err,
     )

@@ -139,8 +139,10 @@ def _report_run(run: Run, json_file: Path | None) -> None:
     for name, value in summary.items():
         table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else escape(str(value)))
     out.print(table)
+    page = folder / "report.html"
+    look = f"look at {page}" if page.exists() else f"curves and example views in {folder / 'figures'}"
     out.print(
-        f"Everything is in {folder} (curves and example views in {folder / 'figures'}).",
+        f"Everything is in {folder} ({look}).",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -12,8 +12,11 @@ from jcl.settings import Settings, TrainSettings
 from jcl.train.runtime import choose_precision
 from jcl.views import ViewRecipe
 
+USUAL_LEAST_CROP = 0.08
+"""The least part of an image's area that torchvision's crops keep, made for photographs."""
 
-def crop_and_flip(shown: FeatureSettings, *, jitter: bool = False) -> ViewRecipe:
+
+def crop_and_flip(shown: FeatureSettings, *, least_crop: float = USUAL_LEAST_CROP, jitter: bool = False) -> ViewRecipe:
     """Training views as torchvision's defaults make them: 8 % to 100 % of the area, flipped half of the time.
 
     With `jitter` the colours change too, as MoCo v2's do.
@@ -21,7 +24,7 @@ def crop_and_flip(shown: FeatureSettings, *, jitter: bool = False) -> ViewRecipe
     return ViewRecipe(
         name="crop and flip",
         size=shown.image_size,
-        min_scale=0.08,
+        min_scale=least_crop,
         max_scale=1.0,
         jitter_probability=0.8 if jitter else 0.0,
         gray_probability=0.0,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask, Scores, positions
-from jcl.evaluate.labelled_views import crop_and_flip, judge, training_batches
+from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip, judge, training_batches
 from jcl.evaluate.online import FeatureSettings
 from jcl.evaluate.supervised import Classifier, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
@@ -58,6 +58,7 @@ def paper_probe(
     *,
     device: torch.device,
     workers: int = 0,
+    least_crop: float = USUAL_LEAST_CROP,
     console: Console | None = None,
 ) -> Scores:
     """Train the layer on the task's training images and judge it on its test images, after the last epoch."""
@@ -72,7 +73,7 @@ def paper_probe(
             optimiser=probe_optimiser(network, train),
             loader=loader,
             targets=positions(task.train.labels, task.classes).to(device),
-            recipe=crop_and_flip(shown),
+            recipe=crop_and_flip(shown, least_crop=least_crop),
             train=train,
             display=SupervisedDisplay(console or Console(stderr=True), "linear probe"),
         ).run()

@@ -46,8 +46,10 @@ def detections_picture(
             axes.set_axis_off()
             axes.set_autoscale_on(False)
             axes.set_title(caption, fontsize=style.SIZES["small"], color=style.MUTED, pad=2, loc="left")
-            for entry in objects[:MOST_OBJECTS]:
-                _draw(axes, entry, names[entry["category_id"]], image)
+            for number, entry in enumerate(objects[:MOST_OBJECTS]):
+                kind = number if len(names) == 1 else entry["category_id"]  # where all are alike, tell them apart
+                colour = style.PALETTE[kind % len(style.PALETTE)]
+                _draw(axes, entry, names[entry["category_id"]], image, colour)
         top += high + _GAP + _CAPTION
     return style.save(figure, path)
 
@@ -62,14 +64,13 @@ def _found(results: Results, image_id: int) -> list[dict[str, Any]]:
     return sorted((entry for entry in objects if entry["score"] >= LEAST_SCORE), key=lambda entry: -entry["score"])
 
 
-def _draw(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage) -> None:
-    colour = style.PALETTE[entry["category_id"] % len(style.PALETTE)]
+def _draw(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage, colour: str) -> None:
     left, top, width, height = entry["bbox"]
     axes.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=colour, linewidth=1.2))
     score = f" {entry['score']:.2f}" if "score" in entry else ""
     axes.annotate(
         style.plain(name, 18) + score, (left, top), (1, -1), textcoords="offset points", va="top",
-        fontsize=style.SIZES["small"] - 2, color=style.PAPER, parse_math=False, annotation_clip=True,
+        fontsize=style.SIZES["small"] - 2, color=style.PAPER, parse_math=False, annotation_clip=True, clip_on=True,
         bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "alpha": 0.8, "linewidth": 0},
     )  # fmt: skip
     _draw_shape(axes, entry.get("segmentation"), colour, image)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from jcl.data import ImageSource, read_all
+from jcl.errors import DataError
 from jcl.report.pictures import draw_views
 from jcl.report.plots import RunCurves, plot_training
 from jcl.settings import Settings
@@ -28,14 +30,25 @@ def draw_run(
 
 
 def draw_example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe, folder: Path) -> Path:
-    """The first readable images of a source, each with its query and key views of the first step."""
+    """A picture of the first readable images of a source, each with its query and key views of the first step."""
+    samples, views = example_views(settings, source, recipe)
+    canvas = settings.data.canvas
+    assert isinstance(canvas, int), "settings of a run are resolved"
+    images = [source.read(sample, canvas) for sample in samples.tolist()]
+    return draw_views(images, views, folder / "views.png")
+
+
+def example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe) -> tuple[Tensor, Tensor]:
+    """The first readable images of a source (n,), and their query and key views of the first step as pictures.
+
+    Views are (n, 1 + keys, 3, S, S) uint8, the query first.
+    """
     canvas, keys = settings.data.canvas, settings.method.num_keys
     assert isinstance(canvas, int), "settings of a run are resolved"
-    batch = next(iter(read_all(source, canvas=canvas, batch_size=SHOWN_IMAGES)))
+    batch = next(iter(read_all(source, canvas=canvas, batch_size=SHOWN_IMAGES)), None)
+    if batch is None:
+        raise DataError(f"none of the images can be read ({source.description}).")
     maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
     rows = torch.arange(len(batch)).repeat_interleave(keys + 1)
     views = denormalise(maker(rows, torch.arange(keys + 1).repeat(len(batch))), recipe.mean, recipe.std)
-    images = [
-        pixels[:, :height, :width] for pixels, (height, width) in zip(batch.pixels, batch.sizes.tolist(), strict=True)
-    ]
-    return draw_views(images, views.reshape(len(batch), keys + 1, *views.shape[1:]), folder / "views.png")
+    return batch.samples, views.reshape(len(batch), keys + 1, *views.shape[1:])

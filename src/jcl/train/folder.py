@@ -13,7 +13,8 @@ from jcl.train.atomic import write_atomically
 
 
 class RunFolder:
-    """`settings.yaml`, `metrics.jsonl`, `checkpoints/`, `backbone.safetensors`, `tensorboard/` and pictures."""
+    """`settings.yaml`, `metrics.jsonl`, `checkpoints/`, `backbone.safetensors`, `tensorboard/`, `report.html`
+    and pictures."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -22,6 +23,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.backbone_file = self.path / "backbone.safetensors"
         self.skipped_file = self.path / "skipped.txt"
+        self.choices_file = self.path / "choices.json"
+        self.report_file = self.path / "report.html"
         self.figures = self.path / "figures"
 
     def refuse_occupied(self) -> None:
@@ -50,6 +53,7 @@ class RunFolder:
             return
         self.settings_file.unlink(missing_ok=True)
         self.metrics_file.unlink(missing_ok=True)
+        self.choices_file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def remove_if_empty(self) -> None:

@@ -45,3 +45,15 @@ def test_a_short_training_learns(task, tmp_path, monkeypatch):
     }
     for kind in KINDS[task]:
         assert (tmp_path / "again" / f"results-{kind}.json").read_bytes() == folder.results_file(kind).read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("task", ["box", "mask", "keypoint"])
+def test_a_short_training_learns_on_a_gpu(task, tmp_path):
+    file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
+    values = small_values(task, file) | {"iterations": 60, "device": "cuda", "precision": "bfloat16"}
+    folder = detect(values, out=tmp_path / "out", pictures=2, workers=2, console=QUIET)
+    summary = folder.summary()
+    assert summary[f"{task}_ap50"] > 50 and summary["box_ap50"] > 50, summary
+    again = evaluate_detector(folder.path, workers=0, device="cuda", console=QUIET)
+    assert again["box_ap50"] == pytest.approx(summary["box_ap50"], abs=1)

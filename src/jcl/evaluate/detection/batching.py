@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -185,8 +185,11 @@ def training_batches(
     workers: int,
     device: torch.device,
     ranks: Ranks = ALONE,
-) -> Iterator[DetectionBatch]:
-    """The parts of all batches from iteration `start` on; an image that cannot be read ends them with a sentence."""
+) -> Generator[DetectionBatch]:
+    """The parts of all batches from iteration `start` on; an image that cannot be read ends them with a sentence.
+
+    To be closed, which ends the workers: they heed no signal, so the process would wait for them at its end.
+    """
     loader = DataLoader(
         TrainingImages(images, settings),
         batch_sampler=_Keys(images, settings, start, ranks),

@@ -16,6 +16,7 @@ from jcl.randomness import permutation
 
 _HELD_OUT = 5  # one image in so many is held out where there is no annotation file to test with
 _HELD_OUT_STREAM = 0x68656C64
+_FEW_STREAM = 0x66657700
 _LEAST_SIDE = 1.0  # pixels of a box worth training on
 
 
@@ -142,6 +143,16 @@ def for_training(whole: CocoSet, task: Task) -> tuple[CocoSet, list[str]]:
             + (f" ({notes[0].rstrip('.')})." if notes else ".")
         )
     return replace(whole, images=tuple(images)), notes
+
+
+def only_few(train: CocoSet, whole: CocoSet, count: int) -> tuple[CocoSet, CocoSet]:
+    """The same few images, always the same ones, to train on and, with all their annotations, to test with."""
+    if count > len(train.images):
+        raise DataError(f"{train.file} has {len(train.images):,} images to train on, fewer than the {count:,} wanted.")
+    rows = sorted(permutation(0, _FEW_STREAM, 0, len(train.images))[:count].tolist())
+    few = tuple(train.images[row] for row in rows)
+    chosen = {image.id for image in few}
+    return replace(train, images=few), replace(whole, images=tuple(one for one in whole.images if one.id in chosen))
 
 
 def clipped_box(box: Sequence[float], width: int, height: int) -> list[float] | None:

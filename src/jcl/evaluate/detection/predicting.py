@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, cast
 
 import numpy as np
@@ -62,22 +63,30 @@ def predict(
     mine = list(images.images[ranks.rank :: ranks.count])
     found: Results = {kind: [] for kind in kinds}
     detector.eval()
-    if mine:
-        loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
-            _Images(mine),
-            batch_size=None,
-            num_workers=workers,
-            worker_init_fn=leave_signals_to_trainer,
-            generator=torch.Generator(),
-        )
-        for image_id, pixels in loader:
-            if isinstance(pixels, str):
-                raise DataError(pixels)
+    with contextlib.closing(_decoded(mine, workers)) as decoded:
+        for image_id, pixels in decoded:
             with autocast(device, precision):
                 (output,) = detector([pixels.to(device).float() / 255])
             for kind, results in found.items():
                 results += as_results(kind, output, image_id, category_ids)
     return _of_all(found, ranks)
+
+
+def _decoded(images: list[CocoImage], workers: int) -> Generator[tuple[int, Tensor]]:
+    """Ids and pixels; closing it ends the workers."""
+    if not images:
+        return
+    loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
+        _Images(images),
+        batch_size=None,
+        num_workers=workers,
+        worker_init_fn=leave_signals_to_trainer,
+        generator=torch.Generator(),
+    )
+    for image_id, pixels in loader:
+        if isinstance(pixels, str):
+            raise DataError(pixels)
+        yield image_id, pixels
 
 
 def as_results(kind: str, output: dict[str, Tensor], image_id: int, category_ids: list[int]) -> list[dict[str, Any]]:

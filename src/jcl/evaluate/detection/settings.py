@@ -40,6 +40,7 @@ class DetectionSettings(Section):
     mean: Triple = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     coco: CocoSettings
+    overfit: PositiveInt | None = None  # so many images to train on and to test with alike, to see that all learns
     heads: Heads = "standard"
     short_side: tuple[PositiveInt, PositiveInt] = (640, 800)
     test_short_side: PositiveInt = 800

@@ -1,0 +1,205 @@
+"""How fast a detector trains at the paper's size, beside torchvision's reference loop on the same model.
+
+    python benchmarks/detection.py COCO_FOLDER [--task box mask keypoint] [--batch-size 16] [--iterations 60]
+
+Both train the same R50-FPN detector from the same files with as many workers, images of 640 to 800 px, and are timed
+from file to weights after a first part that is left out. The reference loop is the one of torchvision's detection
+references, re-told here: images as they lie, masks rasterised at that size by the workers, scaling by the model on
+the device, mixed precision with a scaler (its `--amp`), and a look at the loss at every iteration. Limit: at least
+as fast.
+"""
+
+import argparse
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import save
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
+
+from jcl.detecting_start import build_resnet
+from jcl.evaluate.detection.batching import batch_keys, read_image, training_batches
+from jcl.evaluate.detection.coco_data import CocoSet, for_training, open_coco
+from jcl.evaluate.detection.coco_layout import coco_files
+from jcl.evaluate.detection.display import DetectionDisplay
+from jcl.evaluate.detection.model import build_detector, build_optimiser, prepared
+from jcl.evaluate.detection.packed import PackedImages
+from jcl.evaluate.detection.settings import ITERATIONS, CocoSettings, DetectionSettings, detection_settings
+from jcl.evaluate.detection.training import DetectionTraining
+from jcl.evaluate.detection.transforms import make_target
+from jcl.train.checkpoint import Progress
+from jcl.train.quiet import QuietRecord, QuietSaver
+
+LEFT_OUT = 20  # iterations before the clock starts: workers start and kernels are chosen
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    device = torch.device(arguments.device)
+    figures: dict[str, float] = {}
+    print(f"batch {arguments.batch_size}, {arguments.workers} workers, {arguments.iterations} iterations of each loop")
+    print(f"{'task':<10}{'jcl images/s':>14}{'hours for 90k':>15}{'GiB':>6}{'torchvision':>13}{'GiB':>6}{'ratio':>7}")
+    for task in arguments.task:
+        ours, our_memory = measure(own_loop, task, arguments, device)
+        theirs, their_memory = measure(reference_loop, task, arguments, device)
+        hours = ITERATIONS["1x"] * arguments.batch_size / ours / 3600
+        ratio = ours / theirs
+        print(
+            f"{task:<10}{ours:>14.1f}{hours:>15.1f}{our_memory:>6.1f}{theirs:>13.1f}{their_memory:>6.1f}{ratio:>7.2f}"
+            + ("" if ratio >= 1 else "  MISSED")
+        )
+        figures |= {
+            f"{task}_images_per_second": ours,
+            f"{task}_hours_for_1x": hours,
+            f"{task}_peak_memory_gib": our_memory,
+            f"{task}_torchvision_images_per_second": theirs,
+            f"{task}_torchvision_peak_memory_gib": their_memory,
+            f"{task}_ratio": ratio,
+        }
+    save(figures, arguments.json, device)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("coco", type=Path)
+    parser.add_argument("--task", nargs="+", default=["box", "mask", "keypoint"])
+    parser.add_argument("--backbone", default="resnet50")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--short-side", type=int, nargs=2, default=(640, 800))
+    parser.add_argument("--iterations", type=int, default=60)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    return parser.parse_args()
+
+
+Loop = Callable[[nn.Module, CocoSet, DetectionSettings, int, torch.device], Iterator[None]]
+
+
+def measure(loop: Loop, task: str, arguments: argparse.Namespace, device: torch.device) -> tuple[float, float]:
+    """Images a second and GiB at the peak of a loop on a new detector."""
+    settings = settings_of(task, arguments)
+    whole, _ = open_coco(coco_files(settings.coco, settings.task), settings.task)
+    images, _ = for_training(whole, settings.task)
+    keypoints = len(images.keypoints) if task == "keypoint" else 0
+    resnet = build_resnet(settings.backbone)
+    detector = build_detector(resnet, settings, classes=len(images.categories), keypoints=keypoints)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    steps = loop(detector, images, settings, arguments.workers, device)
+    for _ in itertools.islice(steps, LEFT_OUT):
+        pass
+    wait(device)
+    begun = time.perf_counter()
+    for _ in itertools.islice(steps, arguments.iterations):
+        pass
+    wait(device)
+    speed = arguments.iterations * settings.batch_size / (time.perf_counter() - begun)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return speed, peak / 2**30
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def settings_of(task: str, arguments: argparse.Namespace) -> DetectionSettings:
+    values = {
+        "task": task,
+        "label": "random",
+        "init": "random",
+        "backbone": arguments.backbone,
+        "coco": CocoSettings(folder=str(arguments.coco)).model_dump(),
+        "batch_size": arguments.batch_size,
+        "short_side": arguments.short_side,
+        "iterations": LEFT_OUT + arguments.iterations + 1000,  # what the workers read ahead is not spared
+    }
+    return detection_settings(values, "this benchmark")
+
+
+def own_loop(
+    detector: nn.Module, images: CocoSet, settings: DetectionSettings, workers: int, device: torch.device
+) -> Iterator[None]:
+    """What `jcl detect` does, without checkpoints."""
+    detector = prepared(detector, device, 1)
+    training = DetectionTraining(
+        detector=detector,
+        optimiser=build_optimiser(detector, settings),
+        batches=training_batches(images, settings, 0, workers=workers, device=device),
+        settings=settings,
+        device=device,
+        precision=torch.bfloat16 if device.type == "cuda" else torch.float32,
+        display=DetectionDisplay(Console(quiet=True), settings.task),
+        record=QuietRecord(),
+        saver=QuietSaver(),
+        how_to_resume="",
+        progress=Progress(),
+    )
+    detector.train()
+    with training.display:
+        training.display.begin(0, settings.iterations)
+        while True:
+            training.advance()
+            yield
+
+
+class ImagesAsTheyLie(Dataset[tuple[Tensor, dict[str, Tensor]]]):
+    """Decoded images with their targets at the images' own size."""
+
+    def __init__(self, images: CocoSet, settings: DetectionSettings) -> None:
+        self.images, self.class_of = PackedImages(images.images), images.class_of
+        self.masks = settings.task == "mask"
+        self.keypoints = len(images.keypoints) if settings.task == "keypoint" else 0
+
+    def __getitem__(self, row: int) -> tuple[Tensor, dict[str, Tensor]]:
+        image = self.images[row]
+        pixels = read_image(image).float() / 255
+        size = (image.height, image.width)
+        target = make_target(image, self.class_of, *size, masks=self.masks, keypoints=self.keypoints)
+        return pixels, target
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def reference_loop(
+    detector: nn.Module, images: CocoSet, settings: DetectionSettings, workers: int, device: torch.device
+) -> Iterator[None]:
+    """The order of work of torchvision's detection references with `--amp`."""
+    least, most = settings.short_side
+    sides = tuple(range(least, most + 1, 32))
+    detector.transform = GeneralizedRCNNTransform(sides, settings.max_side, list(settings.mean), list(settings.std))
+    detector.to(device).train()
+    optimiser = torch.optim.SGD(detector.parameters(), lr=settings.lr, momentum=0.9, weight_decay=1e-4)
+    scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
+    rows = [[row for row, _ in keys] for keys in batch_keys(images, settings, 0)]
+    loader: DataLoader[Any] = DataLoader(
+        ImagesAsTheyLie(images, settings), batch_sampler=rows, num_workers=workers, collate_fn=_together
+    )
+    for pixels, targets in loader:
+        on_device = [image.to(device) for image in pixels]
+        moved = [{name: value.to(device) for name, value in target.items()} for target in targets]
+        with torch.autocast(device.type, dtype=torch.float16, enabled=device.type == "cuda"):
+            losses = sum(detector(on_device, moved).values())
+        losses.item()
+        optimiser.zero_grad()
+        scaler.scale(losses).backward()
+        scaler.step(optimiser)
+        scaler.update()
+        yield
+
+
+def _together(samples: list[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Any, ...]:
+    return tuple(zip(*samples, strict=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""How the pages in this folder become a site: `make docs`."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+import jcl  # noqa: E402
+
+project = "jcl"
+author = "the jcl authors"
+release = version = jcl.__version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx.ext.mathjax",
+]
+myst_enable_extensions = ["dollarmath", "deflist", "colon_fence"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+suppress_warnings = ["myst.header"]
+html_theme = "furo"
+html_title = "Joint Contrastive Learning"
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"

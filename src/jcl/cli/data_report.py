@@ -1,0 +1,74 @@
+"""What `jcl check` found, for a person: a table of the splits, then a line for each thing worth looking at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.markup import escape
+from rich.table import Table
+
+from jcl.cli.app import out
+from jcl.cli.printing import say
+from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
+
+_SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
+
+
+def print_report(report: DataReport) -> None:
+    table = Table("", *(escape(split) for split in report.splits), title=f"What is in {escape(report.name)}")
+    for title, values in _rows(report.splits.values()):
+        table.add_row(title, *(escape(value) for value in values))
+    out.print(table)
+    for split, found in report.splits.items():
+        for line in _troubles(split, found):
+            say(line)
+    if report.shared:
+        say(f"{_count(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
+
+
+def _rows(splits: Iterable[SplitReport]) -> list[tuple[str, list[str]]]:
+    found = list(splits)
+    return [
+        ("images", [f"{split.images:,}" for split in found]),
+        ("width (least, median, most)", [_sides(split.widths) for split in found]),
+        ("height (least, median, most)", [_sides(split.heights) for split in found]),
+        ("kinds", [", ".join(f"{kind} {count:,}" for kind, count in split.kinds.items()) for split in found]),
+        ("classes", [_classes(split) for split in found]),
+        ("unreadable", [f"{len(split.unreadable):,}" for split in found]),
+        ("copies of others", [f"{sum(len(group) - 1 for group in split.duplicates):,}" for split in found]),
+        ("ms to decode one", [f"{1000 * split.seconds_per_image:.1f}" for split in found]),
+    ]
+
+
+def _sides(values: tuple[int, int, int]) -> str:
+    return ", ".join(f"{value:,}" for value in values) + " px"
+
+
+def _classes(split: SplitReport) -> str:
+    if not split.class_counts:
+        return "no labels"
+    counts = split.class_counts.values()
+    return f"{len(split.class_counts):,}, of {min(counts):,} to {max(counts):,} images"
+
+
+def _troubles(split: str, found: SplitReport) -> list[str]:
+    lines = [f"{split}: {name} cannot be read: {reason}" for name, reason in list(found.unreadable.items())[:_SHOWN]]
+    if len(found.unreadable) > _SHOWN:
+        lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
+    if found.small:
+        many = _count(len(found.small), "image")
+        lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")
+    lines += [f"{split}: the same picture: {_some(group)}" for group in found.duplicates[:_SHOWN]]
+    if len(found.duplicates) > _SHOWN:
+        lines.append(f"{split}: {len(found.duplicates) - _SHOWN:,} more groups of copies.")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
+    return ", ".join(listed[:_SHOWN]) + more

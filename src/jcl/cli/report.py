@@ -1,0 +1,43 @@
+"""The command that puts runs on a page to look at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jcl.cli.app import EVALUATE, JsonOption, app
+from jcl.cli.printing import say, write_json
+
+
+@app.command(rich_help_panel=EVALUATE)
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, finished or not.")],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File to write (default: report.html in the run's folder).")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="What to call a run on the page, in their order; repeatable.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Put one or several runs on a page to look at: curves, accuracies, neighbours, views, settings.
+
+    [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
+    """
+    from jcl.errors import SettingsError
+    from jcl.reporting import write_report
+
+    if name and len(name) != len(runs):
+        raise SettingsError(f"--name is given {len(name)} times for {len(runs)} runs; give one for each, or none.")
+    if out_file is None and len(runs) > 1:
+        raise SettingsError("Several runs have no folder in common; say where to write the page with -o FILE.")
+    made = write_report(runs, out_file or runs[0] / "report.html", names=name, title=title, device=device)
+    for run in made.runs:
+        for sentence in run.absent:
+            say(f"{run.name}: {sentence}")
+    say(f"The page is in {made.file} ({made.size / 2**20:.1f} MiB); open it in a browser.")
+    write_json(made.as_dict(), json_file)

@@ -1,0 +1,120 @@
+"""One run as the page's template shows it: texts, and pictures as addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jcl.report.contents import Answer, ExampleViews, RunContents, ShownImage
+from jcl.report.inline import image_address
+from jcl.report.page_tables import MISSING, duration, memory, plain_value
+from jcl.report.remarks import remarks
+from jcl.report.scatter import class_marks, map_chart
+
+
+def shown_run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -> dict[str, Any]:
+    """What the template shows of one run, with so many rows of pictures; the data of its map goes to `charts`."""
+    look = run.look
+    flat = None
+    if look is not None and look.flat_map is not None:
+        chart = map_chart(run.name, look.flat_map)
+        charts[f"map-{place}"] = chart.data
+        legend = {mark.name: mark for mark in class_marks(look.flat_map.labels).values()}
+        flat = {
+            "key": f"map-{place}",
+            "svg": chart.svg,
+            "legend": list(legend.values()),
+            "images": len(look.flat_map.names),
+        }
+    return {
+        "place": place,
+        "name": run.name,
+        "path": str(run.path),
+        "finished": run.summary is not None,
+        "about": _about(run),
+        "headline": _headline(run),
+        "facts": _facts(run),
+        "remarks": remarks(run),
+        "absent": run.absent,
+        "choices": _choices(run),
+        "map": flat,
+        "answers": [_answer(answer) for answer in look.answers[:rows]] if look is not None else [],
+        "labelled": look is not None and any(answer.query.label is not None for answer in look.answers),
+        "views": _views(run.views, rows) if run.views is not None else None,
+        "spread": _spread(run),
+        "skipped": list(run.skipped.items())[:20],
+        "skipped_count": len(run.skipped),
+    }
+
+
+def _choices(run: RunContents) -> list[tuple[str, str, str]] | None:
+    if run.choices is None:
+        return None
+    return [(choice.name, plain_value(choice.value), choice.reason) for choice in run.choices]
+
+
+def _about(run: RunContents) -> str:
+    settings = run.settings
+    keys = f", {settings.method.num_keys} keys an image" if settings.method.num_keys > 1 else ""
+    epochs = "1 epoch" if settings.train.epochs == 1 else f"{settings.train.epochs:,} epochs"
+    return f"{settings.method.name}{keys} · {settings.model.backbone} · {epochs} on {settings.data.location}"
+
+
+def _headline(run: RunContents) -> tuple[str, str]:
+    """The one figure to look at first: accuracy where there are labels, else how well the task was learned."""
+    top1 = run.newest("knn").get("knn_top1")
+    if top1 is not None:
+        return f"{top1:.1f} %", "kNN accuracy of the frozen features"
+    own = run.newest("train").get("contrastive_accuracy")
+    return (MISSING if own is None else f"{own:.1f} %"), "of queries find their own image first"
+
+
+def _facts(run: RunContents) -> list[tuple[str, str]]:
+    line, summary = run.newest("train"), run.summary or {}
+    seconds = summary.get("seconds", line.get("seconds"))
+    peak, loss, speed = summary.get("peak_memory_bytes"), line.get("loss"), line.get("images_per_second")
+    own = line.get("contrastive_accuracy")
+    found = [
+        ("loss", None if loss is None else f"{loss:.3f}"),
+        ("own image first", None if own is None else f"{own:.1f} %"),
+        ("images a second", f"{summary.get('images_per_second', speed):,.0f}" if speed is not None else None),
+        ("training time", None if seconds is None else duration(seconds)),
+        ("peak memory", None if peak is None else memory(peak)),
+    ]
+    return [(name, value) for name, value in found if value is not None]
+
+
+def _spread(run: RunContents) -> dict[str, str] | None:
+    spread = run.look.spread if run.look is not None else None
+    if spread is None or len(spread.similarities) == 0:
+        return None
+    return {
+        "similarity": f"{spread.similarities.mean():.3f}",
+        "variance": f"{spread.variances.mean():.3g}",
+        "images": f"{len(spread.similarities):,}",
+        "views": str(spread.views),
+    }
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    own = answer.query.label
+    pairs = zip(answer.neighbours, answer.similarities, strict=True)
+    return {
+        "query": _picture(answer.query),
+        "neighbours": [
+            _picture(image)
+            | {"similarity": f"{similarity:.2f}", "right": None if None in (own, image.label) else image.label == own}
+            for image, similarity in pairs
+        ],
+    }
+
+
+def _picture(image: ShownImage) -> dict[str, Any]:
+    return {"address": image_address(image.pixels), "name": image.name, "label": image.label}
+
+
+def _views(example: ExampleViews, rows: int, most: int = 8) -> list[dict[str, Any]]:
+    """For each image: itself, its query view and its key views, of which a few are enough."""
+    return [
+        {"image": _picture(image), "views": [image_address(view) for view in own[:most]]}
+        for image, own in zip(example.images[:rows], example.views[:rows], strict=True)
+    ]

@@ -1,0 +1,102 @@
+"""What a run folder says about its run, read for the page."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jcl.automatic import Choice
+from jcl.data import ImageData
+from jcl.data.opening import KNOWN_SETS
+from jcl.data.shard_reading import names_shards
+from jcl.errors import DataError
+from jcl.report.contents import RunContents
+from jcl.report.page_tables import MEASURED_NAMES
+from jcl.run_data import open_run_data
+from jcl.settings import Settings, with_values
+from jcl.train.folder import RunFolder
+from jcl.train.record import read_metrics
+
+_MOST_SKIPPED = 1_000_000  # letters of skipped.txt that are read
+
+
+def read_run(path: Path, name: str) -> RunContents:
+    """Everything but what has to be worked out from images; files that are missing or torn leave gaps."""
+    folder = RunFolder(path)
+    return RunContents(
+        name=name,
+        path=path.expanduser().resolve(),
+        settings=folder.settings(),
+        metrics=_metrics(folder),
+        summary=_object(path / "summary.json"),
+        choices=_choices(folder),
+        skipped=_skipped(folder),
+        measured=_measured(path),
+    )
+
+
+def open_again(settings: Settings) -> ImageData:
+    """The images a run was trained on, where they still are; nothing is fetched and no command is run for them."""
+    location = settings.data.location
+    if location not in KNOWN_SETS and not Path(location).is_absolute():
+        raise DataError(f"They are from {location}, which is not fetched again.")
+    if location not in KNOWN_SETS and not names_shards(location) and not Path(location).exists():
+        raise DataError(f"They are no longer at {location}.")
+    return open_run_data(with_values(settings, {"data.download": False}), Console(quiet=True))
+
+
+def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
+    """The lines that say where they belong; a run that was killed early may have none."""
+    if not folder.metrics_file.exists():
+        return []
+    lines = read_metrics(folder.metrics_file)
+    return [line for line in lines if isinstance(line, dict) and {"kind", "step", "epoch"} <= line.keys()]
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is none."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        return value if isinstance(value, dict) else None
+    return None
+
+
+def _choices(folder: RunFolder) -> list[Choice] | None:
+    kept = (_object(folder.choices_file) or {}).get("choices")
+    if not isinstance(kept, list):
+        return None
+    return [
+        Choice(str(entry.get("name", "")), entry.get("value"), str(entry.get("reason", "")))
+        for entry in kept
+        if isinstance(entry, dict)
+    ]
+
+
+def _skipped(folder: RunFolder) -> dict[str, str]:
+    try:
+        with folder.skipped_file.open(encoding="utf-8", errors="replace") as file:
+            lines = file.read(_MOST_SKIPPED).splitlines()
+    except OSError:
+        return {}
+    pairs = (line.rpartition("\t") for line in lines)
+    return {name: reason for name, _, reason in pairs if name}
+
+
+def _measured(path: Path) -> dict[str, float]:
+    """Figures that commands wrote into the folder with --json, by their plain names."""
+    found: dict[str, float] = {}
+    for file in sorted(path.glob("*.json")):
+        figures = _object(file) or {}
+        found |= {name: figures[name] for name in MEASURED_NAMES if _is_number(figures, name)}
+    return found
+
+
+def _is_number(figures: Mapping[str, Any], name: str) -> bool:
+    value = figures.get(name)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

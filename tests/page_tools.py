@@ -1,0 +1,34 @@
+"""Runs for tests of the page: small, of different kinds, with names that would do harm if they were markup."""
+
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+
+from jcl.pretraining import Run, pretrain
+from small_runs import drawn_pixels, tiny_settings
+
+# Together a path that closes and opens script elements; a slash cannot be part of a file's name.
+EVIL_CLASS, EVIL_FILE = "<script>window.hacked=1<", 'script><img src=x onerror="window.hacked=2">'
+
+
+def evil_folder(folder: Path) -> Path:
+    """Images below class folders whose paths read as markup, one of them unreadable."""
+    for number, pixels in enumerate(drawn_pixels(26, side=20, seed=1)):
+        place = folder / (EVIL_CLASS, "dogs & cats")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(place / f"{EVIL_FILE}{number:03}.png", format="PNG")
+    (folder / EVIL_CLASS / f"{EVIL_FILE}broken.png").write_bytes(b"nothing")
+    return folder
+
+
+def plain_folder(folder: Path) -> Path:
+    """Images without labels, larger than those of the others."""
+    folder.mkdir(parents=True)
+    for number, pixels in enumerate(drawn_pixels(24, side=72, seed=2)):
+        Image.fromarray(pixels).save(folder / f"{number:03}.jpg")
+    return folder
+
+
+def small_run(location: Path, out: Path, method: str = "jcl", **changes: object) -> Run:
+    return pretrain(tiny_settings(location, method, **changes), out, console=Console(quiet=True))

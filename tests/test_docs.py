@@ -1,0 +1,99 @@
+"""README and guide: their Python runs, their commands exist with these options, and their links lead somewhere."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from PIL import Image
+
+import jcl
+from jcl.cli import app
+from jcl.settings import Settings, with_values
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SMALL = {
+    "train.epochs": 1,
+    "train.batch_size": 4,
+    "train.device": "cpu",
+    "model.backbone": "tiny_cnn",
+    "views.image_size": 16,
+    "record.tensorboard": False,
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+WITH_PYTHON = [page for page in PAGES if page.name != "CONTRIBUTING.md" and blocks(page, "python")]
+
+
+def commands(page: Path) -> Iterator[str]:
+    """Lines of a terminal, without comments and with their continuation lines."""
+    for block in blocks(page, "(?:bash|sh)?"):
+        for line in re.sub(r"\\\n\s*", "", block).splitlines():
+            found = re.match(r"(?:\.venv/bin/|srun |torchrun .* -m )?(jcl .*)", re.sub(r"\s#.*", "", line).strip())
+            if found:
+                yield found[1]
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> None:
+    """What a reader has: a folder of images, and a network small enough for a test."""
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for number in range(8):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (24, 24, 3), dtype=np.uint8)).save(path)
+    real = jcl.pretrain
+
+    def small(settings: Settings, out: str) -> jcl.Run:
+        return real(with_values(settings, SMALL), out)
+
+    monkeypatch.setattr(jcl, "pretrain", small, raising=False)
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.stem)
+def test_python_on_a_page_runs(page, photos):
+    unit = torch.nn.functional.normalize
+    names = {
+        "images": torch.rand(2, 3, 32, 32),
+        "query": unit(torch.randn(4, 128), dim=1),
+        "keys": unit(torch.randn(4, 5, 128), dim=2),
+    }
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_on_a_page_exist(page):
+    whole = typer.main.get_command(app)
+    for line in commands(page):
+        words = shlex.split(line)[1:]
+        try:
+            name, command, rest = whole.resolve_command(whole.context_class(whole), words)
+            assert command is not None
+            if "--help" not in rest:
+                command.make_context(name, rest)
+        except Exception as error:
+            raise AssertionError(f"`{line}` in {page.name}: {error}") from error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_on_a_page_lead_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_command_is_on_a_page():
+    said = {shlex.split(line)[1] for page in PAGES for line in commands(page)}
+    assert set(typer.main.get_command(app).commands) <= said

@@ -1,0 +1,277 @@
+"""The page of runs: whole whatever a run lacks, safe whatever its images are called, and never the end of a run."""
+
+import html
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from jcl.pretraining import pretrain
+from jcl.report.contents import RunContents, ShownImage
+from jcl.report.page import render_page
+from jcl.reporting import gather, run_names, write_report
+from jcl.reporting_run import read_run
+from page_tools import EVIL_CLASS, EVIL_FILE, small_run
+from small_runs import tiny_settings
+
+CPU = torch.device("cpu")
+
+
+class Reader(HTMLParser):
+    """What is on a page: its elements, the addresses they name, the texts people see, and what scripts hold."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in ("script", "style"):
+            self.open.remove(tag)
+
+    def handle_data(self, data):
+        (self.scripts if "script" in self.open else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def headings(self) -> set[str]:
+        return {attributes.get("id") or "" for attributes in self.all("section")}
+
+    def data(self) -> dict:
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def arrays(page_runs: Path) -> RunContents:
+    return gather(page_runs / "arrays/run", "arrays", CPU)
+
+
+@pytest.fixture(scope="module")
+def evil(page_runs: Path) -> RunContents:
+    return gather(page_runs / "evil/run", "</title><script>x", CPU)
+
+
+@pytest.fixture(scope="module")
+def plain(page_runs: Path) -> RunContents:
+    return gather(page_runs / "plain", "plain", CPU)
+
+
+def read(paths: list[Path], file: Path) -> Reader:
+    return Reader(write_report(paths, file, device="cpu").file.read_text(encoding="utf-8"))
+
+
+def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> None:
+    page = Reader(render_page([arrays]))
+    sections = {"summary", "training", "worth", "invariance", "map", "neighbours", "views", "speed", "settings"}
+    assert page.headings() == sections
+    charts = page.data()["charts"]
+    assert {"loss", "accuracy", "knn", "rate", "similarity", "variance", "speed", "map-0"} <= charts.keys()
+    metrics = [json.loads(line) for line in (page_runs / "arrays/run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    assert [point[1] for point in charts["loss"]["series"][0]["points"]] == pytest.approx(losses, rel=1e-5)
+    summary = json.loads((page_runs / "arrays/run/summary.json").read_text())
+    assert f"{summary['knn_top1']:.1f} %" in page.text and "kNN, 5 nearest images vote" in page.text
+    assert all(image.get("alt") for image in page.all("img")) and len(page.all("img")) > 40
+
+
+def test_what_auto_became_and_why(page_runs: Path, tmp_path: Path) -> None:
+    page = Reader(render_page([read_run(page_runs / "arrays/run", "run")]))
+    assert "train.lr 0.001875 0.06 for a batch of 256, in proportion to 8" in page.text
+    assert "train.precision float32" in page.text
+    old = tmp_path / "old"
+    shutil.copytree(page_runs / "arrays/run", old)
+    (old / "choices.json").unlink()
+    assert "did not keep why" in Reader(render_page([read_run(old, "old")])).text
+
+
+def test_nothing_is_asked_of_a_network(evil: RunContents, plain: RunContents) -> None:
+    text = render_page([evil, plain])
+    page = Reader(text)
+    for _, attributes in page.elements:
+        for name in ("src", "href", "srcset", "data", "action", "poster", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|WebSocket|import\(", text)
+    policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv"))
+    assert policy and policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
+
+
+def test_names_that_look_like_markup_stay_text(evil: RunContents) -> None:
+    page = Reader(render_page([evil], title="</script><b>"))
+    assert len(page.all("script")) == 2 and [len(page.all(tag)) for tag in ("style", "title")] == [1, 1]
+    assert all("onerror" not in attributes for _, attributes in page.elements)
+    name = f"{EVIL_CLASS}/{EVIL_FILE}"
+    assert name in page.text and "</title><script>x" in page.text and EVIL_CLASS in page.text
+    assert any(name in text for text in page.data()["charts"]["map-0"]["names"])
+    assert page.data()["runs"] == ["</title><script>x"]
+    assert f"{name}broken.png" in page.text and "1 image was left out" in page.text
+
+
+def test_a_run_without_labels(plain: RunContents) -> None:
+    page = Reader(render_page([plain]))
+    assert "worth" not in page.headings() and {"map", "neighbours", "views", "invariance"} <= page.headings()
+    assert "knn" not in page.data()["charts"] and "of queries find their own image first" in page.text
+    assert "✓" not in page.text and "✗" not in page.text
+
+
+def test_a_run_that_has_not_finished(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "half"
+    shutil.copytree(page_runs / "arrays/run", run)
+    (run / "summary.json").unlink()
+    (run / "backbone.safetensors").unlink()  # its newest checkpoint has the weights
+    page = read([run], tmp_path / "page.html")
+    assert "This run has not finished: it stands at epoch 3.0 of 3" in page.text and f"jcl resume {run}" in page.text
+    assert {"map", "neighbours"} <= page.headings()
+
+
+def test_a_run_that_has_only_begun(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "begun"
+    run.mkdir()
+    shutil.copy(page_runs / "arrays/run/settings.yaml", run)
+    page = read([run], tmp_path / "page.html")
+    assert page.headings() == {"summary", "speed", "settings", "views"}
+    assert "nothing has been recorded yet" in page.text and "has no checkpoint yet" in page.text
+    assert "No step has been recorded yet." in page.text
+
+
+def elsewhere(run: Path, copy: Path, before: str, now: str) -> Path:
+    """A copy of a run whose images are said to be elsewhere."""
+    shutil.copytree(run, copy)
+    settings = (run / "settings.yaml").read_text()
+    assert before in settings
+    (copy / "settings.yaml").write_text(settings.replace(before, now))
+    return copy
+
+
+def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
+    run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), str(tmp_path / "images"))
+    page = read([run], tmp_path / "page.html")
+    assert page.headings() == {"summary", "training", "speed", "settings"}
+    assert f"They are no longer at {tmp_path / 'images'}." in page.text
+
+
+def test_an_address_is_not_opened_again(page_runs: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "touched"
+    location = f"pipe:touch {mark}; cat x.tar"
+    run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), location)
+    page = read([run], tmp_path / "page.html")
+    assert "which is not fetched again" in page.text and location in page.text and not mark.exists()
+
+
+def test_several_runs_on_different_data(
+    page_runs: Path, arrays: RunContents, evil: RunContents, plain: RunContents
+) -> None:
+    paths = [page_runs / "arrays/run", page_runs / "evil/run", page_runs / "plain"]
+    assert run_names(paths) == ["arrays/run", "evil/run", f"{page_runs.name}/plain"]
+    page = Reader(render_page([arrays, evil, plain], note="a <note>"))
+    assert "a <note>" in page.text
+    assert page.data()["runs"] == ["arrays", "</title><script>x", "plain"]
+    assert "their accuracies do not compare" in page.text
+    assert len([box for box in page.all("input") if box.get("name") == "run"]) == 3
+    assert len(page.data()["charts"]["loss"]["series"]) == 3 and len(page.data()["charts"]["knn"]["series"]) == 2
+    assert {"map-0", "map-1", "map-2"} <= page.data()["charts"].keys()
+
+
+def test_figures_of_other_commands(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(page_runs / "arrays/run", run)
+    (run / "linear.json").write_text('{"linear_top1": 71.25, "linear_top5": true, "other": 1}')
+    (run / "broken.json").write_text('{"finetune_top1": 1')
+    page = Reader(render_page([read_run(run, "run")]))
+    assert "linear probe, first guess 71.2 %" in page.text
+    assert "linear probe, first five" not in page.text and "fine-tuned" not in page.text
+
+
+def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, plain: RunContents) -> None:
+    first, again = arrays.look, gather(page_runs / "arrays/run", "again", CPU).look
+    assert first is not None and again is not None and first.knn == again.knn and len(first.knn) == 3
+    assert (first.bank, first.queries, first.unseen) == (34, 10, True)
+    assert first.spread is not None and again.spread is not None
+    assert torch.equal(first.spread.similarities, again.spread.similarities)
+    held_out = plain.look
+    assert held_out is not None and (held_out.bank, held_out.queries, held_out.unseen) == (16, 8, False)
+    names = {image.name for answer in held_out.answers for image in answer.neighbours}
+    assert names.isdisjoint(answer.query.name for answer in held_out.answers)
+
+
+def test_many_runs_of_photographs_stay_small(plain: RunContents) -> None:
+    run = plain
+    assert run.look is not None and run.views is not None
+    noise = torch.randint(0, 256, (3, 200, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    answers = [
+        replace(answer, query=ShownImage(noise, "q"), neighbours=[ShownImage(noise, "n")] * 8, similarities=[0.5] * 8)
+        for answer in run.look.answers
+    ]
+    steps = [
+        {"kind": "train", "step": step, "epoch": step / 100, "loss": 1.0 / (step + 1), "lr": 0.1, "feature_std": 0.1,
+         "contrastive_accuracy": 50.0 + step % 7, "positive_similarity": 0.5, "images_per_second": 100.0 + step % 9}
+        for step in range(5000)
+    ]  # fmt: skip
+    busy: RunContents = replace(run, metrics=steps, look=replace(run.look, answers=answers))
+    page = render_page([replace(busy, name=f"run {number}") for number in range(12)])
+    assert len(page) < 5_000_000 and page.count("data:image/jpeg") >= 12 * 2 * 9
+
+
+def test_a_run_ends_with_a_page(npz: Path, tmp_path: Path) -> None:
+    run = small_run(npz, tmp_path / "run", record__report=True, train__epochs=1)
+    page = Reader((run.path / "report.html").read_text(encoding="utf-8"))
+    assert {"neighbours", "map", "views"} <= page.headings() and "not finished" not in page.text
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(npz: Path, tmp_path: Path) -> None:
+    (tmp_path / "run/report.html").mkdir(parents=True)
+    said = StringIO()
+    settings = tiny_settings(npz, record__report=True, train__epochs=1)
+    run = pretrain(settings, tmp_path / "run", console=Console(file=said, width=500))
+    assert run.summary["epochs"] == 1 and (run.path / "backbone.safetensors").exists()
+    assert said.getvalue().count("report.html could not be made: ") == 1 and "is a folder" in said.getvalue()
+
+
+def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
+    file, figures = tmp_path / "out/page.html", tmp_path / "page.json"
+    runs, names = [page_runs / "arrays/run", page_runs / "plain"], ["--name", "MoCo v2", "--name", "JCL"]
+    code, out, err = call("report", *runs, *names, "-o", file, "--json", figures)
+    assert (code, err) == (0, "") and str(file) in out and file.stat().st_size < 5_000_000
+    written = json.loads(figures.read_text())
+    assert {"moco_v2_knn_top1", "moco_v2_sample_knn_top1_k1", "jcl_mean_view_similarity"} <= written.keys()
+    assert written["bytes"] == file.stat().st_size and written["jcl_finished"] is True
+    assert html.escape("MoCo v2 and JCL") in file.read_text(encoding="utf-8")
+    copy = tmp_path / "copy"
+    shutil.copytree(page_runs / "plain", copy)
+    assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing"], "holds no run"),
+        (["{run}", "{run}", "-o", "page.html"], "named twice"),
+        (["{run}", "{plain}"], "say where to write the page"),
+        (["{run}", "--name", "a", "--name", "b"], "--name is given 2 times for 1 runs"),
+        (["{run}", "-o", "{plain}"], "is a folder"),
+        (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),
+    ],
+)
+def test_what_the_command_refuses(call, page_runs: Path, arguments: list[str], said: str) -> None:
+    places = {"run": page_runs / "arrays/run", "plain": page_runs / "plain"}
+    code, _, err = call("report", *(argument.format(**places) for argument in arguments))
+    assert code == 1 and said in err and err.count("\n") == 1 and "Traceback" not in err
