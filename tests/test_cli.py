@@ -32,6 +32,8 @@ COMMANDS = [
     "embed",
     "neighbours",
     "report",
+    "ablate",
+    "ablate-cell",
     "import",
     "export",
 ]

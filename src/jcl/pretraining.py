@@ -27,7 +27,7 @@ from jcl.exchange import backbone_info, load_backbone, save_backbone
 from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
 from jcl.reporting import write_run_report
-from jcl.run_data import data_facts, open_run_data, with_whole_path
+from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
 from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
 from jcl.settings import Settings, TrainSettings, settings_from, with_values
 from jcl.train.checkpoint import Progress, load_checkpoint, search_checkpoints
@@ -171,7 +171,7 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: _Place
     folder = RunFolder(ranks.from_first(str(folder.path).encode()).decode())
 
     def ready() -> _Parts:
-        _keep_apart(folder, settings)
+        keep_apart(folder.path, settings)
         if ranks.first:
             folder.refuse_occupied()
         # Everything that can be wrong with the settings shows while building, before the folder is touched.
@@ -282,13 +282,6 @@ def _checkpoint_to_resume(folder: RunFolder, place: _Place) -> Path | None:
     else:
         place.say(f"Resuming from {found.newest}.")
     return found.newest
-
-
-def _keep_apart(folder: RunFolder, settings: Settings) -> None:
-    """A run inside the images' folder would train on its own pictures when it is resumed."""
-    data = Path(settings.data.location)
-    if data.is_dir() and folder.path.resolve().is_relative_to(data):
-        raise RunError(f"the run folder {folder.path} lies inside the images' folder {data}; choose another --out.")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from jcl.automatic import DataFacts
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
 from jcl.data.opening import KNOWN_SETS
 from jcl.data.subset import class_list
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.settings import Settings, with_values
 
 
@@ -36,6 +36,13 @@ def with_whole_path(settings: Settings) -> Settings:
     if not location or location in KNOWN_SETS or not path.exists():
         return settings
     return with_values(settings, {"data.location": str(path.resolve())})
+
+
+def keep_apart(folder: Path, settings: Settings) -> None:
+    """A run inside the images' folder would train on its own pictures when it is resumed."""
+    data = Path(settings.data.location)
+    if data.is_dir() and folder.resolve().is_relative_to(data):
+        raise RunError(f"the run folder {folder} lies inside the images' folder {data}; choose another --out.")
 
 
 def data_facts(source: ImageSource) -> DataFacts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,25 @@ from rich.table import Table
 
 from jcl.cli.app import TRAIN, JsonOption, SetOption, app, err, out, rank
 from jcl.cli.printing import write_json
-from jcl.errors import SettingsError
+from jcl.cli.run_options import (
+    BackboneOption,
+    BatchSizeOption,
+    CovarianceScaleOption,
+    DataArgument,
+    DeviceOption,
+    EpochsOption,
+    LrOption,
+    MethodOption,
+    NumKeysOption,
+    OnNanOption,
+    RecipeOption,
+    SeedOption,
+    StrictOption,
+    SubsetOption,
+    TemperatureOption,
+    given_values,
+    run_settings,
+)
 
 if TYPE_CHECKING:
     from jcl.pretraining import Run
@@ -26,29 +44,24 @@ DevicesOption = Annotated[
 
 @app.command(rich_help_panel=TRAIN)
 def pretrain(
-    data: Annotated[
-        str | None,
-        typer.Argument(
-            help="Folder of images, .npz file, shards such as 's/{0000..0127}.tar', or demo, cifar10, stl10."
-        ),
-    ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Recipe by name (see `jcl recipes`) or a YAML file.")] = None,
+    data: DataArgument = None,
+    recipe: RecipeOption = None,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the run (default: a new one in runs/).")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="jcl, moco-v2, moco-v1, multi-key or multi-key-backprop.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="torchvision or timm name.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images per step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    num_keys: Annotated[int | None, typer.Option(help="Key views per image, M'.")] = None,
-    covariance_scale: Annotated[float | None, typer.Option(help="Weight of the keys' covariance.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Softmax temperature.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
-    strict: Annotated[bool | None, typer.Option("--strict", help="Stop at the first unreadable image.")] = None,
-    on_nan: Annotated[str | None, typer.Option(help="What a loss that is not finite does: stop or skip.")] = None,
-    subset: Annotated[str | None, typer.Option(help="imagenet100, or a file with one class folder a line.")] = None,
+    method: MethodOption = None,
+    backbone: BackboneOption = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchSizeOption = None,
+    lr: LrOption = None,
+    num_keys: NumKeysOption = None,
+    covariance_scale: CovarianceScaleOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    strict: StrictOption = None,
+    on_nan: OnNanOption = None,
+    subset: SubsetOption = None,
     profile: Annotated[bool, typer.Option("--profile", help="Only show where a step's time goes.")] = False,
     devices: DevicesOption = 1,
     settings: SetOption = None,
@@ -58,6 +71,7 @@ def pretrain(
 
     [dim]jcl pretrain photos/ --out runs/photos[/]
     """
+    values = given_values(locals(), settings)
     if devices > 1:
         from jcl.launching import launch
 
@@ -65,25 +79,8 @@ def pretrain(
         return
     from jcl.pretraining import pretrain as run_pretraining
     from jcl.pretraining import profile as profile_pretraining
-    from jcl.recipes import build_settings
 
-    values = {
-        "data.location": data,
-        "model.backbone": backbone,
-        "train.epochs": epochs,
-        "train.batch_size": batch_size,
-        "train.lr": lr,
-        "method.num_keys": num_keys,
-        "method.covariance_scale": covariance_scale,
-        "method.temperature": temperature,
-        "train.seed": seed,
-        "train.device": device,
-        "train.on_nan": on_nan,
-        "data.strict": strict,
-        "data.subset": subset,
-    }
-    values = {name: value for name, value in values.items() if value is not None} | _assignments(settings or [])
-    chosen = build_settings(recipe or _recipe_for(data), method=method, values=values)
+    chosen = run_settings(recipe, method, values)
     if profile:
         _print_profile(profile_pretraining(chosen, console=err), json_file)
         return
@@ -122,29 +119,6 @@ def demo(
 
     figures = run_demo(out_folder, seed, out, err)
     write_json(figures, json_file)
-
-
-def _recipe_for(data: str | None) -> str:
-    """The recipe of a data set known by name is the one called after it; other images have the folder recipe."""
-    from jcl.recipes import recipe_names
-
-    return data if data in recipe_names() else "folder"
-
-
-def _assignments(texts: list[str]) -> dict[str, Any]:
-    """`section.name=value` as given to --set; values are read as YAML, so that numbers, lists and true are that."""
-    import yaml
-
-    values = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise SettingsError(f"--set takes SECTION.NAME=VALUE, but got {text!r}.")
-        try:
-            values[name.strip()] = yaml.safe_load(value)
-        except (yaml.YAMLError, RecursionError):
-            raise SettingsError(f"--set cannot make sense of the value in {text!r}; lists read [1, 2, 3].") from None
-    return values
 
 
 def _print_profile(profile: StepProfile, json_file: Path | None) -> None:

@@ -39,6 +39,7 @@ class Method:
     loss: LossFunction
     several_keys: bool = True
     gradient_through_keys: bool = False
+    uses_covariance: bool = False
 
 
 def _joint(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, scale: float | Tensor) -> Tensor:
@@ -56,7 +57,9 @@ def _info_nce(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float
 METHODS = {
     method.name: method
     for method in (
-        Method("jcl", "Joint Contrastive Learning: mean and covariance of M' keys, Eq. 8", _joint),
+        Method(
+            "jcl", "Joint Contrastive Learning: mean and covariance of M' keys, Eq. 8", _joint, uses_covariance=True
+        ),
         Method("moco-v2", "MoCo v2: one key, MLP head, strong views", _info_nce, several_keys=False),
         Method("moco-v1", "MoCo v1: one key, linear head, the first paper's views", _info_nce, several_keys=False),
         Method("multi-key", "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient", _multi_key),

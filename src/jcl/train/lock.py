@@ -21,6 +21,10 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _HOLDER_BYTES = 4096  # more than a process writes about itself
 
 
+class RunHeld(RunError):
+    """Another process trains in the folder."""
+
+
 class RunLock:
     """Keeps other processes from training in a folder, for as long as the block lasts or the process lives.
 
@@ -79,7 +83,7 @@ class RunLock:
             os.close(descriptor)
             if error.errno not in _HELD:
                 raise
-            raise RunError(
+            raise RunHeld(
                 f"the run in {self._folder} is being trained by {self._holder()}; wait for it to end, or stop it first."
             ) from None
         return descriptor

@@ -1,0 +1,193 @@
+"""An ablation from a grid of settings to its figure: the parts put together.
+
+`plan_ablation` says what is to be compared, and `ablate` has an engine carry it out and makes something of the results.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jcl.errors import Interrupted, RunError, SettingsError
+from jcl.evaluate.classification import classification_task
+from jcl.report.ablation_plot import plot_ablation
+from jcl.run_data import keep_apart, open_run_data, with_whole_path
+from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
+from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
+from jcl.studies.cells import Axis, Build, Cell, base_settings, grid, shared_values, short_name
+from jcl.studies.local_engine import Engine
+from jcl.studies.progress import AblationDisplay
+from jcl.studies.relevance import refuse_ignored
+from jcl.train.atomic import write_atomically
+from jcl.train.folder import RunFolder
+from jcl.train.lock import RunLock
+from jcl.train.rank_group import launched
+from jcl.train.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be compared: the cells, what they share, and by which settings they differ."""
+
+    names: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    study: Mapping[str, Any]
+    usual_folder: Path
+
+
+def plan_ablation(axes: Sequence[Axis], seeds: Sequence[int], build: Build, console: Console) -> Plan:
+    """The cells with every value checked, and the data looked at; nothing is written."""
+    if launched():
+        raise SettingsError(
+            "`jcl ablate` starts its cells by itself; start it once, without a launcher such as torchrun."
+        )
+    if not axes:
+        raise SettingsError("say what to vary, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
+    base = with_whole_path(base_settings(axes, build))
+    refuse_ignored(axes, base)
+    cells = [replace(cell, settings=with_whole_path(cell.settings)) for cell in grid(axes, seeds, build)]
+    data = open_run_data(base, console)
+    task = classification_task(data)  # says so where there are no labels to measure with
+    names = tuple(axis.name for axis in axes)
+    counts = {"train_images": len(data.train), "test_images": len(task.test), "classes": len(task.classes)}
+    study = {"over": list(names), "settings": shared_values(base, names), "data": counts}
+    usual = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
+    return Plan(names, tuple(cells), study, usual)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What was found, and what is missing of the cells that were asked for."""
+
+    folder: Path
+    names: tuple[str, ...]
+    points: Sequence[Point]
+    figures: Mapping[str, Any]
+    failed: Mapping[str, str] = field(default_factory=dict)  # the cells, in words, and their sentences
+    unfinished: int = 0
+    stopped_by: str = ""  # a signal's name
+
+    def raise_if_incomplete(self) -> None:
+        if self.unfinished:
+            by = f"{self.stopped_by} received: " if self.stopped_by else ""
+            cells = "1 cell is" if self.unfinished == 1 else f"{self.unfinished} cells are"
+            raise Interrupted(
+                f"{by}{cells} unfinished, and everything is saved in {self.folder}; "
+                "give the same command again to go on."
+            )
+        if self.failed:
+            raise RunError(f"{self._about_failures()} Give the same command again to try anew.")
+
+    def _about_failures(self) -> str:
+        cells = "1 cell" if len(self.failed) == 1 else f"{len(self.failed)} cells"
+        sentences = list(dict.fromkeys(self.failed.values()))
+        if len(sentences) == 1:
+            named = ", ".join(self.failed) if len(self.failed) <= 3 else "all for the same reason"
+            return f"{cells} failed ({named}): {sentences[0]}"
+        first, sentence = next(iter(self.failed.items()))
+        return (
+            f"{cells} failed; the first ({first}): {sentence} {self.folder / 'ablation.csv'} has the others' reasons."
+        )
+
+
+def prepare(plan: Plan, out: Path | None) -> AblationFolder:
+    """Only write down the study and its cells, for others to carry out."""
+    folder = _folder_for(plan, out)
+    with RunLock(folder.path, warn=AblationDisplay(Console(stderr=True)).say):
+        folder.begin(plan.study, plan.cells)
+    return folder
+
+
+def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
+    """The folder of a plan, unless it is, or holds, something else."""
+    folder = AblationFolder(out or plan.usual_folder)
+    keep_apart(folder.path, plan.cells[0].settings)
+    folder.refuse_other(plan.study)
+    return folder
+
+
+def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
+    """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
+    folder = _folder_for(plan, out)
+    display = AblationDisplay(console or Console(stderr=True))
+    started = time.perf_counter()
+    with RunLock(folder.path, warn=display.say):
+        folder.begin(plan.study, plan.cells)
+        folders = [folder.cell(cell) for cell in plan.cells]
+        with StopRequest() as stop:
+            failed = _carry_out(folder, plan, folders, engine, stop, display)
+        records = _write_table(folder, plan)
+        points = points_of(records, plan.names)
+        about = _about(plan, records, time.perf_counter() - started)
+        figures = about | plain_figures(points)
+        write_atomically(folder.path / "ablation.json", json.dumps(figures, indent=2).encode() + b"\n")
+        _draw(folder, points, about, display)
+    missing = sum(each.result() is None for each in folders) - len(failed)
+    return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
+
+
+def _carry_out(
+    folder: AblationFolder,
+    plan: Plan,
+    folders: Sequence[CellFolder],
+    engine: Engine,
+    stop: StopRequest,
+    display: AblationDisplay,
+) -> dict[str, str]:
+    """Have the engine carry out what has no result yet; gives the cells that failed, in words, and their sentences."""
+    todo = {each.path: cell for each, cell in zip(folders, plan.cells, strict=True) if each.result() is None}
+    failed = {}
+    with display.of(folder.path, len(plan.cells), todo):
+        for outcome in engine(list(todo), stop):
+            cell, ended = todo[outcome.folder], CellFolder(outcome.folder)
+            if outcome.state == "stopped" and not RunFolder(outcome.folder).holds_run():
+                continue  # it had not begun
+            if outcome.state == "failed":
+                failed[cell.words] = outcome.sentence
+                if ended.failure() is None:
+                    ended.fail(outcome.sentence)
+            display.tell(cell, outcome, ended.result())
+            _write_table(folder, plan)
+    return failed
+
+
+def _write_table(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
+    """All cells of the folder, those of this plan first, as CSV and as they are."""
+    order = {cell.name: place for place, cell in enumerate(plan.cells)}
+    records = sorted(folder.records(), key=lambda record: order.get(record.cell.name, len(order)))
+    write_atomically(folder.path / "ablation.csv", as_csv(records, plan.names).encode())
+    return records
+
+
+def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[str, Any]:
+    """What the figures rest on."""
+    settings, counts = plan.study["settings"], plan.study["data"]
+    return {
+        "data": settings["data.location"],
+        "over": ",".join(plan.names),
+        "cells": len(records),
+        "cells_done": sum(record.result is not None for record in records),
+        "cells_failed": sum(record.result is None and record.failure is not None for record in records),
+        "train_images": counts["train_images"],
+        "test_images": counts["test_images"],
+        "classes": counts["classes"],
+        "training_seconds": sum(record.result["seconds"] for record in records if record.result is not None),
+        "seconds": seconds,
+    }
+
+
+def _draw(folder: AblationFolder, points: Sequence[Point], about: Mapping[str, Any], display: AblationDisplay) -> None:
+    if not any(point.results for point in points):
+        return
+    try:
+        plot_ablation(
+            points, folder.path / "ablation.png", data=Path(about["data"]).name, chance=100 / about["classes"]
+        )
+    except OSError as error:
+        display.say(f"The figure could not be drawn: {error.strerror or error}.")

@@ -1,0 +1,107 @@
+"""One cell of an ablation from its plan to its figures: pre-training, then what the frozen features are worth."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jcl.data import ImageSource
+from jcl.errors import Interrupted, JclError
+from jcl.evaluate.classification import classification_task
+from jcl.evaluate.features import Features
+from jcl.evaluate.knn import knn_accuracy
+from jcl.evaluate.linear import linear_probe
+from jcl.measure import open_subject
+from jcl.pretraining import Run, pretrain, resume
+from jcl.settings import Settings, with_values
+from jcl.studies.ablation_folder import CellFolder
+from jcl.train.folder import RunFolder
+from jcl.train.lock import RunHeld
+
+_SECONDS_TO_WAIT = 600.0  # for a process that has lost its place but still has the folder, and saves itself
+_KEPT_FROM_SUMMARY = (
+    *("loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"),
+)
+
+
+def run_cell(path: Path, *, workers: int | None = None, console: Console | None = None) -> dict[str, Any]:
+    """Carry out what `cell.json` in a folder plans, from wherever it stopped, and give the figures.
+
+    What goes wrong is written down before it is raised. `workers` replaces an automatic choice.
+    """
+    folder = CellFolder(path)
+    cell = folder.cell()
+    found = folder.result()
+    if found is not None:
+        return found
+    folder.forget_failure()
+    settings = cell.settings
+    if workers is not None and settings.data.workers == "auto":
+        settings = with_values(settings, {"data.workers": workers})
+    try:
+        run = _trained(path, settings, console or Console(stderr=True))
+        summary = run.summary
+        kept = {name: summary[name] for name in _KEPT_FROM_SUMMARY}
+        figures = {"seed": cell.seed} | _probed(run) | kept
+    except Interrupted:
+        raise
+    except JclError as error:
+        folder.fail(str(error))
+        raise
+    except Exception as error:
+        folder.fail(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
+        raise
+    folder.finish(figures)
+    return figures
+
+
+def _trained(path: Path, settings: Settings, console: Console) -> Run:
+    """The finished run of the cell: begun, or gone on with."""
+    deadline = time.monotonic() + _SECONDS_TO_WAIT
+    said = False
+    while True:
+        try:
+            if RunFolder(path).holds_run():
+                return resume(path, console=console)
+            return pretrain(settings, path, console=console)
+        except RunHeld as error:  # a process on a node that was given up may take a moment to notice
+            if time.monotonic() > deadline:
+                raise
+            if not said:
+                console.print(f"Waiting, because {error}", highlight=False, markup=False, soft_wrap=True)
+            said = True
+        time.sleep(0.5)
+
+
+def _probed(run: Run) -> dict[str, Any]:
+    """kNN and the linear probe on the same features; the probe is chosen on a part of the training images."""
+    settings = run.settings
+    workers, record = settings.data.workers, settings.record
+    assert isinstance(workers, int), "settings of a run are resolved"
+    subject = open_subject(run.path, None, settings.train.device)
+    task = classification_task(subject.data)
+
+    def features(source: ImageSource) -> Features:
+        return subject.shown.extract(subject.backbone, source, device=subject.device, workers=workers)
+
+    train, test = features(task.train), features(task.test)
+    assert train.labels is not None and test.labels is not None, "a task has labels"
+    labelled = (train.values, train.labels, test.values, test.labels)
+    knn = knn_accuracy(*labelled, k=[record.knn_k], temperature=[record.knn_temperature], device=subject.device)[0]
+    linear = linear_probe(*labelled, device=subject.device)
+    return {
+        "linear_top1": linear.scores.top1,
+        "linear_top5": linear.scores.top5,
+        "knn_top1": knn.top1,
+        "knn_top5": knn.top5,
+        "validation_top1": linear.validation_top1,
+        "linear_lr": linear.lr,
+        "linear_weight_decay": linear.weight_decay,
+        "train_images": len(train),
+        "test_images": len(test),
+        "test_held_out": task.held_out,
+        "classes": len(task.classes),
+    }

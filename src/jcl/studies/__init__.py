@@ -1,0 +1,1 @@
+"""The paper's figures and tables, made again."""

@@ -1,0 +1,62 @@
+"""Small ablations, and an engine that carries cells out in this very process."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jcl.ablating import Ablation, Plan, ablate, plan_ablation
+from jcl.ablation_cell import run_cell
+from jcl.errors import Interrupted, JclError
+from jcl.recipes import build_settings
+from jcl.settings import Settings
+from jcl.studies.cell_process import Outcome
+from jcl.studies.cells import parse_axis
+from jcl.studies.local_engine import Engine
+from jcl.train.stop import StopRequest
+from small_runs import TINY_VALUES
+
+QUIET = Console(quiet=True)
+# What differs between two equal cells: clocks, and the memory of whatever else the process did.
+NOT_COMPARED = {"seconds", "images_per_second", "peak_memory_bytes"}
+
+
+def carry_out_here(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
+    """One after another, until asked to stop."""
+    for folder in folders:
+        if stop.requested:
+            return
+        try:
+            run_cell(folder, console=QUIET)
+            yield Outcome(folder, "done")
+        except Interrupted:
+            yield Outcome(folder, "stopped")
+        except JclError as error:
+            yield Outcome(folder, "failed", str(error))
+
+
+def small_plan(npz: Path, *over: str, seeds: Sequence[int] = (0,), method: str | None = None, **changes: Any) -> Plan:
+    """Cells of a second each; changes are dotted names with __ for the dot."""
+    axes = [parse_axis(text) for text in over]
+    own = {name.replace("__", "."): value for name, value in changes.items()}
+    values = TINY_VALUES | {"data.location": str(npz), "record.knn_every": 0} | own
+
+    def build(cell: Mapping[str, Any]) -> Settings:
+        return build_settings("folder", method=method, values=values | dict(cell))
+
+    return plan_ablation(axes, seeds, build, QUIET)
+
+
+def ablated(plan: Plan, out: Path, engine: Engine = carry_out_here) -> Ablation:
+    return ablate(plan, out, engine, console=QUIET)
+
+
+def results(out: Path) -> dict[str, dict[str, Any]]:
+    """The figures of all cells that are done, by the cells' names, without clocks."""
+    found = {}
+    for file in sorted((out / "cells").glob("*/result.json")):
+        figures = json.loads(file.read_text())
+        found[file.parent.name] = {name: value for name, value in figures.items() if name not in NOT_COMPARED}
+    return found

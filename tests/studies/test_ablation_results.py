@@ -1,0 +1,71 @@
+"""Means and spreads over seeds, the best by held-out training images, and every cell in the CSV."""
+
+import csv
+import io
+import statistics
+from typing import Any
+
+from jcl.settings import Settings
+from jcl.studies.ablation import as_csv, best_of, plain_figures, points_of
+from jcl.studies.ablation_folder import CellRecord
+from jcl.studies.cells import Cell
+
+NAMES = ["method.num_keys"]
+
+
+def record(keys: Any, seed: int, linear: float | None, failure: str | None = None) -> CellRecord:
+    cell = Cell({"method.num_keys": keys}, seed, Settings())
+    result = None
+    if linear is not None:
+        result = {"seed": seed, "linear_top1": linear, "knn_top1": linear - 10, "validation_top1": 100 - linear}
+    return CellRecord(cell, result, failure)
+
+
+RECORDS = [
+    record(11, 0, 72.0),
+    record(2, 1, 61.5),
+    record(2, 0, 60.0),
+    record(2, 7, 64.5),
+    record(5, 0, None, '=the loss is not finite, "so" it stopped.'),
+    record(7, 0, None),
+]
+
+
+def test_points_rise_and_count_what_failed():
+    points = points_of(RECORDS, NAMES)
+    assert [point.values["method.num_keys"] for point in points] == [2, 5, 7, 11]
+    assert [(len(point.results), point.failed) for point in points] == [(3, 0), (0, 1), (0, 0), (1, 0)]
+    two = points[0]
+    assert two.each("linear_top1") == [60.0, 61.5, 64.5]  # by seed
+    assert two.mean("linear_top1") == 62.0 and two.spread("linear_top1") == statistics.stdev([60.0, 61.5, 64.5])
+    assert points[3].spread("linear_top1") is None and points[1].mean("linear_top1") is None
+
+
+def test_other_values_stay_in_the_order_in_which_they_come():
+    records = [record(name, 0, 50.0) for name in ("moco-v2", "jcl", [3, 4])]
+    assert [point.values["method.num_keys"] for point in points_of(records, NAMES)] == ["moco-v2", "jcl", [3, 4]]
+
+
+def test_the_best_is_chosen_without_the_test_images():
+    points = points_of(RECORDS, NAMES)
+    best = best_of(points)
+    assert best is not None and best.values == {"method.num_keys": 2}  # the test images would have it 11
+    assert best_of(points[3:]) is None
+
+
+def test_flat_figures():
+    figures = plain_figures(points_of(RECORDS, NAMES))
+    assert figures["linear_top1_num_keys_2"] == 62.0 and figures["knn_top1_num_keys_2"] == 52.0
+    assert figures["linear_top1_std_num_keys_11"] is None and figures["linear_top1_num_keys_5"] is None
+    assert figures["seeds_num_keys_2"] == 3 and figures["best_num_keys"] == 2 and figures["best_linear_top1"] == 62.0
+    assert not any(isinstance(value, dict | list) for value in figures.values())
+
+
+def test_every_cell_is_a_line_of_the_csv():
+    lines = list(csv.DictReader(io.StringIO(as_csv(RECORDS, NAMES))))
+    assert [(line["num_keys"], line["seed"], line["state"]) for line in lines] == [
+        ("11", "0", "done"), ("2", "1", "done"), ("2", "0", "done"), ("2", "7", "done"), ("5", "0", "failed"),
+        ("7", "0", "unfinished"),
+    ]  # fmt: skip
+    assert float(lines[1]["linear_top1"]) == 61.5 and lines[4]["linear_top1"] == ""
+    assert lines[4]["error"] == RECORDS[4].failure

@@ -1,0 +1,176 @@
+"""Grids enumerate every combination once, names are safe, and what makes no sense is refused in a sentence."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jcl.errors import SettingsError
+from jcl.recipes import build_settings
+from jcl.settings import Settings
+from jcl.studies.cells import (
+    LONGEST_NAME,
+    Axis,
+    Cell,
+    base_settings,
+    grid,
+    parse_axis,
+    parse_seeds,
+    refuse_repeated,
+    shared_values,
+    written,
+)
+from jcl.studies.relevance import refuse_ignored
+
+
+def build(own: Mapping[str, Any]) -> Settings:
+    return build_settings("cifar10", values=own)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("num_keys=1,2,11", "method.num_keys", (1, 2, 11)),
+        (" method.temperature = 0.1, 0.2", "method.temperature", (0.1, 0.2)),
+        ("method=jcl,moco-v2", "method.name", ("jcl", "moco-v2")),
+        ("milestones=[60, 80],[120]", "train.milestones", ([60, 80], [120])),
+        ("compile=true,false,auto", "train.compile", (True, False, "auto")),
+        ("backbone='a,b',c", "model.backbone", ("a,b", "c")),
+    ],
+)
+def test_axes_are_read(text, name, values):
+    assert parse_axis(text) == Axis(name, values)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("num_keys", "NAME=VALUE"),
+        ("nonsense=1", "no setting called 'nonsense'"),
+        ("num_kyes=1", "did you mean method.num_keys?"),
+        ("method.momentum=1", "did you mean"),
+        ("num_keys=", "no values to try"),
+        ("num_keys=1], [2", "cannot make sense"),
+        ("num_keys={1", "cannot make sense"),
+        ("num_keys=!!python/object/apply:os.system ['true']", "cannot make sense"),
+        ("recipe=cifar10", "views.recipe"),
+        ("seed=1,2", "--seeds"),
+        ("location=/a,/b", "the same images"),
+        ("device=cpu,cuda", "does not change what is learned"),
+        ("record.keep=1,2", "does not change what is learned"),
+    ],
+)
+def test_axes_that_make_no_sense(text, said):
+    with pytest.raises(SettingsError) as error:
+        parse_axis(text)
+    assert said in str(error.value)
+
+
+def test_a_name_in_two_sections_must_be_whole(monkeypatch):
+    monkeypatch.setattr("jcl.studies.cells.setting_names", lambda: ["a.size", "b.size"])
+    with pytest.raises(SettingsError, match=r"'size' may be a.size or b.size; give the whole name"):
+        parse_axis("size=1")
+
+
+def test_seeds():
+    assert parse_seeds("3") == (0, 1, 2)
+    assert parse_seeds("2", first=5) == (5, 6)
+    assert parse_seeds("0, 7,42,7") == (0, 7, 42)
+    assert parse_seeds("7,") == (7,)
+    for wrong in ("0", "-1", "1.5", "many", "", "1,,2", "100000", "1" * 30):
+        with pytest.raises(SettingsError, match="--seeds takes"):
+            parse_seeds(wrong)
+
+
+def test_a_grid_has_every_combination_once_and_the_first_seed_first():
+    cells = grid([Axis("method.num_keys", (1, 2, 5)), Axis("method.temperature", (0.1, "2e-1"))], (0, 7), build)
+    assert [(tuple(cell.values.values()), cell.seed) for cell in cells] == [
+        ((keys, temperature), seed) for seed in (0, 7) for keys in (1, 2, 5) for temperature in (0.1, 0.2)
+    ]
+    assert all(cell.settings.method.num_keys == cell.values["method.num_keys"] for cell in cells)
+    assert all(cell.settings.train.seed == cell.seed for cell in cells)
+    assert len({cell.name for cell in cells}) == 12
+    assert cells[0].name.startswith("num_keys-1-temperature-0.1-seed-0-")
+    assert cells[0].words == "num_keys 1, temperature 0.1, seed 0"
+
+
+def test_equal_values_are_one_cell_and_the_order_of_axes_does_not_matter():
+    assert len(grid([Axis("method.temperature", (0.2, "0.20", "2e-1"))], (0,), build)) == 1
+    axes = [Axis("method.num_keys", (2,)), Axis("train.lr", (0.1,))]
+    assert grid(axes, (0,), build)[0].name == grid(axes[::-1], (0,), build)[0].name
+
+
+def test_values_that_do_not_work_are_named():
+    for values in (("two",), (0,), (1.5,), ([1],), (None,)):
+        with pytest.raises(SettingsError, match=r"method.num_keys does not work"):
+            grid([Axis("method.num_keys", values)], (0,), build)
+
+
+def test_a_method_axis_brings_what_each_method_implies():
+    moco, jcl = grid([Axis("method.name", ("moco-v1", "jcl"))], (0,), build)
+    assert (moco.settings.method.num_keys, moco.settings.model.head) == (1, "linear")
+    assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (5, "mlp")
+
+
+@settings(deadline=None)
+@given(st.text(max_size=300), st.integers(0, 2**62))
+def test_hostile_values_cannot_leave_the_folder(value, seed):
+    cell = Cell({"model.backbone": value}, seed, Settings())
+    assert Path(cell.name).name == cell.name and cell.name not in (".", "..")
+    assert cell.name.isascii() and cell.name.isprintable() and not set(cell.name) & set("/\\ :*?\"'<>|$`")
+    assert len(cell.name) <= LONGEST_NAME
+
+
+def test_names_differ_where_values_do():
+    values = ["../../etc", ".._.._etc", "a/b", "a_b", "a" * 300, "a" * 301, 0.1, 0.1 + 1e-12, 1, "1", True]
+    assert len({Cell({"model.backbone": value}, 0, Settings()).name for value in values}) == len(values)
+    assert written(0.1 + 1e-12) != written(0.1) == "0.1" and written(4.0) == "4" and written([1, 2]) == "[1, 2]"
+
+
+@pytest.mark.parametrize(
+    ("values", "over", "said"),
+    [
+        ({"method.name": "moco-v2"}, ["num_keys=1,2"], "moco-v2 makes do with one key"),
+        ({"method.name": "moco-v1"}, ["covariance_scale=1,2"], "moco-v1 does without the keys' covariance"),
+        ({"method.name": "multi-key"}, ["covariance_scale=1,2"], "multi-key does without"),
+        ({"method.num_keys": 1}, ["covariance_scale=1,2"], "with one key per image there is no covariance"),
+        ({}, ["num_keys=1,2", "method=moco-v1,moco-v2"], "moco-v1 and moco-v2 make do with one key"),
+    ],
+)
+def test_methods_that_ignore_a_setting(values, over, said):
+    axes = [parse_axis(text) for text in over]
+    with pytest.raises(SettingsError) as error:
+        refuse_ignored(axes, base_settings(axes, lambda own: build(values | dict(own))))
+    assert said in str(error.value) and "nothing to see over it" in str(error.value)
+
+
+def test_a_setting_that_some_method_of_the_grid_looks_at():
+    for over in (["num_keys=1,2"], ["covariance_scale=0,4"], ["num_keys=1,5", "covariance_scale=0,4"]):
+        refuse_ignored([parse_axis(text) for text in over], build({}))
+    refuse_ignored([parse_axis("covariance_scale=0,4"), parse_axis("method=jcl,multi-key")], build({}))
+
+
+def test_a_setting_given_twice():
+    axis = parse_axis("num_keys=1,2")
+    with pytest.raises(SettingsError, match="given twice"):
+        refuse_repeated([axis, axis], {})
+    with pytest.raises(SettingsError, match="both with --over and as 5"):
+        refuse_repeated([axis], {"method.num_keys": 5})
+    refuse_repeated([axis], {"method.temperature": 0.1})
+
+
+def test_what_cells_share_leaves_out_axes_seeds_and_how_a_run_is_carried_out():
+    base = build({"train.seed": 3, "train.device": "cpu"})
+    shared = shared_values(base, ["method.num_keys"])
+    assert shared == shared_values(build({"method.num_keys": 7, "record.keep": 9}), ["method.num_keys"])
+    assert shared["train.epochs"] == 200 and shared["record.knn_k"] == 200 and shared["recipe"] == "cifar10"
+    assert shared != shared_values(build({"train.lr": 1.0}), ["method.num_keys"])
+
+
+def test_a_base_that_only_the_axes_make_fit():
+    axes = [Axis("train.batch_size", (96, 192))]
+    base = base_settings(axes, lambda own: build({"model.bn_groups": 24} | dict(own)))  # 512 is no multiple of 24
+    assert base.train.batch_size == 96

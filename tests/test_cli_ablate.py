@@ -1,0 +1,86 @@
+"""`jcl ablate` and `jcl ablate-cell` on the command line: sentences for what is wrong, tables for what is found."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ablation_tools import ablated, small_plan
+from launch_tools import settings_options
+from small_runs import TINY_VALUES, drawn_pixels
+
+VALUES = TINY_VALUES | {"record.knn_every": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "say what to vary"),
+        (["--over", "nonsense=1"], "no setting called 'nonsense'"),
+        (["--over", "num_keys"], "--over takes NAME=VALUE"),
+        (["--over", "num_keys=one"], "the value 'one' of method.num_keys does not work"),
+        (["--over", "num_keys=1.5"], "method.num_keys does not work"),
+        (["--over", "temperature=0.2,0"], "method.temperature does not work"),
+        (["--over", "num_keys=1,2", "--method", "moco-v2"], "moco-v2 makes do with one key per image"),
+        (["--over", "covariance_scale=1,2", "--method", "multi-key"], "nothing to see over it"),
+        (["--over", "num_keys=1,2", "--num-keys", "3"], "both with --over and as 3"),
+        (["--over", "method=jcl,moco-v2", "--method", "jcl"], "both with --over and as 'jcl'"),
+        (["--over", "num_keys=1", "--over", "method.num_keys=2"], "given twice"),
+        (["--over", "num_keys=1", "--seeds", "some"], "--seeds takes"),
+        (["--over", "num_keys=1", "--seeds", "1,2", "--seed", "1"], "leave --seed out"),
+        (["--over", "num_keys=1", "--recipe", "cifar"], "did you mean cifar10?"),
+        (["--over", "num_keys=1", "--gpus-per-cell", "0.5"], "are for --engine ray"),
+    ],
+)
+def test_what_makes_no_sense_is_a_sentence_and_leaves_nothing(call, npz, tmp_path, arguments, said):
+    code, out, err = call("ablate", npz, *arguments, "--out", tmp_path / "out")
+    assert code == 1 and out == "" and said in err, err
+    assert err.startswith("Error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_is_missing_or_cannot_be_measured_on(call, tmp_path):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    for data, said in ((tmp_path / "missing", "There is no folder"), (tmp_path / "bare.npz", "has no labels")):
+        code, _, err = call("ablate", data, "--over", "num_keys=1", "--out", tmp_path / "out")
+        assert code == 1 and said in err and not (tmp_path / "out").exists()
+
+
+def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path, monkeypatch):
+    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])  # which takes most of the time
+    out = tmp_path / "out"
+    changes = {name.replace(".", "__"): value for name, value in VALUES.items()} | {"train__epochs": 1}
+    ablated(small_plan(npz, "temperature=0.1,0.3", seeds=(4, 5), **changes), out)
+    command = ("ablate", npz, "--over", "temperature=0.3,1e-1", "--out", out, *settings_options(VALUES))
+    code, printed, err = call(*command, "--seeds", 2, "--seed", 4, "--set", "train.epochs=1", "--json", "deep/a.json")
+    assert code == 0, err
+    assert "4 cells into" in err and "4 done before are kept" in err
+    lines = [line.split("│")[1:-1] for line in printed.splitlines() if line.startswith("│")]
+    assert [line[0].strip() for line in lines] == ["0.1", "0.3"] and "±" in lines[0][1] and lines[0][4].strip() == "2"
+    assert "Best on held-out training images" in printed and f"Everything is in {out}" in printed
+    flat = json.loads(Path("deep/a.json").read_text())
+    assert flat["seeds_temperature_0.3"] == 2 and flat["linear_top1_std_temperature_0.1"] is not None
+    code, _, err = call(*command, "--seeds", "4,5", "--set", "train.epochs=2")
+    assert code == 1 and "was begun with train.epochs = 1 instead of 2" in err
+
+
+def test_one_cell_by_hand(call, npz, tmp_path):
+    values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "model.backbone")}
+    options = ("--out", tmp_path / "out", "--plan-only", *settings_options(values | {"train.epochs": 1}))
+    code, out, err = call("ablate", npz, "--over", "num_keys=2", "--over", "backbone=../../up,tiny_cnn", *options)
+    assert code == 0 and "2 cells are planned" in out and "jcl ablate-cell" in out, err
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "work"}
+    upwards, fine = sorted((tmp_path / "out/cells").iterdir())
+    assert upwards.name.startswith("num_keys-2-backbone-.._.._up-seed-0-")
+    code, out, err = call("ablate-cell", fine, "--json", "cell.json")
+    assert code == 0 and "linear top-1" in out, err
+    assert json.loads(Path("cell.json").read_text()) == json.loads((fine / "result.json").read_text())
+    code, _, err = call("ablate-cell", upwards)
+    assert code == 1 and "../../up" in err and "Traceback" not in err
+    assert "../../up" in json.loads((upwards / "failure.json").read_text())["error"]
+    code, _, err = call("ablate-cell", tmp_path / "nowhere")
+    assert code == 1 and "cell.json cannot be read" in err and not (tmp_path / "nowhere").exists()
+    (upwards / "cell.json").write_text('{"values": 3}')
+    code, _, err = call("ablate-cell", upwards)
+    assert code == 1 and "does not plan a cell" in err
