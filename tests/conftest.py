@@ -8,7 +8,7 @@ import pytest
 
 from jcl.cli import main
 from page_tools import evil_folder, plain_folder, small_run
-from small_runs import drawn_pixels, write_image_folder
+from small_runs import drawn_pixels, snapshot, write_image_folder
 
 
 @pytest.fixture(autouse=True)
@@ -61,5 +61,20 @@ def call(monkeypatch, capsys, tmp_path):
             code = stop.code or 0
         printed = capsys.readouterr()
         return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def refused(call, tmp_path):
+    """The one sentence with which a command is refused; nothing may be written or changed anywhere."""
+
+    def run(*arguments: object) -> str:
+        before = snapshot(tmp_path)
+        code, out, err = call(*arguments)
+        assert code == 1 and out == "" and "Traceback" not in err
+        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
+        assert snapshot(tmp_path) == before
+        return err.removeprefix("Error: ").rstrip()
 
     return run

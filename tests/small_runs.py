@@ -57,3 +57,8 @@ def tiny_settings(location: Path | str, method: str | None = None, **changes: An
         values = values | {"method.num_keys": 1}
     values = values | {name.replace("__", "."): value for name, value in changes.items()}
     return build_settings("folder", method=method, values=values)
+
+
+def snapshot(folder: Path) -> dict[Path, bytes | None]:
+    """Every file's content, and every folder."""
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}

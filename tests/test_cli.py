@@ -15,7 +15,7 @@ import pytest
 import jcl
 from jcl.cli import app
 from jcl.pretraining import Run
-from small_runs import TINY_VALUES, drawn_pixels
+from small_runs import TINY_VALUES, drawn_pixels, snapshot
 
 COMMANDS = [
     "pretrain",
@@ -38,26 +38,6 @@ COMMANDS = [
     "export",
 ]
 TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
-
-
-def snapshot(folder: Path) -> dict[Path, bytes | None]:
-    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
-
-
-@pytest.fixture
-def refused(call, tmp_path):
-    """The one sentence with which a command is refused; nothing may be written or changed anywhere."""
-
-    def run(*arguments: object) -> str:
-        before = snapshot(tmp_path)
-        code, out, err = call(*arguments)
-        assert code == 1 and out == ""
-        assert "Traceback" not in err
-        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
-        assert snapshot(tmp_path) == before
-        return err.removeprefix("Error: ").rstrip()
-
-    return run
 
 
 def test_version(call):

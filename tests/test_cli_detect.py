@@ -36,21 +36,6 @@ def coco(tmp_path) -> Path:
     return write_coco(tmp_path / "co[co]").parent
 
 
-@pytest.fixture
-def refused(call, tmp_path):
-    """The one sentence with which a command is refused; nothing may be written anywhere."""
-
-    def run(*arguments: object) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        code, out, err = call(*arguments)
-        assert code == 1 and out == "" and "Traceback" not in err
-        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
-        assert sorted(tmp_path.rglob("*")) == before
-        return err.removeprefix("Error: ").rstrip()
-
-    return run
-
-
 def test_few_images_to_train_on_and_to_test_with(call, coco):
     options = ["detect", "--task", "mask", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
     code, out, err = call(*options, "--overfit", 5, "--out", "few", "--json", "few.json")

@@ -16,21 +16,6 @@ from jcl.pretraining import pretrain
 from small_runs import drawn_pixels, tiny_settings
 
 
-@pytest.fixture
-def refused(call, tmp_path):
-    """The one sentence with which a command is refused; nothing may be written anywhere."""
-
-    def run(*arguments: object) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        code, out, err = call(*arguments)
-        assert code == 1 and out == "" and "Traceback" not in err
-        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
-        assert sorted(tmp_path.rglob("*")) == before
-        return err.removeprefix("Error: ").rstrip()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def run_folder(npz, tmp_path_factory) -> Path:
     """A finished pre-training of one epoch."""

@@ -13,19 +13,6 @@ from jcl.evaluate.feature_file import read_feature_file
 from small_runs import tiny_settings, write_image_folder
 
 
-@pytest.fixture
-def refused(call):
-    """The one sentence with which a command is refused."""
-
-    def run(*arguments: object) -> str:
-        code, out, err = call(*arguments)
-        assert code == 1 and out == "" and "Traceback" not in err
-        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
-        return err.removeprefix("Error: ").rstrip()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory) -> Path:
     """26 readable images with brackets in their paths, which are no markup, and one that is none."""

@@ -6,14 +6,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from jcl.detecting_start import open_start
-from jcl.detecting_work import Place, Work, announce, draw, judge, prepare, summary, whole_paths, whole_settings
+from jcl.detecting_work import (
+    DetectionPlace,
+    Work,
+    announce,
+    draw,
+    judge,
+    prepare,
+    summary,
+    whole_paths,
+    whole_settings,
+)
 from jcl.errors import DataError, RunError
 from jcl.evaluate.detection.batching import training_batches
 from jcl.evaluate.detection.display import DetectionDisplay
@@ -23,10 +33,10 @@ from jcl.evaluate.detection.model import build_optimiser
 from jcl.evaluate.detection.settings import DetectionSettings
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
 from jcl.measure import usual_workers
+from jcl.place import console_of
 from jcl.ranks import Ranks
 from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
 from jcl.train.folder import free_folder
-from jcl.train.lock import RunLock
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.rank_group import agreed, joined_ranks, restarted
 from jcl.train.record import Record
@@ -48,7 +58,7 @@ def detect(
     """
     given = dict(values)
     with joined_ranks(str(given.get("device", "auto")), 600.0) as (ranks, device):
-        place = Place(ranks, device, _console_of(ranks, console), usual_workers() if workers is None else workers)
+        place = _place(ranks, device, console, workers)
         first = free_folder(Path("runs"), f"detect-{given['task']}") if out is None else out
         folder = DetectionFolder(ranks.from_first(str(first).encode()).decode())
         if ranks.any(restarted() and folder.settings_file.exists()):
@@ -63,7 +73,7 @@ def detect(
 
         settings, work = agreed(ranks, ready)
         try:
-            with _locked(folder, place):
+            with place.locked(folder.path):
                 agreed(ranks, lambda: folder.create(settings) if ranks.first else None)
                 try:
                     return _train(settings, folder, work, place, pictures)
@@ -83,7 +93,7 @@ def resume_detection(
     folder = DetectionFolder(path)
     settings = folder.settings()
     with joined_ranks(settings.device, settings.rank_timeout) as (ranks, device):
-        place = Place(ranks, device, _console_of(ranks, console), usual_workers() if workers is None else workers)
+        place = _place(ranks, device, console, workers)
         return _resume(folder, place, pictures)
 
 
@@ -108,7 +118,7 @@ def evaluate_detector(
     if coco is not None:
         settings = settings.model_copy(update={"coco": whole_paths(coco), "overfit": None})
     with joined_ranks(device, settings.rank_timeout) as (ranks, own_device):
-        place = Place(ranks, own_device, _console_of(ranks, console), usual_workers() if workers is None else workers)
+        place = _place(ranks, own_device, console, workers)
 
         def ready() -> tuple[Work, Progress]:
             coco_module("cocoeval")
@@ -124,13 +134,13 @@ def evaluate_detector(
         return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
 
 
-def _resume(folder: DetectionFolder, place: Place, pictures: int) -> DetectionFolder:
+def _resume(folder: DetectionFolder, place: DetectionPlace, pictures: int) -> DetectionFolder:
     ranks = place.ranks
     settings = agreed(ranks, folder.settings)
     if ranks.any(folder.summary_file.exists()):
         place.say(f"The detector in {folder.path} has finished; there is nothing to resume.")
         return folder
-    with _locked(folder, place):
+    with place.locked(folder.path):
         checkpoint = agreed(ranks, lambda: newest_checkpoint(folder.checkpoints))
         place.say(f"Resuming from {checkpoint}." if checkpoint else "No checkpoint yet: starting anew.")
         start = (
@@ -144,7 +154,7 @@ def _train(
     settings: DetectionSettings,
     folder: DetectionFolder,
     work: Work,
-    place: Place,
+    place: DetectionPlace,
     pictures: int,
     checkpoint: Path | None = None,
 ) -> DetectionFolder:
@@ -186,14 +196,5 @@ def _train(
     return folder
 
 
-@contextlib.contextmanager
-def _locked(folder: DetectionFolder, place: Place) -> Iterator[None]:
-    """The first rank holds the lock for all."""
-    with contextlib.ExitStack() as held:
-        lock = RunLock(folder.path, warn=place.say)
-        agreed(place.ranks, lambda: held.enter_context(lock) if place.ranks.first else None)
-        yield
-
-
-def _console_of(ranks: Ranks, console: Console | None) -> Console:
-    return (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
+def _place(ranks: Ranks, device: torch.device, console: Console | None, workers: int | None) -> DetectionPlace:
+    return DetectionPlace(ranks, device, console_of(ranks, console), usual_workers() if workers is None else workers)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from jcl.detecting_start import Start, build_resnet, whole_init
@@ -28,7 +27,7 @@ from jcl.evaluate.detection.settings import (
     scaled_lr,
     usual_warmup,
 )
-from jcl.ranks import Ranks
+from jcl.place import Place
 from jcl.report.detections import detections_picture
 from jcl.settings import Settings, TrainSettings
 from jcl.train.checkpoint import Progress
@@ -38,16 +37,10 @@ ORIGIN = "the options of `jcl detect`"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a training happens: as which rank, on which device, with how many decoding processes, and who is told."""
+class DetectionPlace(Place):
+    """Where a detector is trained, with how many decoding processes."""
 
-    ranks: Ranks
-    device: torch.device
-    console: Console
     workers: int
-
-    def say(self, text: str) -> None:
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ def whole_settings(given: dict[str, Any], start: Start) -> DetectionSettings:
     return detection_settings(follows | values, ORIGIN)
 
 
-def prepare(settings: DetectionSettings, place: Place, start: Start | None) -> Work:
+def prepare(settings: DetectionSettings, place: DetectionPlace, start: Start | None) -> Work:
     """Read the data and build the network; whatever is wrong with the settings shows here."""
     parts = settings.accumulate * place.ranks.count
     if settings.batch_size % parts:
@@ -105,7 +98,7 @@ def prepare(settings: DetectionSettings, place: Place, start: Start | None) -> W
     return Work(train, val, held_out, prepared(detector, place.device, place.ranks.count), precision, notes)
 
 
-def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, place: Place) -> None:
+def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, place: DetectionPlace) -> None:
     tested = "a fifth of the same file, held out" if work.held_out else f"{work.val.file}"
     if settings.overfit is not None:
         tested = "the same ones, to see that everything learns"
@@ -130,7 +123,7 @@ def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, p
         place.say("  small heads: for trying things out, not comparable with the paper")
 
 
-def judge(settings: DetectionSettings, work: Work, place: Place) -> tuple[Results, dict[str, Any]]:
+def judge(settings: DetectionSettings, work: Work, place: DetectionPlace) -> tuple[Results, dict[str, Any]]:
     """What the detector finds in the test images, and COCO's metrics of it, which the first rank computes."""
     place.say(f"Looking at {len(work.val.images):,} test images ...")
     begun = time.perf_counter()

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from jcl.data import BatchLoader, ImageData
 from jcl.errors import DataError, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
+from jcl.place import Place, console_of
 from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
 from jcl.reporting import write_run_report
@@ -34,7 +33,6 @@ from jcl.train.checkpoint import Progress, load_checkpoint, search_checkpoints
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder, newest_folder
 from jcl.train.heartbeat import Heartbeat
-from jcl.train.lock import RunLock
 from jcl.train.loop import Training
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.quiet import QuietRecord, QuietSaver
@@ -83,7 +81,7 @@ def pretrain(
     a launcher, all of them train one model, and only the first writes and speaks.
     """
     with joined_ranks(settings.train.device, settings.train.rank_timeout) as (ranks, device):
-        place = _Place(ranks, device, _console_of(ranks, console))
+        place = Place(ranks, device, console_of(ranks, console))
         data = _open_data(settings, place)
         parent, name = Path("runs"), f"{settings.method.name}-{data.name}"
         begun = _begun_before(RunFolder(out) if out is not None else _newest_of(settings, parent, name), ranks)
@@ -99,31 +97,18 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
     # Only the first rank needs to see the folder; the others do with the usual values until they know better.
     train = folder.settings().train if folder.settings_file.is_file() else TrainSettings()
     with joined_ranks(train.device, train.rank_timeout) as (ranks, device):
-        return _resume(folder.path, _Place(ranks, device, _console_of(ranks, console)))
+        return _resume(folder.path, Place(ranks, device, console_of(ranks, console)))
 
 
 def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
     """Train for a few steps only, with a clock at every part of a step; no run folder is written."""
-    place = _Place(ALONE, choose_device(settings.train.device), console or Console(stderr=True))
+    place = Place(ALONE, choose_device(settings.train.device), console or Console(stderr=True))
     data = open_run_data(settings, place.console)
     settings, _ = choose(settings, data_facts(data.train))
     # The replay of a recorded step has no parts to be seen.
     parts = _build(with_values(settings, {"train.cuda_graph": False}), data, place)
     with parts.loader:
         return profile_steps(parts.step, parts.loader)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a run happens: as which rank, on which device, and who is told."""
-
-    ranks: Ranks
-    device: torch.device
-    console: Console
-
-    def say(self, text: str) -> None:
-        """A plain line: paths may hold brackets, which are no markup, and are copied best unbroken."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _begun_before(folder: RunFolder | None, ranks: Ranks) -> Path | None:
@@ -153,18 +138,14 @@ def _newest_of(settings: Settings, parent: Path, name: str) -> RunFolder | None:
     return folder if same else None
 
 
-def _console_of(ranks: Ranks, console: Console | None) -> Console:
-    return (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
-
-
-def _open_data(settings: Settings, place: _Place) -> ImageData:
+def _open_data(settings: Settings, place: Place) -> ImageData:
     """The first rank lists a folder, and the others find the list in the cache where they share it."""
     if place.ranks.count > 1:
         agreed(place.ranks, lambda: open_run_data(settings, place.console) if place.ranks.first else None)
     return agreed(place.ranks, lambda: open_run_data(settings, place.console))
 
 
-def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: _Place, label: str | None) -> Run:
+def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place, label: str | None) -> Run:
     ranks = place.ranks
     settings, choices = agreed(ranks, lambda: _chosen(settings, data, ranks))
     settings = _of_first(settings, ranks)  # the machines of others may have suggested other values
@@ -183,7 +164,7 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: _Place
 
     parts = agreed(ranks, ready)
     try:
-        with _locked(folder, place):
+        with place.locked(folder.path):
             agreed(ranks, lambda: create() if ranks.first else None)
             _announce(place, settings, data, choices, folder)
             try:
@@ -212,14 +193,14 @@ def _of_first(settings: Settings | None, ranks: Ranks) -> Settings:
     return settings_from(json.loads(ranks.from_first(text.encode())), "the first rank's settings")
 
 
-def _resume(path: Path, place: _Place) -> Run:
+def _resume(path: Path, place: Place) -> Run:
     ranks, folder = place.ranks, RunFolder(path)
     settings = _of_first(agreed(ranks, lambda: folder.settings() if ranks.first else None), ranks)
     settings, changes = agreed(ranks, lambda: fit_to_ranks(settings, ranks.count))
     if ranks.any(ranks.first and (folder.path / "summary.json").exists()):
         place.say(f"The run in {folder.path} has finished; there is nothing to resume.")
         return Run(folder.path)
-    with _locked(folder, place):
+    with place.locked(folder.path):
         data = _open_data(settings, place)
         parts = agreed(ranks, lambda: _build(settings, data, place))
         for change in changes:
@@ -227,16 +208,7 @@ def _resume(path: Path, place: _Place) -> Run:
         return _train(settings, folder, data, parts, place, None, resumed=True)
 
 
-@contextlib.contextmanager
-def _locked(folder: RunFolder, place: _Place) -> Iterator[None]:
-    """The first rank holds the lock for all."""
-    with contextlib.ExitStack() as held:
-        lock = RunLock(folder.path, warn=place.say)
-        agreed(place.ranks, lambda: held.enter_context(lock) if place.ranks.first else None)
-        yield
-
-
-def _restored(folder: RunFolder, parts: _Parts, place: _Place) -> Progress:
+def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
     """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
     ranks = place.ranks
     path = agreed(ranks, lambda: _checkpoint_to_resume(folder, place) if ranks.first else None)
@@ -267,7 +239,7 @@ def _counted(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def _checkpoint_to_resume(folder: RunFolder, place: _Place) -> Path | None:
+def _checkpoint_to_resume(folder: RunFolder, place: Place) -> Path | None:
     """The newest good checkpoint; says which it is and which ones are passed over for what reason."""
     found = search_checkpoints(folder.checkpoints)
     for reason in found.damaged:
@@ -294,7 +266,7 @@ class _Parts:
     device: torch.device
 
 
-def _build(settings: Settings, data: ImageData, place: _Place) -> _Parts:
+def _build(settings: Settings, data: ImageData, place: Place) -> _Parts:
     train, device = settings.train, place.device
     learner, width = build_learner(settings, device, place.ranks)
     loader = BatchLoader(
@@ -318,7 +290,7 @@ def _train(
     folder: RunFolder,
     data: ImageData,
     parts: _Parts,
-    place: _Place,
+    place: Place,
     label: str | None,
     resumed: bool = False,
 ) -> Run:
@@ -364,7 +336,7 @@ def _train(
     return Run(folder.path)
 
 
-def _write_page(folder: RunFolder, data: ImageData, place: _Place) -> None:
+def _write_page(folder: RunFolder, data: ImageData, place: Place) -> None:
     """The page is an extra: whatever goes wrong with it, the run has finished and all else is written."""
     try:
         write_run_report(folder.path, data, place.device)
@@ -385,7 +357,7 @@ def _writers(
     )
 
 
-def _announce(place: _Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:
+def _announce(place: Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:
     """What is about to happen, and every value that was chosen for the user with the reason."""
     keys = f", {settings.method.num_keys} keys per image" if METHODS[settings.method.name].several_keys else ""
     ranks = f", {place.ranks.count} ranks" if place.ranks.count > 1 else ""

@@ -1,0 +1,41 @@
+"""Where a training happens: as which rank, on which device, and who is told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from jcl.ranks import Ranks
+from jcl.train.lock import RunLock
+from jcl.train.rank_group import agreed
+
+
+def console_of(ranks: Ranks, console: Console | None) -> Console:
+    """The first rank speaks for all: to the console it was given, or to standard error."""
+    return (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
+
+
+@dataclass(frozen=True)
+class Place:
+    """As which rank, on which device, and who is told."""
+
+    ranks: Ranks
+    device: torch.device
+    console: Console
+
+    def say(self, text: str) -> None:
+        """A plain line: paths may hold brackets, which are no markup, and are copied best unbroken."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def locked(self, folder: Path) -> Iterator[None]:
+        """Keep other processes out of the folder; the first rank holds the lock for all."""
+        with contextlib.ExitStack() as held:
+            lock = RunLock(folder, warn=self.say)
+            agreed(self.ranks, lambda: held.enter_context(lock) if self.ranks.first else None)
+            yield
