@@ -30,6 +30,9 @@ COMMANDS = [
     "shard",
     "embed",
     "neighbours",
+    "distribution",
+    "bound",
+    "cost",
     "import",
     "export",
 ]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import jcl
 
-TRAIN, EVALUATE, EXCHANGE, DATA = "Train", "Evaluate", "Exchange", "Data and recipes"
+TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
 app = typer.Typer(
     name="jcl",
