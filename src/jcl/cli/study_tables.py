@@ -111,7 +111,7 @@ def _warn_of_small_scales(scales: Sequence[float]) -> None:
 
 def _losses(row: BoundRow) -> list[str]:
     closed = [f"{value:.4f}" for value in row.closed.values()]
-    return [f"{row.deviation:.2f}", f"{row.infinite:.4f}", f"{row.infinite_error:.4f}", f"{row.jensen:.4f}", *closed]
+    return [f"{row.deviation:.2f}", f"{row.infinite:.4f}", f"{row.infinite_error:.0e}", f"{row.jensen:.4f}", *closed]
 
 
 def print_cost(report: CostReport) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -139,8 +140,7 @@ def _demand_directions(viewer: Viewer, similarity: Tensor) -> None:
         )
 
 
-@dataclass(frozen=True)
-class PairedShares:
+class PairedShares(NamedTuple):
     """Of the same images shown to two networks: the share in percent on which the first has its views ..."""
 
     more_alike: float  # with the higher similarity

@@ -24,30 +24,56 @@ _MOST_PANELS = 4  # in each direction
 
 
 def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: Path, *, subtitle: str) -> Path:
-    """Losses over the keys' spread: a row of panels for each dimension, a column for each temperature."""
+    """How far the bounds lie above Eq. 4 over the keys' spread: panels by dimension (rows) and temperature."""
     dimensions = sorted({case.dimension for case, _ in results})[:_MOST_PANELS]
     temperatures = sorted({case.temperature for case, _ in results})[:_MOST_PANELS]
-    width, height = 1.2 + 4.4 * max(len(temperatures), 2), 1.3 + 2.7 * len(dimensions)
+    width, height = 0.9 + 4.5 * max(len(temperatures), 2), 1.25 + 2.75 * len(dimensions)
     figure = style.new_figure(width, height)
     panels = figure.subplots(len(dimensions), len(temperatures), squeeze=False)
     figure.subplots_adjust(
-        left=0.65 / width, right=1 - 0.25 / width, top=1 - 1.35 / height, bottom=0.5 / height, hspace=0.62, wspace=0.14
+        left=0.72 / width, right=1 - 0.2 / width, top=1 - 1.5 / height, bottom=0.5 / height, hspace=0.45, wspace=0.17
     )
     places = itertools.product(dimensions, temperatures)
     for axes, (dimension, temperature) in zip(panels.flat, places, strict=True):
-        rows = sorted(
-            (case.spread, row)
+        chosen = {
+            case.spread: row
             for case, row in results
             if (case.dimension, case.temperature) == (dimension, temperature)
-        )  # fmt: skip
-        spreads, found = [spread for spread, _ in rows], [row for _, row in rows]
-        _draw_losses(axes, spreads, found, f"d = {dimension}, temperature {temperature:g}")
-        _label(axes, "spread of the keys" if dimension == dimensions[-1] else "", "loss")
-    _legend(figure, list(results[0][1].closed))
-    style.write_title(
-        figure, "The bound of Eq. 8 over the loss with infinitely many Gaussian keys", style.plain(subtitle, 150)
-    )
+        }  # fmt: skip
+        rows = dict(sorted(chosen.items()))
+        _draw_gaps(axes, list(rows), list(rows.values()), f"d = {dimension}, temperature {temperature:g}")
+        _label(axes, "spread of the keys" if dimension == dimensions[-1] else "", "above Eq. 4")
+    _legend(figure, list(results[0][1].closed), "Eq. 4 within two standard errors")
+    style.write_title(figure, _gaussian_finding(results), style.plain(subtitle, 150))
     return style.save(figure, path)
+
+
+def _gaussian_finding(results: Sequence[tuple[GaussianCase, BoundRow]]) -> str:
+    scales = list(results[0][1].closed)
+    scale = 1.0 if 1.0 in scales else min(scales)
+    most = max(row.gap(scale) for _, row in results)
+    return f"For Gaussian keys Eq. 8 at scale {scale:g} lies at most {most:.2g} above the loss it stands for"
+
+
+def _draw_gaps(axes: Axes, spreads: Sequence[float], rows: Sequence[BoundRow], title: str) -> None:
+    """Gaps span many powers of ten; those within the sampling error of Eq. 4 lie in the shaded part."""
+    for scale, colour in zip(rows[0].closed, itertools.cycle(_SCALE_COLOURS), strict=False):
+        _points(axes, spreads, [row.gap(scale) for row in rows], colour)
+    jensen = [row.jensen - row.infinite for row in rows]
+    axes.plot(spreads, jensen, color=style.INK, linewidth=1.6, linestyle=(0, (1, 1)), zorder=4)
+    gaps = [row.gap(scale) for row in rows for scale in row.closed]
+    noise = [2 * row.infinite_error for row in rows]
+    if min(gaps) > 0:
+        axes.set_yscale("log")
+        axes.set_ylim(min([*gaps, *noise]) / 2, max([*gaps, *noise]) * 2)
+        axes.fill_between(spreads, axes.get_ylim()[0], noise, color=style.FAINT, linewidth=0, zorder=0)
+    else:  # a scale below 1 gives gaps below zero
+        axes.axhline(0, color=style.MUTED, linewidth=1)
+        axes.fill_between(spreads, [-value for value in noise], noise, color=style.FAINT, linewidth=0, zorder=0)
+    style.dress(
+        axes, title, f"Eq. 4 from {min(row.infinite for row in rows):.3g} to {max(r.infinite for r in rows):.3g}"
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
 def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
@@ -63,7 +89,7 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     _label(shares, "training step", "% of images")
     _draw_skewness(skewness, tests[-1], reference)
     _label(skewness, "skewness of q·k over the views of an image", "% of images")
-    _legend(figure, list(rows[0].closed))
+    _legend(figure, list(rows[0].closed), "Eq. 4, infinitely many keys")
     above, share = rows[-1].jensen - rows[-1].infinite, tests[-1].rejected()
     title = (
         f"In the end Jensen's bound lies {above:.2g} above Eq. 4, and {share:.0f} % of images' keys are not Gaussian"
@@ -85,7 +111,7 @@ def _draw_losses(axes: Axes, where: Sequence[float], rows: Sequence[BoundRow], t
     axes.fill_between(where, infinite - error, infinite + error, color=style.INK, alpha=0.2, linewidth=0)
     _points(axes, where, infinite.tolist(), style.INK)
     gaps = ", ".join(f"{rows[-1].gap(scale):+.3g} (scale {scale:g})" for scale in list(colours)[:3])
-    style.dress(axes, title, f"Eq. 8 over Eq. 4 at the right: {gaps}")
+    style.dress(axes, title, f"Eq. 8 in the end over Eq. 4: {gaps}")
     axes.margins(y=0.08)
     axes.xaxis.set_major_locator(MaxNLocator(6))
 
@@ -130,11 +156,12 @@ def _label(axes: Axes, across: str, up: str) -> None:
     axes.set_ylabel(up, color=style.MUTED, fontsize=style.SIZES["label"], labelpad=2)
 
 
-def _legend(figure: Figure, scales: Sequence[float]) -> None:
-    names = ["Eq. 4, infinitely many keys", "Eq. 7, Jensen"]
+def _legend(figure: Figure, scales: Sequence[float], infinite: str) -> None:
+    shaded = "within" in infinite
+    names = [infinite, "Eq. 7, Jensen"]
     handles = [
-        Line2D([], [], color=style.INK, linewidth=2.4),
-        Line2D([], [], color=style.MUTED, linewidth=1.8, linestyle=(0, (1, 1))),
+        Line2D([], [], color=style.FAINT if shaded else style.INK, linewidth=8 if shaded else 2.4),
+        Line2D([], [], color=style.INK if shaded else style.MUTED, linewidth=1.8, linestyle=(0, (1, 1))),
     ]
     for scale, colour in zip(scales, itertools.cycle(_SCALE_COLOURS), strict=False):
         names.append(f"Eq. 8, scale {scale:g}")

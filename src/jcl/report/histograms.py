@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from jcl.evaluate.distribution import ViewSpread, paired_shares
 from jcl.report import style
 
-_BINS = 60
+_MOST_BINS = 80
 Values = NDArray[np.float64]
 
 
@@ -63,25 +63,24 @@ def _draw(axes: Axes, values: Mapping[str, Values], title: str, label: str) -> N
         tops.append((float(np.median(own)), float(shares.max()), name, colour))
     highest = max(top for _, top, _, _ in tops)
     for place, (median, _, name, colour) in enumerate(sorted(tops)):
-        # Each name stands a line above the one before, so that medians near each other do not hide one another.
-        level = highest * (1.06 + 0.1 * place)
+        # Names stand outside of the medians, the outermost lowest, so that no line runs through a name.
+        at_left = place < len(tops) / 2
+        level = highest * (1.06 + 0.09 * (place if at_left else len(tops) - 1 - place))
         axes.plot([median, median], [0, level], color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
-        _name(axes, median, level, name, colour, edges)
-    style.dress(
-        axes, title, "medians " + ", ".join(f"{median:.3g} ({style.plain(name, 14)})" for median, _, name, _ in tops)
-    )
+        _name(axes, median, level, name, at_left)
+    medians = ", ".join(f"{median:.4g} ({style.plain(name, 14)})" for median, _, name, _ in tops)
+    style.dress(axes, title, f"medians {medians}")
     axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, highest * (1.14 + 0.1 * len(tops)))
+    axes.set_ylim(0, highest * (1.1 + 0.09 * math.ceil(len(tops) / 2)))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.set_xlabel(label, color=style.MUTED, fontsize=style.SIZES["label"], labelpad=3)
     axes.set_ylabel("% of images", color=style.MUTED, fontsize=style.SIZES["label"], labelpad=3)
 
 
-def _name(axes: Axes, median: float, level: float, name: str, colour: str, edges: Values) -> None:
-    left_half = median < (edges[0] + edges[-1]) / 2
+def _name(axes: Axes, median: float, level: float, name: str, at_left: bool) -> None:
     axes.annotate(
-        style.plain(name, 24), (median, level), (4 if left_half else -4, 0), textcoords="offset points",
-        ha="left" if left_half else "right", va="center", color=style.INK, fontsize=style.SIZES["label"],
+        style.plain(name, 24), (median, level), (-4 if at_left else 4, 0), textcoords="offset points",
+        ha="right" if at_left else "left", va="top", color=style.INK, fontsize=style.SIZES["label"],
         fontweight="bold", parse_math=False,
     )  # fmt: skip
 
@@ -92,4 +91,5 @@ def _edges(values: Sequence[Values]) -> Values:
     if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
         room = max(abs(low) * 1e-3, 1e-6)
         low, high = low - room, high + room
-    return np.linspace(low, high, _BINS + 1)
+    bins = min(_MOST_BINS, max(12, round(1.5 * math.sqrt(min(len(own) for own in values)))))
+    return np.linspace(low, high, bins + 1)

@@ -28,8 +28,7 @@ def run_apart(work: Callable[[Argument], Result], argument: Argument) -> Result 
 
     The process starts clean, so nothing that was measured before it weighs on it, and its memory is given back whole.
     """
-    methods = multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    context = _process_context(work.__module__)
     answers, into = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(work, argument, into), daemon=True)
     process.start()
@@ -47,6 +46,14 @@ def run_apart(work: Callable[[Argument], Result], argument: Argument) -> Result 
         raise answer
     result: Result | OutOfMemory = answer
     return result
+
+
+def _process_context(module: str) -> Any:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])  # imported once, not in every process
+    return context
 
 
 def _work(work: Callable[[Argument], Result], argument: Argument, into: multiprocessing.connection.Connection) -> None:
