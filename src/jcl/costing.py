@@ -86,8 +86,8 @@ class CostReport:
         for method in ("jcl", "multi-key-backprop"):
             cell = most_keys(self.cells, method)
             if cell is not None and cell.cost is not None:
-                parts.append(f"{TITLES[method]} takes {cell.cost.bytes / base.bytes:.2f} × it with {cell.keys} keys")
-        return "Memory of MoCo v2: " + ", ".join(parts) if parts else "Only MoCo v2 fitted into the memory"
+                parts.append(f"{TITLES[method]} takes {cell.cost.bytes / base.bytes:.2f} × with {_counted(cell.keys)}")
+        return "Of MoCo v2's memory " + ", ".join(parts) if parts else "Only MoCo v2 fitted into the memory"
 
 
 def measure_cost(
@@ -170,6 +170,10 @@ def _training_step(settings: Settings, device: torch.device) -> Step:
     batch = ImageBatch(pixels, sizes, torch.arange(count, device=device))
     numbers = iter(range(1_000_000))
     return lambda: step(batch, next(numbers), 0.01, settings.method.covariance_scale)
+
+
+def _counted(keys: int) -> str:
+    return "1 key" if keys == 1 else f"{keys} keys"
 
 
 def _device_name(device: torch.device) -> str:

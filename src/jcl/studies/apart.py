@@ -70,7 +70,7 @@ def _work(work: Callable[[Argument], Result], argument: Argument, into: multipro
         answer = error
     except RuntimeError as error:
         # On a CPU the allocator has no type of its own for it.
-        answer = OutOfMemory() if "can't allocate memory" in str(error) else error
+        answer = OutOfMemory() if "DefaultCPUAllocator" in str(error) else error
     into.send(answer)
 
 

@@ -7,13 +7,11 @@ not in it.
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,19 +75,11 @@ def _on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
 
 
 def _peak(profile: torch.profiler.profile) -> int:
-    """The most bytes that were allocated and not yet freed, as the trace tells."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(file))
-        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
-    changes = sorted(
-        (event["ts"], event["args"]["Ev Idx"], event["args"]["Bytes"]) for event in events if _is_memory(event)
-    )
-    return int(np.cumsum([change for *_, change in changes]).max())
-
-
-def _is_memory(event: Mapping[str, object]) -> bool:
-    return event.get("name") == "[memory]"
+    """The most bytes that were allocated and not yet freed."""
+    results: Any = profile.profiler.kineto_results if profile.profiler else None
+    changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda change: change[0])  # what happens at once stays in order
+    return int(np.cumsum([size for _, size in changes]).max())
 
 
 @dataclass(frozen=True)
