@@ -48,7 +48,7 @@ def test_distribution_of_two_runs(call, runs):
     assert code == 0, err
     figures = json.loads(Path("one.json").read_text())
     assert (figures["images"], figures["views_per_image"], figures["view_recipe"]) == (34, 6, "small")
-    rows = list(csv.DictReader(Path("each.csv").open()))
+    rows = list(csv.DictReader(Path("each.csv").read_text().splitlines()))
     jcl, moco = ([float(row[f"{name}_similarity"]) for row in rows] for name in ("jcl", "moco_v2"))
     assert jcl != moco and np.histogram(jcl, 10, (0, 1))[0].sum() == 34
     assert figures["jcl_similarity_mean"] == pytest.approx(np.mean(jcl))

@@ -24,8 +24,8 @@ COMPARED = ("jcl", "multi-key", "multi-key-backprop")
 TITLES = {
     "moco-v2": "MoCo v2",
     "jcl": "JCL",
-    "multi-key": "vanilla, keys without gradients",
-    "multi-key-backprop": "vanilla with gradients",
+    "multi-key": "vanilla, no gradients",
+    "multi-key-backprop": "vanilla, gradients",
 }
 """What the methods are called in tables and figures."""
 
@@ -82,12 +82,21 @@ class CostReport:
         base = baseline(self.cells)
         if base is None:
             return "MoCo v2 itself did not fit into the memory"
-        parts = []
-        for method in ("jcl", "multi-key-backprop"):
-            cell = most_keys(self.cells, method)
-            if cell is not None and cell.cost is not None:
-                parts.append(f"{TITLES[method]} takes {cell.cost.bytes / base.bytes:.2f} × with {_counted(cell.keys)}")
-        return "Of MoCo v2's memory " + ", ".join(parts) if parts else "Only MoCo v2 fitted into the memory"
+        return "; ".join(
+            f"{TITLES[method]} {_times(self.cells, method, base)}" for method in ("jcl", "multi-key-backprop")
+        )
+
+
+def _times(cells: Sequence[Cell], method: str, base: StepCost) -> str:
+    """A method's memory with the most keys that fit, over MoCo v2's, and with how many keys it does not fit."""
+    cell = most_keys(cells, method)
+    missing = min((each.keys for each in cells if each.method == method and each.cost is None), default=None)
+    parts = []
+    if cell is not None and cell.cost is not None:
+        parts.append(f"takes {cell.cost.bytes / base.bytes:.2f} × MoCo v2's memory with {_counted(cell.keys)}")
+    if missing is not None:
+        parts.append(f"does not fit with {_counted(missing)}")
+    return " and ".join(parts)
 
 
 def measure_cost(

@@ -39,7 +39,7 @@ def test_order_holds_over_many_gaussian_cases() -> None:
     """Eq. 4 <= Eq. 7 = Eq. 8 at scale 1 <= Eq. 8 beyond, all exact figures; the samples agree within their errors."""
     cases = random_cases(200)
     mean, variance, negative = (torch.tensor(column, dtype=torch.float64) for column in zip(*cases, strict=True))
-    noise = torch.randn(200, 20_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    noise = torch.randn(200, 8_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     sample = mean[:, None] + variance.sqrt()[:, None] * noise
     exact = torch.tensor([integral(*case) for case in cases], dtype=torch.float64)
     bounds = [closed_form(mean, variance, negative, scale) for scale in (1.0, 2.0, 4.0)]
@@ -143,7 +143,7 @@ def test_a_sweep_keeps_the_order_and_shares_keys() -> None:
         assert row.infinite <= row.closed[1.0] + 4 * row.infinite_error
         assert abs(row.jensen - row.closed[1.0]) <= 5 * row.jensen_error
         assert row.closed[1.0] <= row.closed[4.0]
-    alone = list(gaussian_rows(cases[3:4], [1.0], draws=4000, images=4, negatives=64, seed=0))[0][1]
+    _, alone = next(gaussian_rows(cases[3:4], [1.0], draws=4000, images=4, negatives=64, seed=0))
     assert alone.infinite == pytest.approx(results[3][1].infinite, rel=1e-12)
     figures = gaussian_figures(results)
     assert figures["closed_form_loss_scale4_d16_spread0.5_t0.1"] == results[6][1].closed[4.0]
@@ -151,5 +151,5 @@ def test_a_sweep_keeps_the_order_and_shares_keys() -> None:
 
 @pytest.mark.parametrize("case", [(1, 0.5, 0.1), (8, 1.0, 0.1), (8, 0.0, 0.1), (8, 0.5, 0.0), (8, 0.5, math.nan)])
 def test_impossible_cases_are_refused(case: tuple[int, float, float]) -> None:
-    with pytest.raises(SettingsError, match="--dimension|--spread|--temperature"):
+    with pytest.raises(SettingsError, match=r"--(dimension|spread|temperature)"):
         GaussianCase(*case)

@@ -122,8 +122,10 @@ def test_growth_is_a_straight_line_through_what_fitted() -> None:
 def test_the_finding_is_what_the_numbers_say() -> None:
     settings = _Plan("folder", VALUES, "cpu", 1).settings("moco-v2", 1)
     report = CostReport(tuple(cells(moco_v2=[100], jcl=[103, 250], multi_key_backprop=[110, None])), settings, "CPU")
-    assert "JCL takes 2.50 × with 2 keys" in report.finding()
-    assert "vanilla with gradients takes 1.10 × with 1 key" in report.finding()
+    assert report.finding() == (
+        "JCL takes 2.50 × MoCo v2's memory with 2 keys; "
+        "vanilla, gradients takes 1.10 × MoCo v2's memory with 1 key and does not fit with 2 keys"
+    )
     assert report.figures()["multi_key_backprop_m2_bytes"] is None
     nothing = CostReport(tuple(cells(moco_v2=[None], jcl=[None])), settings, "CPU")
     assert "MoCo v2 itself did not fit" in nothing.finding()

@@ -203,7 +203,7 @@ def cost(
     backbone: Annotated[str | None, typer.Option(help="Network, such as resnet18.")] = None,
     image_size: Annotated[int | None, typer.Option(min=1, help="Side of the views in pixels.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Images per step.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps, whose median counts.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 3,
     picture: PictureOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     json_file: JsonOption = None,
@@ -237,7 +237,7 @@ def cost(
     if picture is not None:
         from jcl.report.cost_plots import plot_cost
 
-        plot_cost(report.cells, TITLES, picture, finding=report.finding(), subtitle=report.described())
+        plot_cost(report.cells, TITLES, picture, subtitle=f"{report.finding()} ({report.described()})")
         say(f"Both are drawn in {picture}.")
 
 

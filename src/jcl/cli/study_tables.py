@@ -140,12 +140,15 @@ def print_cost(report: CostReport) -> None:
         if line is not None:
             more = readable(line.bytes_per_key)
             say(f"{TITLES[method]}: {more} more with each key (R² of a straight line: {line.fit:.3f}).")
-    say("JCL and vanilla without gradients encode their keys in parts, so that more keys take time but not memory.")
+    say("Without gradients keys are encoded in parts, as many as train.key_passes says, so that memory need not grow.")
 
 
 def readable(count: float) -> str:
     """Bytes in the unit in which they read best."""
-    return f"{count / 2**30:.2f} GiB" if abs(count) >= 2**30 else f"{count / 2**20:.1f} MiB"
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count / 2**10:.1f} KiB"
 
 
 def _table(first: str, *others: str) -> Table:

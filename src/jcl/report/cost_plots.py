@@ -16,7 +16,7 @@ _COLOURS = {"jcl": style.BLUE, "multi-key": style.GREEN, "multi-key-backprop": s
 _DASHES = {"multi-key": (0, (4, 2))}  # it lies on JCL's line, as a rule
 
 
-def plot_cost(cells: Sequence[Cell], titles: Mapping[str, str], path: Path, *, finding: str, subtitle: str) -> Path:
+def plot_cost(cells: Sequence[Cell], titles: Mapping[str, str], path: Path, *, subtitle: str) -> Path:
     """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses are what did not fit."""
     figure = style.new_figure(10, 4.6)
     memory, taken = figure.subplots(1, 2)
@@ -29,7 +29,7 @@ def plot_cost(cells: Sequence[Cell], titles: Mapping[str, str], path: Path, *, f
     _draw(taken, cells, [None if cell.cost is None else cell.cost.milliseconds / seconds for cell in cells])
     style.dress(taken, "Time", f"{time_name} a step")
     _legend(figure, cells, titles)
-    style.write_title(figure, style.plain(finding, 100), style.plain(subtitle, 140))
+    style.write_title(figure, "What more keys cost", style.plain(subtitle, 150))
     return style.save(figure, path)
 
 
@@ -58,10 +58,9 @@ def _draw(axes: Axes, cells: Sequence[Cell], values: Sequence[float | None]) -> 
         missing = [keys for keys, value in own if value is None]
         axes.plot(missing, [top * 1.08] * len(missing), "x", color=colour, markersize=6, markeredgewidth=1.6)
     keys = sorted({cell.keys for cell in cells})
-    axes.set_xscale("symlog", base=2, linthresh=1)
-    axes.set_xticks(keys, [str(number) for number in keys])
-    axes.minorticks_off()
-    axes.set_xlim(keys[0] * 0.93, keys[-1] * 1.08)
+    axes.set_xticks(keys, [str(number) for number in keys])  # evenly, so that what grows by the key is a straight line
+    room = 0.04 * max(keys[-1] - keys[0], 1)
+    axes.set_xlim(keys[0] - room, keys[-1] + room)
     axes.set_ylim(0, top * 1.15)
     axes.set_xlabel("keys of an image, M", color=style.MUTED, fontsize=style.SIZES["label"], labelpad=2)
 
