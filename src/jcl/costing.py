@@ -82,9 +82,8 @@ class CostReport:
         base = baseline(self.cells)
         if base is None:
             return "MoCo v2 itself did not fit into the memory"
-        return "; ".join(
-            f"{TITLES[method]} {_times(self.cells, method, base)}" for method in ("jcl", "multi-key-backprop")
-        )
+        found = (f"{TITLES[method]} {_times(self.cells, method, base)}" for method in ("jcl", "multi-key-backprop"))
+        return f"Memory over MoCo v2's: {'; '.join(found)}"
 
 
 def _times(cells: Sequence[Cell], method: str, base: StepCost) -> str:
@@ -93,10 +92,10 @@ def _times(cells: Sequence[Cell], method: str, base: StepCost) -> str:
     missing = min((each.keys for each in cells if each.method == method and each.cost is None), default=None)
     parts = []
     if cell is not None and cell.cost is not None:
-        parts.append(f"takes {cell.cost.bytes / base.bytes:.2f} × MoCo v2's memory with {_counted(cell.keys)}")
+        parts.append(f"{cell.cost.bytes / base.bytes:.2f} × with {_counted(cell.keys)}")
     if missing is not None:
         parts.append(f"does not fit with {_counted(missing)}")
-    return " and ".join(parts)
+    return ", ".join(parts)
 
 
 def measure_cost(
@@ -116,13 +115,13 @@ def measure_cost(
     if not keys or min(keys) < 1:
         raise SettingsError(f"--keys takes numbers of keys, each at least 1, such as 1,2,4; got {list(keys)}.")
     target = choose_device(device)
-    plan = _Plan(*_usual(target, recipe, dict(values or {})), str(target), repeats)
+    plan = CostPlan(*_usual(target, recipe, dict(values or {})), str(target), repeats)
     settings = plan.settings(BASELINE, 1)
     cells: list[Cell] = []
     for method, counts in ((BASELINE, [1]), *((method, sorted(set(keys))) for method in COMPARED)):
         full = False
         for count in counts:
-            cost = None if full else run_apart(_measure, (plan, method, count))
+            cost = None if full else run_apart(measure_cell, (plan, method, count))
             full = cost is None or isinstance(cost, OutOfMemory)
             cells.append(Cell(method, count, None if isinstance(cost, OutOfMemory) else cost))
             if progress is not None:
@@ -148,7 +147,9 @@ def _parts_of(batch: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class CostPlan:
+    """What all cells have in common: a recipe with changes, the device, and how many steps are timed."""
+
     recipe: str
     values: dict[str, Any]
     device: str
@@ -162,7 +163,8 @@ class _Plan:
         return choose(settings, DataFacts(images=_IMAGES, short_side=side, decoded=True))[0]
 
 
-def _measure(task: tuple[_Plan, str, int]) -> StepCost:
+def measure_cell(task: tuple[CostPlan, str, int]) -> StepCost:
+    """Measure one method with one number of keys in this process."""
     plan, method, keys = task
     device = torch.device(plan.device)
     return measure_step(lambda: _training_step(plan.settings(method, keys), device), device, repeats=plan.repeats)

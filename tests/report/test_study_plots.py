@@ -100,11 +100,11 @@ def test_cost_marks_what_did_not_fit(tmp_path: Path) -> None:
     methods = ("jcl", "multi-key", "multi-key-backprop")
     fitting = [Cell("moco-v2", 1, StepCost(2**30, 10.0))]
     fitting += [Cell(method, keys, StepCost(2**30 * keys, 10.0 * keys)) for method in methods for keys in (1, 2, 4)]
-    whole = plot_cost(fitting, TITLES, tmp_path / "whole.png", subtitle="$ all")
+    whole = plot_cost(fitting, TITLES, tmp_path / "whole.png", of="$", finding="all")
     assert size(whole) == (1500, 690)
     assert min(count(whole, colour) for colour in (style.BLUE, style.RED, style.GREEN, style.ORANGE)) > 30
     missing = [*fitting[:-1], Cell("multi-key-backprop", 4, None)]
-    some = plot_cost(missing, TITLES, tmp_path / "some.png", subtitle="$ all")
+    some = plot_cost(missing, TITLES, tmp_path / "some.png", of="$", finding="all")
     assert some.read_bytes() != whole.read_bytes()
-    nothing = plot_cost([Cell("moco-v2", 1, None)], TITLES, tmp_path / "nothing.png", subtitle="")
+    nothing = plot_cost([Cell("moco-v2", 1, None)], TITLES, tmp_path / "nothing.png", of="", finding="")
     assert nothing.exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from jcl.costing import CostReport, _measure, _Plan, measure_cost
+from jcl.costing import CostPlan, CostReport, measure_cell, measure_cost
 from jcl.errors import SettingsError
 from jcl.studies.apart import OutOfMemory, run_apart
 from jcl.studies.cost import Cell, StepCost, baseline, growth, measure_step, most_keys
@@ -49,9 +49,9 @@ def test_peak_of_a_known_step() -> None:
 
 
 def test_memory_of_real_steps_over_the_number_of_keys() -> None:
-    plan = _Plan("folder", VALUES, "cpu", 1)
+    plan = CostPlan("folder", VALUES, "cpu", 1)
     memory = {
-        (method, keys): _measure((plan, method, keys)).bytes
+        (method, keys): measure_cell((plan, method, keys)).bytes
         for method in ("moco-v2", "jcl", "multi-key-backprop")
         for keys in ((1,) if method == "moco-v2" else (1, 2, 4))
     }
@@ -120,11 +120,10 @@ def test_growth_is_a_straight_line_through_what_fitted() -> None:
 
 
 def test_the_finding_is_what_the_numbers_say() -> None:
-    settings = _Plan("folder", VALUES, "cpu", 1).settings("moco-v2", 1)
+    settings = CostPlan("folder", VALUES, "cpu", 1).settings("moco-v2", 1)
     report = CostReport(tuple(cells(moco_v2=[100], jcl=[103, 250], multi_key_backprop=[110, None])), settings, "CPU")
     assert report.finding() == (
-        "JCL takes 2.50 × MoCo v2's memory with 2 keys; "
-        "vanilla, gradients takes 1.10 × MoCo v2's memory with 1 key and does not fit with 2 keys"
+        "Memory over MoCo v2's: JCL 2.50 × with 2 keys; vanilla, gradients 1.10 × with 1 key, does not fit with 2 keys"
     )
     assert report.figures()["multi_key_backprop_m2_bytes"] is None
     nothing = CostReport(tuple(cells(moco_v2=[None], jcl=[None])), settings, "CPU")

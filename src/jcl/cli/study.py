@@ -237,7 +237,7 @@ def cost(
     if picture is not None:
         from jcl.report.cost_plots import plot_cost
 
-        plot_cost(report.cells, TITLES, picture, subtitle=f"{report.finding()} ({report.described()})")
+        plot_cost(report.cells, TITLES, picture, of=report.described(), finding=report.finding())
         say(f"Both are drawn in {picture}.")
 
 

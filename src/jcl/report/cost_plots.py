@@ -16,7 +16,7 @@ _COLOURS = {"jcl": style.BLUE, "multi-key": style.GREEN, "multi-key-backprop": s
 _DASHES = {"multi-key": (0, (4, 2))}  # it lies on JCL's line, as a rule
 
 
-def plot_cost(cells: Sequence[Cell], titles: Mapping[str, str], path: Path, *, subtitle: str) -> Path:
+def plot_cost(cells: Sequence[Cell], titles: Mapping[str, str], path: Path, *, of: str, finding: str) -> Path:
     """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses are what did not fit."""
     figure = style.new_figure(10, 4.6)
     memory, taken = figure.subplots(1, 2)
@@ -29,7 +29,7 @@ def plot_cost(cells: Sequence[Cell], titles: Mapping[str, str], path: Path, *, s
     _draw(taken, cells, [None if cell.cost is None else cell.cost.milliseconds / seconds for cell in cells])
     style.dress(taken, "Time", f"{time_name} a step")
     _legend(figure, cells, titles)
-    style.write_title(figure, "What more keys cost", style.plain(subtitle, 150))
+    style.write_title(figure, style.plain(f"What more keys cost: {of}", 85), style.plain(finding, 140))
     return style.save(figure, path)
 
 
