@@ -67,7 +67,17 @@ def test_distribution_of_two_runs(call, runs):
 def test_distribution_of_weights_files_on_other_images(call, runs, image_folder):
     shutil.copy(runs["jcl"] / "backbone.safetensors", "mine.safetensors")
     shutil.copy(runs["moco-v2"] / "backbone.safetensors", "yours.safetensors")
-    arguments = ("mine.safetensors", "yours.safetensors", image_folder, "--views-per-image", 3, "--images", 9)
+    arguments = (
+        "mine.safetensors",
+        "yours.safetensors",
+        image_folder,
+        "--views-per-image",
+        3,
+        "--images",
+        9,
+        "--workers",
+        0,
+    )
     code, out, err = call("distribution", *arguments, "--json", "f.json", "--values", "v.npz")
     assert code == 0, err
     figures = json.loads(Path("f.json").read_text())

@@ -15,6 +15,7 @@ from jcl.data import ImageSource, open_data
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
+from jcl.measure import usual_workers
 from jcl.run_data import open_run_data
 from jcl.settings import Settings, with_values
 from jcl.studies.bound import sampled_row
@@ -33,7 +34,7 @@ def bound_along_training(
     images: int = 256,
     keys: int = 256,
     batch_size: int = 512,
-    workers: int = 0,
+    workers: int | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -58,7 +59,7 @@ def bound_along_training(
         precision=choose_precision(with_values(Settings(), {"train.precision": precision}), target),
         batch_size=batch_size,
         canvas=known(settings.data.canvas),
-        workers=workers,
+        workers=usual_workers() if workers is None else workers,
     )
     wanted = sorted({1.0, settings.method.covariance_scale, *scales})
     steps = []

@@ -26,6 +26,7 @@ from jcl.evaluate.distribution import (
 )
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange import BackboneInfo, load_backbone
+from jcl.measure import usual_workers
 from jcl.run_data import open_run_data
 from jcl.settings import Settings, with_values
 from jcl.train.folder import RunFolder
@@ -90,7 +91,7 @@ def compare_views(
     images: int = PAPER_IMAGES,
     split: str = "train",
     batch_size: int = 512,
-    workers: int = 0,
+    workers: int | None = None,
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
@@ -117,7 +118,7 @@ def compare_views(
         precision=choose_precision(with_values(Settings(), {"train.precision": precision}), target),
         batch_size=batch_size,
         canvas=max([_canvas(viewer.recipe, settings.get(path)) for viewer, path in zip(viewers, paths, strict=True)]),
-        workers=workers,
+        workers=usual_workers() if workers is None else workers,
         progress=progress,
     )
     spreads, read = view_spreads(viewers, source, rows, passes, views_per_image)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from jcl.cli.app import STUDY, JsonOption, app, err
+from jcl.cli.evaluate import WorkersOption
 from jcl.cli.printing import say, write_json
 from jcl.errors import SettingsError
 
@@ -28,8 +29,7 @@ def distribution(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN... [DATA]",
-            help="Runs or weights files; the first is compared with the others. Then the images (default: the run's).",
+            metavar="RUN", help="Runs or weights files, the first compared with the others; the last may be the data."
         ),
     ],
     of: Annotated[FeatureKind, typer.Option("--of", help="The features of the backbone or of its projection head.")] = (
@@ -46,7 +46,7 @@ def distribution(
         Path | None, typer.Option(metavar="FILE", help="Also write each image's figures, as .csv or .npz.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
+    workers: WorkersOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same images and views.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
@@ -55,6 +55,7 @@ def distribution(
     """Compare how alike runs make the views of an image (Figure 3).
 
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
+    [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
     from rich.progress import Progress
 
@@ -116,7 +117,7 @@ def bound(
     keys: Annotated[int, typer.Option(min=1, help="Views of each image of a run that serve as keys.")] = 256,
     picture: PictureOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
+    workers: WorkersOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
