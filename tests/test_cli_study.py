@@ -16,6 +16,8 @@ from jcl.pretraining import pretrain
 from jcl.trained import open_trained
 from small_runs import drawn_pixels, tiny_settings
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def refused(call, tmp_path):
@@ -183,9 +185,11 @@ def test_bound_needs_views_that_vary(refused, runs, tmp_path):
     assert "all keys of an image are the same" in refused("bound", same, "--images", 3, "--keys", 20)
 
 
-def test_a_learner_is_what_its_checkpoint_holds(runs, tmp_path):
+def test_a_learner_is_what_its_checkpoint_holds(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(runs["jcl"] / "checkpoints")
+    assert open_trained(Path("step-000000008.safetensors")).learner(Path("step-000000008.safetensors"), CPU)[1] == 8
     run = open_trained(runs["jcl"])
-    learner = run.newest(torch.device("cpu"))
+    learner = run.newest(CPU)
     assert not learner.training and float(learner.queue.filled()) == 1
     keys, queries = (list(encoder.parameters()) for encoder in (learner.key_encoder, learner.query_encoder))
     assert any(not torch.equal(*pair) for pair in zip(keys, queries, strict=True))

@@ -53,8 +53,9 @@ def open_trained(path: Path) -> TrainedRun:
         if not found:
             raise RunError(f"the run in {path} has no checkpoint yet; let it train for a while first.")
         return TrainedRun(path, settings, tuple(found))
-    folder = RunFolder(path.parent.parent)
-    if path not in list_checkpoints(folder.checkpoints):
+    whole = path.resolve()
+    folder = RunFolder(whole.parent.parent)
+    if whole not in list_checkpoints(folder.checkpoints):
         raise RunError(
             f"{path} is no checkpoint of a run, so it has no projection head, key encoder or queue; "
             "give the run's folder, or a file in its checkpoints/."

@@ -57,6 +57,7 @@ def _process_context(module: str) -> Any:
 
 
 def _work(work: Callable[[Argument], Result], argument: Argument, into: multiprocessing.connection.Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process and is the parent's to answer
     # Should the machine run out of memory, it is this process that the system is to end, and no other.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
