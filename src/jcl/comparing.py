@@ -57,7 +57,7 @@ class DistributionReport:
             pairs = {"similarity": spread.similarity, "variance": spread.variance}
             pairs["similarity_of_different_views"] = spread.similarity_of_different_views
             for what, values in pairs.items():
-                found[f"{name}_{what}_median"] = float(values.median())
+                found[f"{name}_{what}_median"] = float(values.quantile(0.5))
                 found[f"{name}_{what}_mean"] = float(values.mean())
             found[f"{name}_feature_width"] = spread.width
         first = self.keys()[0]

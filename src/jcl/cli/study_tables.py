@@ -25,9 +25,9 @@ def print_distribution(report: DistributionReport) -> None:
     for name, spread in zip(report.names, report.spreads, strict=True):
         table.add_row(
             escape(name),
-            f"{spread.similarity.median():.4f}",
-            f"{spread.similarity_of_different_views.median():.4f}",
-            f"{spread.variance.median():.3e}",
+            f"{spread.similarity.quantile(0.5):.4f}",
+            f"{spread.similarity_of_different_views.quantile(0.5):.4f}",
+            f"{spread.variance.quantile(0.5):.3e}",
             str(spread.width),
         )
     out.print(table)
@@ -86,8 +86,8 @@ def print_run_bound(bounds: RunBounds) -> None:
         test = each.normality
         table.add_row(
             str(each.step),
-            f"{test.skewness.median():+.2f}",
-            f"{test.excess_kurtosis.median():+.2f}",
+            f"{test.skewness.quantile(0.5):+.2f}",
+            f"{test.excess_kurtosis.quantile(0.5):+.2f}",
             f"{test.rejected():.1f} %",
             f"{100 * each.queue_filled:.0f} %",
         )
@@ -145,10 +145,9 @@ def print_cost(report: CostReport) -> None:
 
 def readable(count: float) -> str:
     """Bytes in the unit in which they read best."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
-        if abs(count) >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count / 2**10:.1f} KiB"
+    if abs(count) >= 2**30:
+        return f"{count / 2**30:.2f} GiB"
+    return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _table(first: str, *others: str) -> Table:

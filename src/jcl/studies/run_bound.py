@@ -47,8 +47,8 @@ class RunBounds:
 
 def _step_figures(bound: StepBound) -> dict[str, float]:
     return bound.row.figures() | {
-        "skewness_median": float(bound.normality.skewness.median()),
-        "excess_kurtosis_median": float(bound.normality.excess_kurtosis.median()),
+        "skewness_median": float(bound.normality.skewness.quantile(0.5)),
+        "excess_kurtosis_median": float(bound.normality.excess_kurtosis.quantile(0.5)),
         "rejected_percent": bound.normality.rejected(),
         "queue_filled": bound.queue_filled,
     }
