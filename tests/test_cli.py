@@ -34,6 +34,9 @@ COMMANDS = [
     "report",
     "ablate",
     "ablate-cell",
+    "distribution",
+    "bound",
+    "cost",
     "import",
     "export",
 ]

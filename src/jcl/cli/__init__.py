@@ -19,7 +19,7 @@ from jcl.launching import tell_launcher
 __all__ = ["app", "main"]
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
-for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "exchange", "data"):
+for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "study", "exchange", "data"):
     importlib.import_module(f"jcl.cli.{_group}")
 
 

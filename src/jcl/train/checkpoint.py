@@ -114,6 +114,13 @@ def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optim
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
 
 
+def read_learner(path: Path) -> tuple[dict[str, Tensor], int]:
+    """What a checkpoint holds of the learner (both encoders and the queue), and after how many steps that was."""
+    tensors, metadata = _read_good(path)
+    own = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    return own, int(metadata["step"])
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     found = [

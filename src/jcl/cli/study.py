@@ -1,0 +1,265 @@
+"""Commands that repeat the paper's studies."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jcl.cli.app import STUDY, JsonOption, app, err
+from jcl.cli.evaluate import WorkersOption
+from jcl.cli.printing import say, write_json
+from jcl.errors import SettingsError
+
+PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
+
+
+class FeatureKind(StrEnum):
+    """Which features are compared."""
+
+    backbone = "backbone"
+    projection = "projection"
+
+
+@app.command(rich_help_panel=STUDY)
+def distribution(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN", help="Runs or weights files, the first compared with the others; the last may be the data."
+        ),
+    ],
+    of: Annotated[FeatureKind, typer.Option("--of", help="The features of the backbone or of its projection head.")] = (
+        FeatureKind.backbone
+    ),
+    images: Annotated[int, typer.Option(min=1, help="Images to look at, drawn by the seed.")] = 32_768,
+    views_per_image: Annotated[int, typer.Option(min=1, help="Views of each image.")] = 32,
+    views: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="moco-v2, moco-v1 or small (default: the first run's own).")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train or test.")] = "train",
+    picture: PictureOption = None,
+    values: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write each image's figures, as .csv or .npz.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
+    workers: WorkersOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same images and views.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Compare how alike runs make the views of an image (Figure 3).
+
+    [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
+    [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
+    """
+    from rich.progress import Progress
+
+    from jcl.cli.study_tables import print_distribution
+    from jcl.comparing import compare_views, split_arguments
+    from jcl.evaluate.spread_file import check_values_file, write_values
+
+    _demand_png(picture)
+    if values is not None:
+        check_values_file(values)
+    paths, location = split_arguments(arguments)
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("views", total=None)
+        report = compare_views(
+            paths,
+            location,
+            of=of.value,
+            views=views,
+            views_per_image=views_per_image,
+            images=images,
+            split=split,
+            batch_size=batch_size,
+            workers=workers,
+            seed=seed,
+            device=device,
+            precision=precision,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    print_distribution(report)
+    write_json(report.figures(), json_file)
+    if values is not None:
+        names = [report.source.name_of(row) for row in report.rows.tolist()]
+        write_values(values, names, dict(zip(report.keys(), report.spreads, strict=True)))
+        say(f"The figures of each image are in {values}.")
+    if picture is not None:
+        from jcl.report.histograms import plot_spreads
+
+        plot_spreads(dict(zip(report.names, report.spreads, strict=True)), picture, subtitle=report.described())
+        say(f"The histograms are drawn in {picture}.")
+
+
+@app.command(rich_help_panel=STUDY)
+def bound(
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN", help="A run or one of its checkpoints (default: Gaussian keys).")
+    ] = None,
+    data: Annotated[str | None, typer.Argument(help="Images (default: what the run was trained on).")] = None,
+    scales: Annotated[str, typer.Option(metavar="LIST", help="Covariance scales at which Eq. 8 is taken.")] = "1,4",
+    dimensions: Annotated[str, typer.Option(metavar="LIST", help="Of Gaussian keys.")] = "32,128",
+    spreads: Annotated[str, typer.Option(metavar="LIST", help="Of Gaussian keys, 0 to 1.")] = "0.1,0.2,0.4,0.6",
+    temperatures: Annotated[
+        str, typer.Option(metavar="LIST", help="For Gaussian keys; a run has its own.")
+    ] = "0.1,0.2",
+    negatives: Annotated[int, typer.Option(min=1, help="For Gaussian keys; a run has its queue.")] = 4096,
+    draws: Annotated[int, typer.Option(min=100, help="Gaussian keys drawn for each image.")] = 16_384,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images (default: 256 of a run, 16 with Gaussian keys).")
+    ] = (None),
+    keys: Annotated[int, typer.Option(min=1, help="Views of each image of a run that serve as keys.")] = 256,
+    picture: PictureOption = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
+    workers: WorkersOption = None,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Measure how tight the bound of Eq. 8 is and how Gaussian keys are.
+
+    [dim]jcl bound -o gaussian.png[/]
+    [dim]jcl bound runs/photos -o bound.png[/]
+    """
+    _demand_png(picture)
+    wanted = numbers_in(scales, "--scales")
+    if min(wanted) < 0:
+        raise SettingsError(f"a covariance scale must not be negative, but --scales is {scales}.")
+    if run is None:
+        cases = (dimensions, spreads, temperatures)
+        figures = _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture)
+    else:
+        from rich.progress import Progress
+
+        from jcl.bounding import bound_along_training
+        from jcl.cli.study_tables import print_run_bound
+
+        with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+            task = bar.add_task("checkpoints", total=None)
+            bounds = bound_along_training(
+                run,
+                data,
+                scales=wanted,
+                images=images or 256,
+                keys=keys,
+                batch_size=batch_size,
+                workers=workers,
+                seed=seed,
+                device=device,
+                precision=precision,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
+        print_run_bound(bounds)
+        figures = bounds.figures()
+        if picture is not None:
+            from jcl.report.bound_plots import plot_training_bound
+
+            plot_training_bound(bounds, picture, name=str(run))
+    write_json(figures, json_file)
+    if picture is not None:
+        say(f"The losses are drawn in {picture}.")
+
+
+def _gaussian_bound(
+    lists: tuple[str, str, str],
+    scales: list[float],
+    draws: int,
+    images: int,
+    negatives: int,
+    seed: int,
+    picture: Path | None,
+) -> dict[str, float]:
+    from jcl.cli.study_tables import print_gaussian_bound
+    from jcl.studies.bound import gaussian_figures, gaussian_rows, gaussian_sweep
+
+    dimensions, spreads, temperatures = lists
+    cases = gaussian_sweep(
+        whole_numbers_in(dimensions, "--dimensions"),
+        numbers_in(spreads, "--spreads"),
+        numbers_in(temperatures, "--temperatures"),
+    )
+    results = list(gaussian_rows(cases, scales, draws=draws, images=images, negatives=negatives, seed=seed))
+    print_gaussian_bound(results, draws, images)
+    if picture is not None:
+        from jcl.report.bound_plots import plot_gaussian_bound
+
+        subtitle = f"{draws:,} keys for each of {images} images, {negatives:,} random negatives"
+        plot_gaussian_bound(results, picture, subtitle=subtitle)
+    return gaussian_figures(results)
+
+
+@app.command(rich_help_panel=STUDY)
+def cost(
+    keys: Annotated[str, typer.Option(metavar="LIST", help="Numbers of keys M.")] = "1,2,4,8,16,32",
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe (default: the paper's on a GPU, a small network on a CPU).")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Network, such as resnet18.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Side of the views in pixels.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=2, help="Images per step.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 3,
+    picture: PictureOption = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    json_file: JsonOption = None,
+) -> None:
+    """Measure memory and time of a step over the number of keys.
+
+    [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
+    """
+    from rich.progress import Progress
+
+    from jcl.cli.study_tables import print_cost
+    from jcl.costing import TITLES, measure_cost
+
+    _demand_png(picture)
+    counts = whole_numbers_in(keys, "--keys")
+    own = {"model.backbone": backbone, "views.image_size": image_size, "train.batch_size": batch_size}
+    values = {name: value for name, value in own.items() if value is not None}
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("methods and keys", total=1 + 3 * len(set(counts)))
+        report = measure_cost(
+            counts,
+            recipe=recipe,
+            values=values,
+            repeats=repeats,
+            device=device,
+            progress=lambda cell: bar.advance(task),
+        )
+    print_cost(report)
+    say(f"{report.finding()}.")
+    write_json(report.figures(), json_file)
+    if picture is not None:
+        from jcl.report.cost_plots import plot_cost
+
+        plot_cost(report.cells, TITLES, picture, of=report.described(), finding=report.finding())
+        say(f"Both are drawn in {picture}.")
+
+
+def numbers_in(text: str, option: str) -> list[float]:
+    """The numbers of a list such as 0.1,0.2."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(math.isfinite(number) for number in numbers):
+        raise SettingsError(f"{option} takes numbers with commas between them, such as 1,2,4, but got {text!r}.")
+    return list(dict.fromkeys(numbers))
+
+
+def whole_numbers_in(text: str, option: str) -> list[int]:
+    numbers = numbers_in(text, option)
+    if not all(number.is_integer() for number in numbers):
+        raise SettingsError(f"{option} takes whole numbers, but got {text!r}.")
+    return [int(number) for number in numbers]
+
+
+def _demand_png(picture: Path | None) -> None:
+    if picture is not None and picture.suffix.lower() != ".png":
+        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")

@@ -1,0 +1,149 @@
+"""How alike an image's views are: against plain float64 loops, in any batches, and paired between networks."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from jcl.data import ArrayImages
+from jcl.errors import DataError, RunError, SettingsError
+from jcl.evaluate.distribution import SpreadSums, Viewer, ViewSpread, paired_shares, view_spreads
+from jcl.evaluate.image_views import ViewPasses, chosen_rows
+from jcl.evaluate.spread_file import check_values_file, write_values
+from jcl.views import ViewMaker, view_recipe
+from small_runs import drawn_pixels
+
+RECIPE = view_recipe("small", 8)
+CPU = torch.device("cpu")
+
+
+def images(count: int = 11) -> ArrayImages:
+    return ArrayImages(torch.from_numpy(drawn_pixels(count)).permute(0, 3, 1, 2).contiguous())
+
+
+def network(seed: int = 0, width: int = 6) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, width))
+
+
+def direct(features: torch.Tensor) -> tuple[float, float]:
+    """All pairs one by one, and the diagonal of numpy's covariance, of the features (V, d) of one image."""
+    rows = features.double().numpy()
+    rows = rows / np.sqrt((rows**2).sum(axis=1, keepdims=True))
+    pairs = [float(np.dot(first, second)) for first in rows for second in rows]
+    return float(np.mean(pairs)), float(np.diag(np.cov(rows.T, bias=True)).mean())
+
+
+@pytest.mark.parametrize("parts", [[7], [1] * 7, [3, 4], [1, 5, 1]])
+def test_sums_in_parts_equal_direct_loops(parts: list[int]) -> None:
+    features = torch.randn(5, 7, 4, generator=torch.Generator().manual_seed(1)) + 1
+    sums = SpreadSums()
+    for part in features.split(parts, dim=1):
+        sums.add(part)
+    expected = [direct(one) for one in features]
+    assert sums.similarity().tolist() == pytest.approx([similarity for similarity, _ in expected], abs=1e-14)
+    assert sums.variance().tolist() == pytest.approx([variance for _, variance in expected], rel=1e-12)
+
+
+def test_unit_features_tie_variance_to_similarity() -> None:
+    sums = SpreadSums()
+    sums.add(torch.randn(20, 9, 5, generator=torch.Generator().manual_seed(2)))
+    assert sums.variance().tolist() == pytest.approx(((1 - sums.similarity()) / 5).tolist(), rel=1e-12)
+
+
+def test_views_that_are_nearly_alike_keep_their_digits() -> None:
+    """A difference of sums would leave nothing of a variance of 1e-20."""
+    generator = torch.Generator().manual_seed(3)
+    centre = torch.randn(1, 1, 8, dtype=torch.float64, generator=generator)
+    features = centre + 1e-10 * torch.randn(1, 64, 8, dtype=torch.float64, generator=generator)
+    sums = SpreadSums()
+    for part in features.split(16, dim=1):
+        sums.add(part)
+    units = features / features.norm(dim=2, keepdim=True)
+    exact = (units[0] - units[0].mean(0)).square().mean()
+    assert float(sums.variance()) == pytest.approx(float(exact), rel=1e-3) and float(exact) < 1e-20
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 5, 7, 64])
+def test_streaming_equals_the_whole(batch_size: int) -> None:
+    source, views = images(), 5
+    viewers = [Viewer("one", network(0), RECIPE), Viewer("two", network(1, 9), RECIPE)]
+    spreads, rows = view_spreads(
+        viewers, source, torch.arange(11), ViewPasses(seed=4, device=CPU, batch_size=batch_size), views
+    )
+    assert rows.tolist() == list(range(11))
+    maker = ViewMaker(RECIPE, 4, 0, source.pixels, torch.full((11, 2), 16), torch.arange(11))
+    for viewer, spread in zip(viewers, spreads, strict=True):
+        for row in range(11):
+            with torch.no_grad():
+                features = viewer.network(maker(torch.full((views,), row), torch.arange(views)))
+            similarity, variance = direct(features)
+            assert float(spread.similarity[row]) == pytest.approx(similarity, abs=1e-6)
+            assert float(spread.variance[row]) == pytest.approx(variance, abs=1e-6)
+        assert spread.width == (6 if viewer.name == "one" else 9)
+
+
+def test_an_image_has_the_same_views_whatever_else_is_looked_at() -> None:
+    source, viewer = images(), Viewer("one", network(), RECIPE)
+    passes = ViewPasses(seed=0, device=CPU)
+    few, many = chosen_rows(source, 4, 7), chosen_rows(source, 9, 7)
+    assert set(few.tolist()) < set(many.tolist()) and len(chosen_rows(source, 100, 7)) == 11
+    of_few, of_many = (view_spreads([viewer], source, rows, passes, 6)[0][0].similarity for rows in (few, many))
+    shared = [many.tolist().index(row) for row in few.tolist()]
+    assert of_few.tolist() == pytest.approx(of_many[shared].tolist(), abs=1e-6)
+
+
+def test_pairs_of_a_view_with_itself_are_left_out() -> None:
+    features = torch.randn(1, 6, 3, generator=torch.Generator().manual_seed(5))
+    sums = SpreadSums()
+    sums.add(features)
+    spread = ViewSpread(sums.similarity(), sums.variance(), 6, 3)
+    units = torch.nn.functional.normalize(features[0].double(), dim=1)
+    others = [float(units[a] @ units[b]) for a in range(6) for b in range(6) if a != b]
+    assert float(spread.similarity_of_different_views) == pytest.approx(np.mean(others), abs=1e-12)
+
+
+def test_paired_shares_count_images() -> None:
+    first = ViewSpread(torch.tensor([0.9, 0.5, 0.7, 0.8]), torch.tensor([0.1, 0.5, 0.3, 0.2]), 4, 1)
+    other = ViewSpread(torch.tensor([0.8, 0.6, 0.7, 0.1]), torch.tensor([0.2, 0.4, 0.3, 0.1]), 4, 1)
+    assert paired_shares(first, other) == (50.0, 25.0, 4)
+    assert paired_shares(other, first).more_alike == 25.0
+
+
+def test_features_without_a_direction_are_refused() -> None:
+    dead = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Threshold(1e9, 0.0))
+    with pytest.raises(RunError, match="dead gives features that are zero or not finite for 11 of 11 images"):
+        view_spreads([Viewer("dead", dead, RECIPE)], images(), torch.arange(11), ViewPasses(seed=0, device=CPU), 3)
+
+
+def test_too_little_to_compare_is_refused() -> None:
+    viewer, passes = Viewer("one", network(), RECIPE), ViewPasses(seed=0, device=CPU)
+    with pytest.raises(SettingsError, match="at least two"):
+        view_spreads([viewer], images(), torch.arange(11), passes, 1)
+    with pytest.raises(DataError, match="at least two are needed, but there is 1"):
+        chosen_rows(images(1), 50, 0)
+    with pytest.raises(DataError, match="at least two"):
+        chosen_rows(images(), 1, 0)
+
+
+def test_networks_get_their_mode_back() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 4)).train()
+    before = model[1].running_mean.clone()
+    view_spreads([Viewer("one", model, RECIPE)], images(), torch.arange(11), ViewPasses(seed=0, device=CPU), 3)
+    assert model.training and torch.equal(model[1].running_mean, before)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_values_are_written_for_other_programs(tmp_path, suffix: str) -> None:
+    spread = ViewSpread(torch.tensor([0.25, 1 / 3]).double(), torch.tensor([0.5, 0.125]).double(), 4, 2)
+    file = tmp_path / f"values{suffix}"
+    write_values(file, ["a, b.png", "c.png"], {"jcl": spread})
+    if suffix == ".npz":
+        found = np.load(file)
+        assert found["image"].tolist() == ["a, b.png", "c.png"]
+        assert found["jcl_similarity"].tolist() == spread.similarity.tolist()
+    else:
+        lines = file.read_text().splitlines()
+        assert lines[0].startswith("image,jcl_similarity,") and lines[1].startswith('"a, b.png",0.25,')
+    with pytest.raises(SettingsError, match="should end in"):
+        check_values_file(tmp_path / "values.txt")
