@@ -206,7 +206,7 @@ def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, 
     assert first is not None and again is not None and first.knn == again.knn and len(first.knn) == 3
     assert (first.bank, first.queries, first.unseen) == (34, 10, True)
     assert first.spread is not None and again.spread is not None
-    assert torch.equal(first.spread.similarities, again.spread.similarities)
+    assert torch.equal(first.spread.similarity, again.spread.similarity)
     held_out = plain.look
     assert held_out is not None and (held_out.bank, held_out.queries, held_out.unseen) == (16, 8, False)
     names = {image.name for answer in held_out.answers for image in answer.neighbours}

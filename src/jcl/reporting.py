@@ -119,6 +119,6 @@ def _figures(run: RunContents) -> dict[str, Any]:
         if run.look.probe_top1 is not None:
             figures["sample_linear_top1"] = run.look.probe_top1
         if run.look.spread is not None:
-            figures["mean_view_similarity"] = float(run.look.spread.similarities.mean())
-            figures["mean_view_variance"] = float(run.look.spread.variances.mean())
+            figures["mean_view_similarity"] = float(run.look.spread.similarity.mean())
+            figures["mean_view_variance"] = float(run.look.spread.variance.mean())
     return figures

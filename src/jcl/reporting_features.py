@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,15 @@ from jcl.building import known, run_view_recipe
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
 from jcl.embedding import load
 from jcl.errors import DataError
+from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
 from jcl.evaluate.features import Features, evaluation_mode
 from jcl.evaluate.flat_map import neighbour_map, principal_map
+from jcl.evaluate.image_views import ViewPasses
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.label_subset import part_of
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
 from jcl.evaluate.online import FeatureSettings
-from jcl.evaluate.view_spread import view_spread
 from jcl.randomness import permutation
 from jcl.report.contents import Answer, FlatMap, Look, ShownImage
 from jcl.report.inline import PICTURE_SIDE
@@ -58,25 +60,26 @@ def look_at(weights: Path, settings: Settings, data: ImageData, device: torch.de
     bank, queries = features(sample.bank), features(sample.queries)
     if not (bank.values.isfinite().all() and queries.values.isfinite().all()):
         raise DataError("its features hold NaN or infinite values; training has probably diverged.")
-    spread = view_spread(
-        backbone,
-        sample.for_spread,
-        run_view_recipe(settings),
-        canvas=known(settings.data.canvas),
-        views=_VIEWS,
-        device=device,
-        precision=precision,
-    )
+    viewer = Viewer("the network", backbone, run_view_recipe(settings))
+    passes = ViewPasses(seed=0, device=device, precision=precision, canvas=known(settings.data.canvas))
     return Look(
         bank=len(bank),
         queries=len(queries),
         unseen=sample.unseen,
         knn=_knn(bank, queries),
         probe_top1=_probe(bank, queries, device),
-        spread=spread if len(spread.similarities) else None,
+        spread=_spread(viewer, sample.for_spread, passes),
         flat_map=_map(queries, sample.queries),
         answers=_answers(bank, queries, sample),
     )
+
+
+def _spread(viewer: Viewer, source: ImageSource, passes: ViewPasses) -> ViewSpread | None:
+    """How alike the views of an image are, unless none of these images can be read."""
+    with contextlib.suppress(DataError):
+        (spread,), _ = view_spreads([viewer], source, torch.arange(len(source)), passes, _VIEWS)
+        return spread
+    return None
 
 
 @dataclass(frozen=True, eq=False)

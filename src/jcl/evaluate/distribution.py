@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageSource
-from jcl.errors import RunError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses
 from jcl.views import ViewRecipe
@@ -111,6 +111,8 @@ def view_spreads(
                 found[place].append((sums.similarity(), sums.variance()))
                 width[place] = sums.mean.shape[1]
             samples.append(images.batch.samples)
+    if not samples:
+        raise DataError(f"none of {len(rows):,} images could be read ({source.description}).")
     spreads = []
     for viewer, parts, wide in zip(viewers, found, width, strict=True):
         similarity, variance = (torch.cat(values).cpu() for values in zip(*parts, strict=True))

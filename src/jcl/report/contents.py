@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from jcl.automatic import Choice
+from jcl.evaluate.distribution import ViewSpread
 from jcl.evaluate.knn import KnnResult
-from jcl.evaluate.view_spread import ViewSpread
 from jcl.settings import Settings
 
 

@@ -106,8 +106,8 @@ def spread_figures(runs: Sequence[RunContents]) -> list[Figure]:
     looks = [(place, run.look.spread) for place, run in enumerate(runs) if run.look is not None and run.look.spread]
     if not looks:
         return []
-    similar = {place: spread.similarities for place, spread in looks}
-    varied = {place: spread.variances for place, spread in looks}
+    similar = {place: spread.similarity for place, spread in looks}
+    varied = {place: spread.variance for place, spread in looks}
     return [
         _histogram("similarity", "Similarity of an image's views", "Further right: the views of an image look more "
                    "alike to the network.", similar, "mean cosine similarity"),

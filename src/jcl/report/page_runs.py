@@ -85,12 +85,12 @@ def _facts(run: RunContents) -> list[tuple[str, str]]:
 
 def _spread(run: RunContents) -> dict[str, str] | None:
     spread = run.look.spread if run.look is not None else None
-    if spread is None or len(spread.similarities) == 0:
+    if spread is None or len(spread.similarity) == 0:
         return None
     return {
-        "similarity": f"{spread.similarities.mean():.3f}",
-        "variance": f"{spread.variances.mean():.3g}",
-        "images": f"{len(spread.similarities):,}",
+        "similarity": f"{spread.similarity.mean():.3f}",
+        "variance": f"{spread.variance.mean():.3g}",
+        "images": f"{len(spread.similarity):,}",
         "views": str(spread.views),
     }
 
