@@ -75,6 +75,7 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     assert code == 0 and "nothing to resume" in err
 
 
+@pytest.mark.faults
 def test_a_signal_saves_and_resuming_ends_in_the_same_state(call, coco, tmp_path):
     arguments = ["detect", "--task", "box", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
     arguments += ["--iterations", "6", "--pictures", "0"]

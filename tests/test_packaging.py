@@ -7,12 +7,14 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import jcl
 from jcl.core.encoder import build_backbone
 from jcl.exchange import BackboneInfo, save_backbone
+from small_runs import drawn_pixels
 
 ROOT = Path(__file__).parent.parent
 
@@ -44,7 +46,8 @@ def test_the_wheel_runs_outside_the_repository(wheel, tmp_path):
     script = (
         "import jcl, sys; assert jcl.__file__.startswith(sys.argv.pop(1)), jcl.__file__; import jcl.cli; jcl.cli.main()"
     )
-    options = ["pretrain", "demo", "--recipe", "demo", "--epochs", "1", "--out", "run", "--set", "record.knn_every=0"]
+    np.savez(tmp_path / "images.npz", x_train=drawn_pixels(40))
+    options = ["pretrain", "images.npz", "--recipe", "demo", "--epochs", "1", "--batch-size", "8", "--out", "run"]
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "site"), *options],
         capture_output=True,
@@ -55,7 +58,7 @@ def test_the_wheel_runs_outside_the_repository(wheel, tmp_path):
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "backbone.safetensors").is_file()
+    assert (tmp_path / "run" / "backbone.safetensors").is_file() and (tmp_path / "run" / "report.html").is_file()
 
 
 def test_torch_hub_opens_a_backbone(tmp_path):

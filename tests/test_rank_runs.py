@@ -62,6 +62,7 @@ def test_two_ranks_say_everything_once_and_write_one_folder(unbroken):
     assert not (unbroken.path / ".lock").exists()
 
 
+@pytest.mark.faults
 def test_torchrun_starts_ranks_again_of_which_one_was_killed(npz, unbroken, tmp_path):
     """Ranks that find each other anew in a store which outlived them, and a run that ends as if nothing had been."""
     run = tmp_path / "run"
