@@ -106,6 +106,7 @@ def test_a_signal_saves_and_resuming_ends_in_the_same_state(call, coco, tmp_path
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
 
 
+@pytest.mark.faults
 def test_two_ranks_train_one_detector(coco, tmp_path):
     arguments = ["detect", "--task", "box", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
     command = [sys.executable, "-m", "jcl", *map(str, arguments), "--devices", "2", "--out", tmp_path / "ranks"]

@@ -168,22 +168,20 @@ def test_a_run_that_another_process_trains_is_left_alone(nearly_done):
     assert f"is being trained by process {os.getpid()} on" in ended["said"]
 
 
-def test_a_rank_that_keeps_others_waiting_is_named(tmp_path):
-    """One is halted as a whole; of the other only the processes that read its images, as on a disk that hangs."""
+@pytest.mark.parametrize("what", ["rank", pytest.param("workers", marks=pytest.mark.faults)])
+def test_a_rank_that_keeps_others_waiting_is_named(tmp_path, what):
+    """It is halted as a whole, or only the processes that read its images, as on a disk that hangs."""
     photos = write_image_folder(tmp_path / "photos", 480)  # halted in the first of 30 steps: later, all are in memory
     values = LONG_VALUES | {"train.rank_timeout": 4, "data.workers": 1, "record.checkpoint_minutes": 1e-9}
-    options = settings_options(values)
-
-    def scenario(what: str) -> dict[str, object]:
-        run = tmp_path / what
-        arguments = ["pretrain", str(photos), "--out", str(run), *options]
-        return {"ranks": 2, "arguments": arguments, "stop": what, "after": str(run / "checkpoints")}
-
-    silent, slow = forked_ranks([scenario("rank"), scenario("workers")])
-    for ended in (silent, slow):
-        assert ended["codes"] == [69] and ended["said"].count("Error") == 1 and "Traceback" not in ended["said"]
-        assert ended["seconds"] < 25
-        assert "the last good checkpoint is" in ended["said"] and "continue it with `jcl resume" in ended["said"]
-    assert "No sign of life comes from rank 1 (on " in silent["said"]
-    assert "All ranks are alive; waiting for rank 1 (on " in slow["said"]
-    assert "which is reading the images of step" in slow["said"]
+    run = tmp_path / "run"
+    arguments = ["pretrain", str(photos), "--out", str(run), *settings_options(values)]
+    scenario = {"ranks": 2, "arguments": arguments, "stop": what, "after": str(run / "checkpoints")}
+    (ended,) = forked_ranks([scenario])
+    assert ended["codes"] == [69] and ended["said"].count("Error") == 1 and "Traceback" not in ended["said"]
+    assert ended["seconds"] < 25
+    assert "the last good checkpoint is" in ended["said"] and "continue it with `jcl resume" in ended["said"]
+    if what == "rank":
+        assert "No sign of life comes from rank 1 (on " in ended["said"]
+    else:
+        assert "All ranks are alive; waiting for rank 1 (on " in ended["said"]
+        assert "which is reading the images of step" in ended["said"]
