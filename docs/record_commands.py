@@ -3,8 +3,10 @@
 python docs/record_commands.py      (about ten minutes on two CPU cores)
 """
 
+import datetime
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -90,12 +92,13 @@ GROUPS: dict[str, list[Example]] = {
 
 
 def main() -> None:
+    day = datetime.date.today()
     page = [
         "# Every command",
         "",
         "What each command prints, recorded by `python docs/record_commands.py` on 600 pictures drawn by code. The",
         "runs are far too short to learn much: this page shows what to type and what comes back. `jcl COMMAND --help`",
-        "lists all options.",
+        f"lists all options. Recorded on {os.cpu_count()} cores ({platform.machine()}), {day:%-d %B %Y}.",
         "",
     ]
     with tempfile.TemporaryDirectory() as scratch:
@@ -145,7 +148,7 @@ def record(example: Example, folder: Path) -> list[str]:
     print(example.command, file=sys.stderr)
     words = example.command.split()
     done = subprocess.run(
-        [sys.executable, "-m", "jcl", *words[1:]],
+        [str(Path(sys.executable).with_name("jcl")), *words[1:]],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -172,11 +175,18 @@ def _wrapped(command: str) -> list[str]:
 
 
 def _shown(output: str, folder: Path) -> list[str]:
-    lines = [line.rstrip() for line in output.replace(str(folder) + "/", "").replace(str(folder), ".").splitlines()]
-    lines = [line for line in lines if line.strip()]
+    lines = [_without(folder, line.rstrip()) for line in output.splitlines() if line.strip()]
     if len(lines) <= LONGEST:
         return lines
     return [*lines[: LONGEST - 4], "...", *lines[-3:]]
+
+
+def _without(folder: Path, line: str) -> str:
+    """The line with paths as seen from the folder; a table's cells keep their width."""
+    shorter = line.replace(f"{folder}/", "").replace(str(folder), ".")
+    if shorter != line and line.endswith("│"):
+        shorter = shorter[:-1] + " " * (len(line) - len(shorter)) + "│"
+    return shorter
 
 
 if __name__ == "__main__":

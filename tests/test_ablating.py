@@ -140,13 +140,15 @@ def test_other_images_are_refused(two_cells, npz, tmp_path):
 
 
 def test_images_that_have_changed_are_refused(tmp_path):
-    def save(count: int) -> Path:
-        np.savez(tmp_path / "a.npz", x_train=drawn_pixels(count), y_train=np.arange(count) % 3)
+    def save(count: int, seed: int = 0) -> Path:
+        np.savez(tmp_path / "a.npz", x_train=drawn_pixels(count, seed=seed), y_train=np.arange(count) % 3)
         return tmp_path / "a.npz"
 
     ablated(small_plan(save(40), "num_keys=1"), tmp_path / "out", carry_out_nothing)
     with pytest.raises(RunError, match="train_images = 40 instead of 41"):
         ablated(small_plan(save(41), "num_keys=1"), tmp_path / "out", carry_out_nothing)
+    with pytest.raises(RunError, match="train_content = [0-9a-f]{16} instead of [0-9a-f]{16}"):
+        ablated(small_plan(save(40, seed=1), "num_keys=1"), tmp_path / "out", carry_out_nothing)
 
 
 def test_folders_that_hold_something_else(npz, tmp_path):

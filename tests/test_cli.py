@@ -351,3 +351,19 @@ def test_a_data_sets_name_stays_a_name_beside_a_folder_of_that_name(call):
     code, _, err = call("pretrain", "demo", *TINY, "--out", "run", "--set", "train.batch_size=1000")
     assert code == 0, err
     assert Run(Path("run")).settings.data.location == "demo"
+
+
+def test_figures_take_the_place_of_figures_only(refused, call, npz, finished):
+    copy = Path("copy.npz")
+    copy.write_bytes(Path(npz).read_bytes())
+    assert "it is left as it is" in refused("check", copy, "--json", copy)
+    assert "it is left as it is" in refused("knn", finished, "--json", Path(finished) / "settings.yaml")
+    assert "should end in .html" in refused("report", finished, "-o", Path(finished) / "settings.yaml")
+    Path("old.json").write_text("{}")
+    assert call("check", copy, "--json", "old.json")[0] == 0 and "train_images" in Path("old.json").read_text()
+
+
+def test_names_cannot_steer_the_terminal(call, image_folder):
+    (image_folder / "cats" / "\x1b[31mred\n.png").write_bytes(b"no image")
+    code, out, _ = call("check", image_folder)
+    assert code == 0 and "\x1b" not in out and "\\x1b[31mred\\n.png cannot be read" in out

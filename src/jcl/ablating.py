@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.data.fingerprint import fingerprint
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.report.ablation_plot import plot_ablation
@@ -55,7 +56,12 @@ def plan_ablation(axes: Sequence[Axis], seeds: Sequence[int], build: Build, cons
     data = open_run_data(base, console)
     task = classification_task(data)  # says so where there are no labels to measure with
     names = tuple(axis.name for axis in axes)
-    counts = {"train_images": len(data.train), "test_images": len(task.test), "classes": len(task.classes)}
+    counts: dict[str, Any] = {
+        "train_images": len(data.train),
+        "test_images": len(task.test),
+        "classes": len(task.classes),
+    }
+    counts |= {"train_content": fingerprint(data.train), "test_content": fingerprint(task.test)}
     study = {"over": list(names), "settings": shared_values(base, names), "data": counts}
     usual = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
     return Plan(names, tuple(cells), study, usual)

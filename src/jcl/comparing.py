@@ -103,6 +103,8 @@ def compare_views(
     them. Views are drawn by the recipe `views` (default: the first run's own), at each network's own image size.
     """
     started = time.perf_counter()
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise SettingsError("a run is named twice; give each run or file once.")
     target = choose_device(device)
     settings = {path: RunFolder(path).settings() for path in paths if RunFolder(path).settings_file.is_file()}
     draw, notes = _view_drawing(paths, settings, views)

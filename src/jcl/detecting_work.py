@@ -102,9 +102,10 @@ def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, p
     tested = "a fifth of the same file, held out" if work.held_out else f"{work.val.file}"
     if settings.overfit is not None:
         tested = "the same ones, to see that everything learns"
+    classes = "1 class" if len(work.train.categories) == 1 else f"{len(work.train.categories):,} classes"
     place.say(
         f"Training {settings.task} on {len(work.train.images):,} images of {work.train.file} "
-        f"({len(work.train.categories)} classes), to be tested on {len(work.val.images):,} images ({tested}), "
+        f"({classes}), to be tested on {len(work.val.images):,} images ({tested}), "
         f"on {place.device}, into {folder.path}"
     )
     for note in work.notes:

@@ -67,7 +67,7 @@ class MethodSettings(Section):
     """What is learned from the views."""
 
     name: MethodName = Field("jcl", description="contrastive method")
-    num_keys: PositiveInt = Field(5, description="key views per image, M'")
+    num_keys: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="key views per image, M'")
     covariance_scale: NotNegative = Field(4.0, description="weight of the keys' covariance, lambda")
     covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
     temperature: Positive = Field(0.2, description="softmax temperature, tau")

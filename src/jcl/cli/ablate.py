@@ -188,7 +188,8 @@ def _print(found: Ablation) -> None:
     out.print(table)
     if best is not None:
         say(f"Best on held-out training images (validation): {described(best.values)}.")
-    say(f"Everything is in {found.folder}: ablation.png shows it, ablation.csv lists all cells.")
+    picture = "ablation.png shows it, " if (found.folder / "ablation.png").is_file() else ""
+    say(f"Everything is in {found.folder}: {picture}ablation.csv lists all cells.")
 
 
 def _mean(point: Point, figure: str) -> str:

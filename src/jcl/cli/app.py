@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 import jcl
+from jcl.errors import SettingsError
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
@@ -42,7 +43,16 @@ def _options(
     """Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone."""
 
 
-JsonOption = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file as JSON.")]
+def _spared(path: Path | None) -> Path | None:
+    """Before anything is done: figures take the place of older figures, and of nothing else."""
+    if path is not None and path.exists() and (path.is_dir() or path.suffix != ".json"):
+        raise SettingsError(f"{path} is there already and is no .json file; it is left as it is, choose another name.")
+    return path
+
+
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", callback=_spared, help="Also write the figures to this file as JSON.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -79,7 +79,8 @@ def shard(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     for name, split in report.splits.items():
-        say(f"{name}: {split.images:,} images in {split.shards} shards, {split.bytes / 2**20:,.1f} MiB")
+        shards = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
+        say(f"{name}: {split.images:,} images in {shards}, {split.bytes / 2**20:,.1f} MiB")
         for image, reason in split.left_out.items():
             err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
     say(f"Train on them with: jcl pretrain {out_folder}")

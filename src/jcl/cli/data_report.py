@@ -52,7 +52,10 @@ def _classes(split: SplitReport) -> str:
 
 
 def _troubles(split: str, found: SplitReport) -> list[str]:
-    lines = [f"{split}: {name} cannot be read: {reason}" for name, reason in list(found.unreadable.items())[:_SHOWN]]
+    lines = [
+        f"{split}: {_one_line(name)} cannot be read: {reason}"
+        for name, reason in list(found.unreadable.items())[:_SHOWN]
+    ]
     if len(found.unreadable) > _SHOWN:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
     if found.small:
@@ -71,4 +74,8 @@ def _count(number: int, noun: str) -> str:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - _SHOWN:,} more" if len(listed) > _SHOWN else ""
-    return ", ".join(listed[:_SHOWN]) + more
+    return ", ".join(map(_one_line, listed[:_SHOWN])) + more
+
+
+def _one_line(name: str) -> str:
+    return name.replace("\n", "\\n")

@@ -21,4 +21,6 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
 
 
 def say(text: str) -> None:
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    """Plain text; what a file's name may hold to steer a terminal is shown, not sent."""
+    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+    out.print(shown, highlight=False, markup=False, soft_wrap=True)

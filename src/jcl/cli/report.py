@@ -33,6 +33,8 @@ def report(
 
     if name and len(name) != len(runs):
         raise SettingsError(f"--name is given {len(name)} times for {len(runs)} runs; give one for each, or none.")
+    if out_file is not None and not out_file.is_dir() and out_file.suffix.lower() not in (".html", ".htm"):
+        raise SettingsError(f"a page is known by its ending: {out_file} should end in .html.")
     if out_file is None and len(runs) > 1:
         raise SettingsError("Several runs have no folder in common; say where to write the page with -o FILE.")
     made = write_report(runs, out_file or runs[0] / "report.html", names=name, title=title, device=device)

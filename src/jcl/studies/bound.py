@@ -108,9 +108,9 @@ class GaussianCase:
 
     def __post_init__(self) -> None:
         if self.dimension < 2:
-            raise SettingsError(f"keys need at least two dimensions, but --dimension is {self.dimension}.")
+            raise SettingsError(f"keys need at least two dimensions, but --dimensions has {self.dimension}.")
         if not 0 < self.spread < 1:
-            raise SettingsError(f"the spread of unit keys lies between 0 and 1, but --spread is {self.spread:g}.")
+            raise SettingsError(f"the spread of unit keys lies between 0 and 1, but --spreads has {self.spread:g}.")
         if not 0 < self.temperature < math.inf:
             raise SettingsError(f"--temperature must be above 0, but it is {self.temperature:g}.")
 

@@ -173,3 +173,29 @@ def test_testing_masks_needs_all_outlines(instances):
         open_coco(CocoFiles(instances, folder, instances, folder), "mask")
     kept, notes = for_training(read(instances, "mask"), "mask")
     assert len(kept.images) == 7 and notes[0].startswith("1 objects")
+
+
+def test_outlines_are_polygons_with_an_area_or_run_lengths(instances):
+    def change(content):
+        content["annotations"][0]["segmentation"] = [[1, 2], [1, 2, 30, 2, 30, 30]]
+        content["annotations"][1]["segmentation"] = [[1, 2]]
+
+    found = read(edit(instances, change), "mask")
+    assert found.images[0].annotations[0]["segmentation"] == [[1.0, 2.0, 30.0, 2.0, 30.0, 30.0]]
+    _, notes = for_training(found, "mask")
+    assert len(notes) == 1 and notes[0].startswith("1 objects")
+
+
+@pytest.mark.parametrize("outline", ["x", [["a", 1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, float("nan")]], {"counts": "x"}])
+def test_outlines_that_are_none(instances, outline):
+    def change(content):
+        content["annotations"][2]["segmentation"] = outline
+
+    with pytest.raises(DataError, match="the outline of annotation 3 is neither polygons nor a run-length code"):
+        read(edit(instances, change), "mask")
+
+
+def test_a_list_is_no_annotation_file(tmp_path):
+    (tmp_path / "list.json").write_text("[1, 2]")
+    with pytest.raises(DataError, match="no object with images, annotations and categories"):
+        read(tmp_path / "list.json")

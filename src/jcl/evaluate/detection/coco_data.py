@@ -165,6 +165,8 @@ def clipped_box(box: Sequence[float], width: int, height: int) -> list[float] | 
 
 
 def _parse(file: Path, content: Any, folder: Path, task: Task) -> CocoSet:
+    if not isinstance(content, dict):
+        raise ValueError("it holds no object with images, annotations and categories")
     categories = tuple(
         Category(int(entry["id"]), str(entry["name"]), tuple(map(str, entry.get("keypoints", ()))))
         for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
@@ -198,11 +200,13 @@ def _parse(file: Path, content: Any, folder: Path, task: Task) -> CocoSet:
 
 def _annotation(entry: dict[str, Any], category: Category, task: Task) -> dict[str, Any]:
     """An annotation with what its writer may have left to be understood."""
-    box = [float(value) for value in entry["bbox"]]
-    if len(box) != 4 or not all(map(math.isfinite, box)):
+    box = _numbers(entry["bbox"])
+    if box is None or len(box) != 4:
         raise ValueError(f"the box of annotation {entry['id']} is not four numbers")
     crowd = int(entry.get("iscrowd", 0))
     filled = {**entry, "bbox": box, "iscrowd": crowd, "area": float(entry.get("area", box[2] * box[3]))}
+    if task == "mask":
+        filled["segmentation"] = _outline(entry)
     if task == "keypoint":
         values = list(entry.get("keypoints") or [0] * (3 * len(category.keypoints)))
         if len(values) != 3 * len(category.keypoints):
@@ -212,6 +216,24 @@ def _annotation(entry: dict[str, Any], category: Category, task: Task) -> dict[s
             )
         filled |= {"keypoints": values, "num_keypoints": sum(visible > 0 for visible in values[2::3])}
     return filled
+
+
+def _outline(entry: dict[str, Any]) -> Any:
+    """A run-length code as it is, or the polygons that have an area; nothing where there are none."""
+    given = entry.get("segmentation") or []
+    if isinstance(given, dict) and "counts" in given and "size" in given:
+        return given
+    parts = [_numbers(part) for part in given] if isinstance(given, list) else [None]
+    if any(part is None for part in parts):
+        raise ValueError(f"the outline of annotation {entry['id']} is neither polygons nor a run-length code")
+    return [part for part in parts if part is not None and len(part) >= 6 and len(part) % 2 == 0]
+
+
+def _numbers(values: Any) -> list[float] | None:
+    """A list of finite numbers, or None where it is something else."""
+    if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+        return None
+    return [float(value) for value in values] if all(map(math.isfinite, values)) else None
 
 
 def _demand_fit(found: CocoSet, task: Task) -> None:
