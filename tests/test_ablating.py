@@ -147,7 +147,7 @@ def test_images_that_have_changed_are_refused(tmp_path):
     ablated(small_plan(save(40), "num_keys=1"), tmp_path / "out", carry_out_nothing)
     with pytest.raises(RunError, match="train_images = 40 instead of 41"):
         ablated(small_plan(save(41), "num_keys=1"), tmp_path / "out", carry_out_nothing)
-    with pytest.raises(RunError, match="train_content = [0-9a-f]{16} instead of [0-9a-f]{16}"):
+    with pytest.raises(RunError, match=r"train_content = [0-9a-f]{16} instead of [0-9a-f]{16}"):
         ablated(small_plan(save(40, seed=1), "num_keys=1"), tmp_path / "out", carry_out_nothing)
 
 
