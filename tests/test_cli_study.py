@@ -19,21 +19,6 @@ from small_runs import drawn_pixels, tiny_settings
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def refused(call, tmp_path):
-    """The one sentence with which a command is refused; nothing may be written anywhere."""
-
-    def run(*arguments: object) -> str:
-        before = sorted(tmp_path.rglob("*"))
-        code, out, err = call(*arguments)
-        assert code == 1 and out == "" and "Traceback" not in err
-        assert err.startswith("Error: ") and err.count("\n") == 1 and err.rstrip()[-1] in ".?"
-        assert sorted(tmp_path.rglob("*")) == before
-        return err.removeprefix("Error: ").rstrip()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def runs(npz, tmp_path_factory) -> dict[str, Path]:
     """Two finished runs on the same drawn data that differ in the method alone; every checkpoint is kept."""
@@ -111,6 +96,8 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     assert "at least two are needed, but there is 1" in refused("distribution", run, tmp_path / "single.npz")
     assert "at least two" in refused("distribution", run, "--images", 1)
     assert "at least two of them per image" in refused("distribution", run, "--views-per-image", 1)
+    assert "no precision called 'half'" in refused("distribution", run, "--precision", "half")
+    assert "named twice" in refused("distribution", run, run)
     assert "no run or weights file" in refused("distribution", tmp_path / "missing")
     assert "There is no folder" in refused("distribution", run, tmp_path / "missing")
     assert "say which images" in refused("distribution", run / "backbone.safetensors")
@@ -120,7 +107,6 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     assert "does not end in .png" in refused("distribution", run, "-o", "figure.pdf")
     assert "should end in .csv or .npz" in refused("distribution", run, "--values", "each.xlsx")
     assert "no device called" in refused("distribution", run, "--device", "gpu")
-    assert "train.precision" in refused("distribution", run, "--precision", "half")
 
 
 def test_the_last_argument_may_be_data(runs, npz):

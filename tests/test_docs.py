@@ -68,8 +68,10 @@ def test_python_on_a_page_runs(page, photos):
         "query": unit(torch.randn(4, 128), dim=1),
         "keys": unit(torch.randn(4, 5, 128), dim=2),
     }
+    had = set(names)
     for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), names)
+        exec(compile(block, str(page), "exec"), names)  # whatever does not run raises
+    assert "jcl" in set(names) - had
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -17,6 +17,7 @@ from jcl.evaluate.linear import linear_probe
 from jcl.measure import open_subject
 from jcl.pretraining import Run, pretrain, resume
 from jcl.settings import Settings, with_values
+from jcl.speech import tell
 from jcl.studies.ablation_folder import CellFolder
 from jcl.train.folder import RunFolder
 from jcl.train.lock import RunHeld
@@ -71,7 +72,7 @@ def _trained(path: Path, settings: Settings, console: Console) -> Run:
             if time.monotonic() > deadline:
                 raise
             if not said:
-                console.print(f"Waiting, because {error}", highlight=False, markup=False, soft_wrap=True)
+                tell(console, f"Waiting, because {error}")
             said = True
         time.sleep(0.5)
 

@@ -17,7 +17,6 @@ from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
 from jcl.measure import usual_workers
 from jcl.run_data import open_run_data
-from jcl.settings import Settings, with_values
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
 from jcl.studies.run_bound import RunBounds, StepBound
@@ -56,7 +55,7 @@ def bound_along_training(
     passes = ViewPasses(
         seed=seed,
         device=target,
-        precision=choose_precision(with_values(Settings(), {"train.precision": precision}), target),
+        precision=choose_precision(precision, target),
         batch_size=batch_size,
         canvas=known(settings.data.canvas),
         workers=usual_workers() if workers is None else workers,

@@ -58,7 +58,7 @@ def step_options(settings: Settings, device: torch.device) -> StepOptions:
     on_gpu = device.type == "cuda"
     return StepOptions(
         device=device,
-        precision=choose_precision(settings, device),
+        precision=choose_precision(settings.train.precision, device),
         compiled=on_gpu if compiled == "auto" else compiled,
         recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
         skip_bad=settings.train.on_nan == "skip",

@@ -28,7 +28,7 @@ from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange import BackboneInfo, load_backbone
 from jcl.measure import usual_workers
 from jcl.run_data import open_run_data
-from jcl.settings import Settings, with_values
+from jcl.settings import Settings
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device, choose_precision
 from jcl.trained import open_trained
@@ -117,7 +117,7 @@ def compare_views(
     passes = ViewPasses(
         seed=seed,
         device=target,
-        precision=choose_precision(with_values(Settings(), {"train.precision": precision}), target),
+        precision=choose_precision(precision, target),
         batch_size=batch_size,
         canvas=max([_canvas(viewer.recipe, settings.get(path)) for viewer, path in zip(viewers, paths, strict=True)]),
         workers=usual_workers() if workers is None else workers,

@@ -105,7 +105,7 @@ def measure_cost(
     values: Mapping[str, Any] | None = None,
     repeats: int = 5,
     device: str = "auto",
-    progress: Callable[[Cell], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> CostReport:
     """Measure MoCo v2 once and each other method with each number of keys, every cell in a process of its own.
 
@@ -125,7 +125,7 @@ def measure_cost(
             full = cost is None or isinstance(cost, OutOfMemory)
             cells.append(Cell(method, count, None if isinstance(cost, OutOfMemory) else cost))
             if progress is not None:
-                progress(cells[-1])
+                progress(len(cells), 1 + len(COMPARED) * len(set(keys)))
     return CostReport(tuple(cells), settings, _device_name(target))
 
 

@@ -25,6 +25,7 @@ from jcl.report.pictures import draw_neighbours
 from jcl.report.plots import RunCurves, plot_comparison, plot_training
 from jcl.reporting import write_report
 from jcl.settings import Settings
+from jcl.speech import tell
 from jcl.train.folder import free_folder
 from jcl.train.runtime import PeakMemory, choose_device
 
@@ -79,7 +80,7 @@ def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Consol
             note=note,
         ).file
     except Exception as error:  # all else has been made, and is worth more than the page
-        err.print(f"The page could not be made: {error}", highlight=False, markup=False, soft_wrap=True)
+        tell(err, f"The page could not be made: {error}")
         return None
 
 

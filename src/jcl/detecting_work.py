@@ -29,7 +29,6 @@ from jcl.evaluate.detection.settings import (
 )
 from jcl.place import Place
 from jcl.report.detections import detections_picture
-from jcl.settings import Settings, TrainSettings
 from jcl.train.checkpoint import Progress
 from jcl.train.runtime import choose_precision
 
@@ -92,7 +91,7 @@ def prepare(settings: DetectionSettings, place: DetectionPlace, start: Start | N
     resnet = build_resnet(settings.backbone) if start is None else start.resnet
     keypoints = len(train.keypoints) if settings.task == "keypoint" else 0
     detector = build_detector(resnet, settings, classes=len(train.categories), keypoints=keypoints)
-    precision = choose_precision(Settings(train=TrainSettings(precision=settings.precision)), place.device)
+    precision = choose_precision(settings.precision, place.device)
     if start is not None:
         notes = [start.account, *notes]
     return Work(train, val, held_out, prepared(detector, place.device, place.ranks.count), precision, notes)

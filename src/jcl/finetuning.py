@@ -33,6 +33,7 @@ from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTrain
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.exchange import load_backbone, save_backbone
 from jcl.measure import Subject, open_subject, usual_workers
+from jcl.speech import tell
 from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
 from jcl.train.folder import free_folder
 from jcl.train.record import Record
@@ -256,4 +257,4 @@ def _whole_path(location: str | None) -> str | None:
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    tell(console, text)

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from jcl.ranks import Ranks
+from jcl.speech import tell
 from jcl.train.lock import RunLock
 from jcl.train.rank_group import agreed
 
@@ -29,8 +30,7 @@ class Place:
     console: Console
 
     def say(self, text: str) -> None:
-        """A plain line: paths may hold brackets, which are no markup, and are copied best unbroken."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        tell(self.console, text)
 
     @contextlib.contextmanager
     def locked(self, folder: Path) -> Iterator[None]:

@@ -51,7 +51,7 @@ def look_at(weights: Path, settings: Settings, data: ImageData, device: torch.de
     """
     backbone, info = load(weights)
     shown = FeatureSettings(info.image_size, info.mean, info.std)
-    precision = choose_precision(settings, device)
+    precision = choose_precision(settings.train.precision, device)
     sample = _sample(data, _affordable(backbone, shown, device))
 
     def features(source: ImageSource) -> Features:

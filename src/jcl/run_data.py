@@ -13,6 +13,7 @@ from jcl.data.opening import KNOWN_SETS
 from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.settings import Settings, with_values
+from jcl.speech import tell
 
 
 def open_run_data(settings: Settings, console: Console) -> ImageData:
@@ -25,7 +26,7 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
         root=Path(data.root) if data.root else None,
         download=data.download,
         classes=class_list(data.subset) if data.subset else None,
-        progress=lambda message: console.print(message, highlight=False, markup=False, soft_wrap=True),
+        progress=lambda message: tell(console, message),
     )
 
 

@@ -147,10 +147,19 @@ def test_methods_that_ignore_a_setting(values, over, said):
     assert said in str(error.value) and "nothing to see over it" in str(error.value)
 
 
-def test_a_setting_that_some_method_of_the_grid_looks_at():
-    for over in (["num_keys=1,2"], ["covariance_scale=0,4"], ["num_keys=1,5", "covariance_scale=0,4"]):
-        refuse_ignored([parse_axis(text) for text in over], build({}))
-    refuse_ignored([parse_axis("covariance_scale=0,4"), parse_axis("method=jcl,multi-key")], build({}))
+@pytest.mark.parametrize(
+    "over",
+    [
+        ["num_keys=1,2"],
+        ["covariance_scale=0,4"],
+        ["num_keys=1,5", "covariance_scale=0,4"],
+        ["covariance_scale=0,4", "method=jcl,multi-key"],
+    ],
+)
+def test_a_setting_that_some_method_of_the_grid_looks_at(over):
+    axes = [parse_axis(text) for text in over]
+    refuse_ignored(axes, build({}))  # which raises for the methods above
+    assert len(grid(axes, [0], lambda own: build(dict(own)))) == 2 ** len(over)
 
 
 def test_a_setting_given_twice():

@@ -59,12 +59,14 @@ def test_memory_of_real_steps_over_the_number_of_keys() -> None:
 
 
 def test_every_cell_in_a_process_of_its_own() -> None:
-    seen: list[Cell] = []
-    report = measure_cost([2, 2], recipe="folder", values=VALUES, repeats=1, device="cpu", progress=seen.append)
+    seen: list[tuple[int, int]] = []
+    report = measure_cost(
+        [2, 2], recipe="folder", values=VALUES, repeats=1, device="cpu", progress=lambda *counts: seen.append(counts)
+    )
     assert [(cell.method, cell.keys) for cell in report.cells] == [
         ("moco-v2", 1), ("jcl", 2), ("multi-key", 2), ("multi-key-backprop", 2),
     ]  # fmt: skip
-    assert seen == list(report.cells)
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     figures = report.figures()
     assert figures["multi_key_backprop_m2_bytes"] > figures["jcl_m2_bytes"] > 0
     assert figures["jcl_m2_bytes_times_moco_v2"] == figures["jcl_m2_bytes"] / figures["moco_v2_m1_bytes"]

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import STUDY, JsonOption, SetOption, app, err, out
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import say, say_aside, write_json
 from jcl.cli.run_options import (
     BackboneOption,
     BatchSizeOption,
@@ -163,11 +163,7 @@ def _engine(
     with joined_cluster(address) as ray:
         share = usual_share(ray, device, at_once, gpus, cpus)
         workers = None if cpus is None else max(1, math.floor(cpus))
-        yield ray_engine(ray, share, _say_aside, workers)
-
-
-def _say_aside(text: str) -> None:
-    err.print(text, highlight=False, markup=False, soft_wrap=True)
+        yield ray_engine(ray, share, say_aside, workers)
 
 
 def _print(found: Ablation) -> None:

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
+from jcl.cli.progress import counting
+from jcl.speech import tell
 
 if TYPE_CHECKING:
     pass
@@ -65,23 +67,20 @@ def shard(
     json_file: JsonOption = None,
 ) -> None:
     """Pack images into WebDataset tar files, which are read faster than millions of small files."""
-    from rich.progress import Progress
-
     from jcl.data import open_data, write_shards
 
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("packing", total=None)
+    with counting("packing") as progress:
         report = write_shards(
             open_data(data),
             out_folder,
             images_per_shard=images_per_shard,
             seed=seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     for name, split in report.splits.items():
         shards = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
         say(f"{name}: {split.images:,} images in {shards}, {split.bytes / 2**20:,.1f} MiB")
         for image, reason in split.left_out.items():
-            err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
+            tell(err, f"left out {image}: {reason}")
     say(f"Train on them with: jcl pretrain {out_folder}")
     write_json(report.as_dict(), json_file)

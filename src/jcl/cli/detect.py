@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -14,6 +14,9 @@ from rich.table import Table
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
 from jcl.cli.printing import say, write_json
 from jcl.errors import JclError, SettingsError
+
+if TYPE_CHECKING:
+    from jcl.evaluate.detection.folder import DetectionFolder
 
 
 class TaskChoice(StrEnum):
@@ -57,7 +60,9 @@ def detect(
     overfit: Annotated[
         int | None, typer.Option(min=1, help="Train and test on the same few images, to see that everything learns.")
     ] = None,
-    schedule: Annotated[ScheduleChoice, typer.Option(help="90,000 or 180,000 iterations.")] = ScheduleChoice.one,
+    schedule: Annotated[
+        ScheduleChoice | None, typer.Option(help="90,000 (1x, the default) or 180,000 iterations.")
+    ] = None,
     iterations: Annotated[int | None, typer.Option(help="Another number; milestones scale along.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Images of an iteration, over all devices (16).")] = None,
     accumulate: Annotated[int | None, typer.Option(help="Parts in which a batch passes the network (1).")] = None,
@@ -92,66 +97,40 @@ def detect(
 
         launch(sys.argv[1:], devices)
         return
-    places = {
-        "folder": coco,
-        "train_json": train_json,
-        "val_json": val_json,
-        "images": images,
-        "val_images": val_images,
-    }
-    where = {name: str(path) for name, path in places.items() if path is not None}
+    where = _given(folder=coco, train_json=train_json, val_json=val_json, images=images, val_images=val_images)
+    given = _given(
+        task=task,
+        init=init,
+        overfit=overfit,
+        schedule=schedule,
+        iterations=iterations,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        lr=lr,
+        warmup=warmup,
+        short_side=short_side,
+        test_short_side=test_short_side,
+        max_side=max_side,
+        heads=heads,
+        rois_per_image=rois_per_image,
+        backbone=backbone,
+        label=label,
+        precision=precision,
+        checkpoint_every=checkpoint_every,
+        seed=seed,
+    )
     if eval_only is not None:
-        from jcl.detecting import evaluate_detector
-
-        figures = evaluate_detector(
-            eval_only, coco=where or None, out=out_folder, device=device, workers=workers, console=err
-        )
-        _print_figures(figures)
-        write_json(figures, json_file)
-        return
-    from jcl.detecting import detect as run_detection
-    from jcl.detecting import resume_detection
-    from jcl.evaluate.detection.settings import ITERATIONS
-
-    if resume is not None:
-        if init is not None or out_folder is not None or where:
-            raise SettingsError("--resume continues with the settings it was begun with; give nothing else with it.")
-        folder = resume_detection(resume, pictures=pictures, workers=workers, console=err)
-    elif task is None or init is None:
-        raise SettingsError(
-            "say what to find and where to start, for example: jcl detect --task box --coco coco/ --init runs/photos."
-        )
+        figures = _evaluated(eval_only, where, given, out_folder, device, workers)
+    elif resume is not None:
+        figures = _resumed(resume, where | given | _given(out=out_folder), pictures, workers)
     else:
-        values: dict[str, Any] = {
-            "task": task.value,
-            "init": init,
-            "coco": where,
-            "overfit": overfit,
-            "iterations": ITERATIONS[schedule.value] if iterations is None else iterations,
-            "batch_size": batch_size,
-            "accumulate": accumulate,
-            "lr": lr,
-            "warmup": warmup,
-            "short_side": short_side,
-            "test_short_side": test_short_side,
-            "max_side": max_side,
-            "heads": heads and heads.value,
-            "rois_per_image": rois_per_image,
-            "backbone": backbone,
-            "label": label,
-            "precision": precision,
-            "checkpoint_every": checkpoint_every,
-            "seed": seed,
-            "device": device,
-        }
-        given = {name: value for name, value in values.items() if value is not None}
-        folder = run_detection(given, out=out_folder, pictures=pictures, workers=workers, console=err)
+        figures = _trained(given | {"device": device}, where, out_folder, pictures, workers)
     if rank > 0:
         return
-    summary = folder.summary()
-    _print_figures(summary)
-    say(f"Everything is in {folder.path}.")
-    write_json(summary, json_file)
+    _print_figures(figures)
+    if "folder" in figures:
+        say(f"Everything is in {figures.pop('folder')}.")
+    write_json(figures, json_file)
 
 
 @app.command("detect-table", rich_help_panel=EVALUATE)
@@ -164,6 +143,9 @@ def detect_table(
     from jcl.evaluate.detection.folder import DetectionFolder
     from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table
 
+    for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
+        if file is not None and file.suffix.lower() != ending:
+            raise SettingsError(f"the table is known by its ending: {file} should end in {ending}.")
     heads, rows = detection_table([DetectionFolder(folder).summary() for folder in folders])
     say(as_markdown(heads, rows).rstrip())
     for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
@@ -191,3 +173,55 @@ def _print_figures(figures: dict[str, Any]) -> None:
     if figures["tested_on_training_images"]:
         source = ", the same that it was trained on"
     say(f"{figures['iterations']:,} iterations. Tested on {figures['test_images']:,} images{source}.")
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """The options that were given, paths and choices as text."""
+    return {
+        name: str(value) if isinstance(value, Path | StrEnum) else value
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def _trained(
+    given: dict[str, Any], where: dict[str, Any], out_folder: Path | None, pictures: int, workers: int | None
+) -> dict[str, Any]:
+    from jcl.detecting import detect as run_detection
+    from jcl.evaluate.detection.settings import ITERATIONS
+
+    if "task" not in given or "init" not in given:
+        raise SettingsError(
+            "say what to find and where to start, for example: jcl detect --task box --coco coco/ --init runs/photos."
+        )
+    schedule = given.pop("schedule", ScheduleChoice.one.value)
+    values = {"iterations": ITERATIONS[schedule]} | given | {"coco": where}
+    folder = run_detection(values, out=out_folder, pictures=pictures, workers=workers, console=err)
+    return _summary(folder)
+
+
+def _resumed(path: Path, given: dict[str, Any], pictures: int, workers: int | None) -> dict[str, Any]:
+    from jcl.detecting import resume_detection
+
+    _refuse_given(given, "--resume continues with the settings it was begun with")
+    return _summary(resume_detection(path, pictures=pictures, workers=workers, console=err))
+
+
+def _evaluated(
+    path: Path, where: dict[str, Any], given: dict[str, Any], out_folder: Path | None, device: str, workers: int | None
+) -> dict[str, Any]:
+    from jcl.detecting import evaluate_detector
+
+    _refuse_given(given, "--eval-only takes the detector as it was trained")
+    return evaluate_detector(path, coco=where or None, out=out_folder, device=device, workers=workers, console=err)
+
+
+def _refuse_given(given: dict[str, Any], why: str) -> None:
+    if given:
+        option = "--" + next(iter(given)).replace("_", "-")
+        raise SettingsError(f"{why}; leave out {'--coco' if option == '--folder' else option}.")
+
+
+def _summary(folder: DetectionFolder) -> dict[str, Any]:
+    """The figures of a finished folder, which the first rank writes."""
+    return folder.summary() | {"folder": str(folder.path)} if rank == 0 else {}

@@ -11,7 +11,9 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
+from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
+from jcl.speech import tell
 
 if TYPE_CHECKING:
     from jcl.lookup import Matches
@@ -34,12 +36,9 @@ def embed(
 
     [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
     """
-    from rich.progress import Progress
-
     from jcl.embedding import embed as write_features
 
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("embedding", total=None)
+    with counting("embedding") as progress:
         report = write_features(
             weights,
             data,
@@ -50,10 +49,10 @@ def embed(
             device=device,
             precision=precision,
             force=force,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     for image, reason in report.skipped.items():
-        err.print(f"left out {image}: {reason}", highlight=False, markup=False, soft_wrap=True)
+        tell(err, f"left out {image}: {reason}")
     skipped = f", {len(report.skipped):,} left out as unreadable" if report.skipped else ""
     counts = ", ".join(f"{count:,} {name}" for name, count in report.images.items())
     say(f"Features of width {report.feature_width} ({counts} images{skipped}) are in {out_file}.")
@@ -111,7 +110,7 @@ def _draw(matches: Matches, picture: Path) -> None:
     try:
         draw_matches(matches, picture)
     except DataError as error:
-        err.print(f"No picture was drawn: {error}", highlight=False, markup=False, soft_wrap=True)
+        tell(err, f"No picture was drawn: {error}")
         return
     some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
     say(f"The neighbours{some} are drawn in {picture}.")

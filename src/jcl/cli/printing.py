@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jcl.cli.app import out, rank
+from jcl.cli.app import err, out, rank
 from jcl.errors import JclError
+from jcl.speech import tell
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
@@ -21,6 +22,10 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
 
 
 def say(text: str) -> None:
-    """Plain text; what a file's name may hold to steer a terminal is shown, not sent."""
-    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
-    out.print(shown, highlight=False, markup=False, soft_wrap=True)
+    """To standard output; of several ranks the first speaks."""
+    tell(out, text)
+
+
+def say_aside(text: str) -> None:
+    """To standard error, where progress and remarks go."""
+    tell(err, text)

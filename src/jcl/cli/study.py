@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import STUDY, JsonOption, app, err
+from jcl.cli.app import STUDY, JsonOption, app
 from jcl.cli.evaluate import WorkersOption
 from jcl.cli.printing import say, write_json
+from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 
 PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
@@ -57,8 +58,6 @@ def distribution(
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
-    from rich.progress import Progress
-
     from jcl.cli.study_tables import print_distribution
     from jcl.comparing import compare_views, split_arguments
     from jcl.evaluate.spread_file import check_values_file, write_values
@@ -67,8 +66,7 @@ def distribution(
     if values is not None:
         check_values_file(values)
     paths, location = split_arguments(arguments)
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("views", total=None)
+    with counting("views") as progress:
         report = compare_views(
             paths,
             location,
@@ -82,7 +80,7 @@ def distribution(
             seed=seed,
             device=device,
             precision=precision,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
         )
     print_distribution(report)
     write_json(report.figures(), json_file)
@@ -136,13 +134,10 @@ def bound(
         cases = (dimensions, spreads, temperatures)
         figures = _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture)
     else:
-        from rich.progress import Progress
-
         from jcl.bounding import bound_along_training
         from jcl.cli.study_tables import print_run_bound
 
-        with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-            task = bar.add_task("checkpoints", total=None)
+        with counting("checkpoints") as progress:
             bounds = bound_along_training(
                 run,
                 data,
@@ -154,7 +149,7 @@ def bound(
                 seed=seed,
                 device=device,
                 precision=precision,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                progress=progress,
             )
         print_run_bound(bounds)
         figures = bounds.figures()
@@ -213,8 +208,6 @@ def cost(
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """
-    from rich.progress import Progress
-
     from jcl.cli.study_tables import print_cost
     from jcl.costing import TITLES, measure_cost
 
@@ -222,15 +215,14 @@ def cost(
     counts = whole_numbers_in(keys, "--keys")
     own = {"model.backbone": backbone, "views.image_size": image_size, "train.batch_size": batch_size}
     values = {name: value for name, value in own.items() if value is not None}
-    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("methods and keys", total=1 + 3 * len(set(counts)))
+    with counting("methods and keys") as progress:
         report = measure_cost(
             counts,
             recipe=recipe,
             values=values,
             repeats=repeats,
             device=device,
-            progress=lambda cell: bar.advance(task),
+            progress=progress,
         )
     print_cost(report)
     say(f"{report.finding()}.")

@@ -8,7 +8,7 @@ from torch import nn
 from jcl.data import BatchLoader, ImageSource
 from jcl.evaluate.classification import ClassificationTask, Scores, scores
 from jcl.evaluate.online import FeatureSettings
-from jcl.settings import Settings, TrainSettings
+from jcl.settings import TrainSettings
 from jcl.train.runtime import choose_precision
 from jcl.views import ViewRecipe
 
@@ -59,7 +59,7 @@ def judge(
     workers: int,
 ) -> Scores:
     """The classifier's accuracy on the task's test images."""
-    precision = choose_precision(Settings(train=train), device)
+    precision = choose_precision(train.precision, device)
     logits = shown.extract(classifier, task.test, device=device, precision=precision, workers=workers)
     assert logits.labels is not None, "a task's test images are labelled"
     return scores(logits.values, logits.labels, task.classes)

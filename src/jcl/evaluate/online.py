@@ -63,7 +63,7 @@ def online_knn(
     image_size, workers = settings.views.image_size, settings.data.workers
     assert isinstance(image_size, int) and isinstance(workers, int), "settings of a run are resolved"
     shown = FeatureSettings(image_size, settings.views.mean, settings.views.std)
-    precision = choose_precision(settings, device)
+    precision = choose_precision(settings.train.precision, device)
     record = settings.record
 
     def features(source: ImageSource) -> Features:

@@ -20,7 +20,7 @@ from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.randomness import generator, hash_words
-from jcl.settings import Settings, TrainSettings
+from jcl.settings import TrainSettings
 from jcl.train.checkpoint import Progress, save_checkpoint
 from jcl.train.record import Record
 from jcl.train.runtime import autocast, choose_precision
@@ -94,7 +94,7 @@ class SupervisedTraining:
 
     def __post_init__(self) -> None:
         self.device = self.targets.device
-        self.precision = choose_precision(Settings(train=self.train), self.device)
+        self.precision = choose_precision(self.train.precision, self.device)
         self._make_views: Callable[..., Tensor] = self._views
         self._step = torch.zeros((), dtype=torch.int64, device=self.device)  # a tensor, or each would be compiled for
         self._clock = self._saved_at = time.perf_counter()

@@ -9,6 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from jcl.speech import tell
 from jcl.train.display import LOG_SECONDS
 
 
@@ -64,4 +65,4 @@ class SupervisedDisplay:
 
     def say(self, text: str) -> None:
         """A plain line: names may hold brackets, which are no markup, and are copied best unbroken."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        tell(self.console, text)

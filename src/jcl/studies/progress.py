@@ -24,6 +24,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from jcl.speech import tell
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
 from jcl.train.lock import NAME as LOCK
@@ -76,7 +77,7 @@ class AblationDisplay:
         self.say(f"[{self._ended}/{self._total}] {cell.words}: {_found(outcome, result)}")
 
     def say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        tell(self._console, text)
 
 
 class _Epochs(ProgressColumn):

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from jcl.settings import Settings
+from jcl.speech import tell
 from jcl.train.health import health
 
 LOG_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
@@ -67,7 +68,7 @@ class RunDisplay:
 
     def warn(self, text: str) -> None:
         """A sentence about something that went wrong and does not end the run."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        tell(self.console, text)
 
     def health(self) -> str:
         queue = self.settings.method.queue_size

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 
 from jcl.errors import SettingsError
-from jcl.settings import Settings
 
 
 def choose_device(name: str) -> torch.device:
@@ -28,9 +27,10 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_precision(settings: Settings, device: torch.device) -> torch.dtype:
+def choose_precision(wanted: str, device: torch.device) -> torch.dtype:
     """bfloat16 on GPUs that compute in it; on CPUs without matrix units for it, it is slower than float32."""
-    wanted = settings.train.precision
+    if wanted not in ("auto", "float32", "bfloat16"):
+        raise SettingsError(f"there is no precision called {wanted!r}; use auto, float32 or bfloat16.")
     if wanted == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32

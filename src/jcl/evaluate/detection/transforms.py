@@ -99,8 +99,6 @@ def _mask(outline: Any, image: CocoImage, height: int, width: int) -> np.ndarray
         scaled: Tensor = vision.resize(whole, [height, width], interpolation=InterpolationMode.NEAREST_EXACT)
         return scaled[0].numpy()
     factors = (width / image.width, height / image.height)
-    polygons = [[value * factors[place % 2] for place, value in enumerate(part)] for part in outline if len(part) >= 6]
-    if not polygons:
-        return np.zeros((height, width), dtype=np.uint8)
+    polygons = [[value * factors[place % 2] for place, value in enumerate(part)] for part in outline]
     drawn: np.ndarray[Any, np.dtype[np.uint8]] = coder.decode(coder.merge(coder.frPyObjects(polygons, height, width)))
     return drawn

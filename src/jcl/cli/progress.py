@@ -1,0 +1,18 @@
+"""A bar for work that is counted: it shows in a terminal, and nothing of it is left in a log."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from jcl.cli.app import err
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Gives a function that is told how many of how many are done."""
+    from rich.progress import Progress
+
+    with Progress(console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
