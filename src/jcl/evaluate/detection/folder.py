@@ -70,6 +70,7 @@ class DetectionFolder:
     def summary(self) -> dict[str, Any]:
         """The figures of a finished transfer, flat, with plain names."""
         if not self.summary_file.exists():
+            self.settings()  # says so where there is no detector at all
             raise RunError(f"the detector in {self.path} has not finished; continue it with `{self.how_to_resume}`.")
         try:
             summary: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
