@@ -7,7 +7,8 @@ import torch
 from rich.console import Console
 
 from jcl.detecting import detect, resume_detection
-from jcl.errors import Interrupted
+from jcl.errors import Interrupted, RunError
+from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.predicting import KINDS
 from jcl.evaluate.detection.training import DetectionTraining
 from jcl.train.checkpoint import newest_checkpoint
@@ -42,6 +43,8 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
         patch.setattr(DetectionTraining, "advance", advance_and_stop)
         with pytest.raises(Interrupted, match="stopped after iteration 2 and is saved"):
             detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
+    with pytest.raises(RunError, match="has not finished; continue it with `jcl detect --resume"):
+        DetectionFolder(tmp_path / "parts").summary()
     folder = resume_detection(tmp_path / "parts", pictures=0, workers=1, console=QUIET)
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     assert whole.keys() == parts.keys() and len(whole) > 200
