@@ -21,7 +21,7 @@ from jcl.report.ablation_plot import plot_ablation
 from jcl.run_data import keep_apart, open_run_data, with_whole_path
 from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
 from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
-from jcl.studies.cells import Axis, Build, Cell, base_settings, grid, shared_values, short_name
+from jcl.studies.cells import Axis, Build, Cell, base_settings, each_alone, grid, shared_values, short_name, values_of
 from jcl.studies.local_engine import Engine
 from jcl.studies.progress import AblationDisplay
 from jcl.studies.relevance import refuse_ignored
@@ -40,19 +40,26 @@ class Plan:
     cells: tuple[Cell, ...]
     study: Mapping[str, Any]
     usual_folder: Path
+    centre: Mapping[str, Any] | None = None  # where every setting is while another is varied, if each is alone
 
 
-def plan_ablation(axes: Sequence[Axis], seeds: Sequence[int], build: Build, console: Console) -> Plan:
-    """The cells with every value checked, and the data looked at; nothing is written."""
+def plan_ablation(
+    axes: Sequence[Axis], seeds: Sequence[int], build: Build, console: Console, *, alone: bool = False
+) -> Plan:
+    """The cells with every value checked, and the data looked at; nothing is written.
+
+    They are all combinations of the axes' values, or, where each is to be varied alone, one axis at a time.
+    """
     if launched():
         raise SettingsError(
             "`jcl ablate` starts its cells by itself; start it once, without a launcher such as torchrun."
         )
     if not axes:
         raise SettingsError("say what to vary, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
-    base = with_whole_path(base_settings(axes, build))
+    base = with_whole_path(build({}) if alone else base_settings(axes, build))
     refuse_ignored(axes, base)
-    cells = [replace(cell, settings=with_whole_path(cell.settings)) for cell in grid(axes, seeds, build)]
+    planned = each_alone(axes, seeds, build) if alone else grid(axes, seeds, build)
+    cells = [replace(cell, settings=with_whole_path(cell.settings)) for cell in planned]
     data = open_run_data(base, console)
     task = classification_task(data)  # says so where there are no labels to measure with
     names = tuple(axis.name for axis in axes)
@@ -64,7 +71,7 @@ def plan_ablation(axes: Sequence[Axis], seeds: Sequence[int], build: Build, cons
     counts |= {"train_content": fingerprint(data.train), "test_content": fingerprint(task.test)}
     study = {"over": list(names), "settings": shared_values(base, names), "data": counts}
     usual = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
-    return Plan(names, tuple(cells), study, usual)
+    return Plan(names, tuple(cells), study, usual, values_of(base, names) if alone else None)
 
 
 @dataclass(frozen=True)
@@ -133,7 +140,7 @@ def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | N
         about = _about(plan, records, time.perf_counter() - started)
         figures = about | plain_figures(points)
         write_atomically(folder.path / "ablation.json", json.dumps(figures, indent=2).encode() + b"\n")
-        _draw(folder, points, about, display)
+        _draw(folder, plan, points, about, display)
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
 
@@ -188,12 +195,13 @@ def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[st
     }
 
 
-def _draw(folder: AblationFolder, points: Sequence[Point], about: Mapping[str, Any], display: AblationDisplay) -> None:
+def _draw(
+    folder: AblationFolder, plan: Plan, points: Sequence[Point], about: Mapping[str, Any], display: AblationDisplay
+) -> None:
     if not any(point.results for point in points):
         return
+    data, chance = Path(about["data"]).name, 100 / about["classes"]
     try:
-        plot_ablation(
-            points, folder.path / "ablation.png", data=Path(about["data"]).name, chance=100 / about["classes"]
-        )
+        plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, centre=plan.centre)
     except OSError as error:
         display.say(f"The figure could not be drawn: {error.strerror or error}.")

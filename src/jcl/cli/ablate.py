@@ -57,6 +57,9 @@ def ablate(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE,...", help="A setting and its values; several --over make a grid."),
     ] = None,
+    each_alone: Annotated[
+        bool, typer.Option("--each-alone", help="Vary one setting at a time instead: a panel for each --over.")
+    ] = False,
     seeds: Annotated[str | None, typer.Option(help="How many seeds, such as 3, or a list, such as 0,7,42.")] = None,
     out_folder: Annotated[
         Path | None,
@@ -111,13 +114,13 @@ def ablate(
         return run_settings(recipe, method, values | dict(own))
 
     axes = [parse_axis(text) for text in over or []]
-    refuse_repeated(axes, values | ({"method.name": method} if method else {}))
+    refuse_repeated(axes, values | ({"method.name": method} if method else {}), alone=each_alone)
     if seeds is not None and "," in seeds and "train.seed" in values:
         raise SettingsError("--seeds lists the seeds already; leave --seed out.")
     if engine is EngineChoice.local and any(given is not None for given in (address, gpus_per_cell, cpus_per_cell)):
         raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell are for --engine ray; add that.")
     first = build({}).train.seed if "train.seed" in values else 0
-    plan = plan_ablation(axes, parse_seeds(seeds or "1", first), build, err)
+    plan = plan_ablation(axes, parse_seeds(seeds or "1", first), build, err, alone=each_alone)
     if plan_only:
         folder = prepare(plan, out_folder)
         say(f"{len(plan.cells)} cells are planned in {folder.cells}; each is carried out by `jcl ablate-cell CELL`.")

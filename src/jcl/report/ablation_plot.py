@@ -1,9 +1,9 @@
-"""Accuracy against the values of a setting: a curve, several of them, or a map of all combinations of two."""
+"""Accuracy against the values of a setting: a curve, several, a map of all combinations of two, or a panel for each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,16 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
 from jcl.report import style
+from jcl.report.places import Places
 from jcl.studies.ablation import Point, is_number
 from jcl.studies.cells import described, short_name, written
 
 MOST_CURVES: Final = len(style.PALETTE)
 """More would not be told apart and become a map."""
 _PANELS: Final = (("linear_top1", "Linear probe"), ("knn_top1", "kNN"))
-_LEAST_GAP: Final = 0.045  # between neighbouring values, as a share of the axis; with less their labels touch
+_PANELS_ABREAST: Final = 3
 _ASIDE: Final = 0.017  # between curves whose bars would cover each other, as a share of the axis
 _SYMBOLS: Final = {
     "method.num_keys": "number of keys M'",
@@ -32,10 +33,18 @@ _SYMBOLS: Final = {
 _SHADES: Final = LinearSegmentedColormap.from_list("shades", ["#eef4f9", "#7fb4d6", style.BLUE, "#003e63"])
 
 
-def plot_ablation(points: Sequence[Point], path: Path, *, data: str = "", chance: float | None = None) -> Path:
+def plot_ablation(
+    points: Sequence[Point],
+    path: Path,
+    *,
+    data: str = "",
+    chance: float | None = None,
+    centre: Mapping[str, Any] | None = None,
+) -> Path:
     """Top-1 of the linear probe and of kNN against the first setting's values, as a PNG 1500 pixels wide.
 
-    Further settings make a curve for each of their combinations, or rows of a map where these are many. Points show
+    Further settings make a curve for each of their combinations, or rows of a map where these are many. With the
+    values of a `centre`, each setting has a panel of its own, in which the others are at the centre. Points show
     the mean over seeds, bars one standard deviation, dots the single seeds.
     """
     names = list(points[0].values)
@@ -43,12 +52,16 @@ def plot_ablation(points: Sequence[Point], path: Path, *, data: str = "", chance
     seeds = [len(point.results) for point in points if point.results]
     labels = [axis_label(name) for name in names]
     title = f"Accuracy against {' and '.join([', '.join(labels[:-1]), labels[-1]] if labels[1:] else labels)}"
-    as_map = len(curves) > MOST_CURVES
-    figure = _draw_maps(curves, names) if as_map else _draw_curves(curves, names, several=max(seeds) > 1)
+    as_map = centre is None and len(curves) > MOST_CURVES
+    if centre is not None and len(names) > 1:
+        figure = _draw_each_alone(points, centre, several=max(seeds) > 1)
+    else:
+        figure = _draw_maps(curves, names) if as_map else _draw_curves(curves, names, several=max(seeds) > 1)
     about = [
         f"top-1 in percent on {style.plain(data, 30)}" if data else "top-1 in percent",
         _about_seeds(seeds, as_map),
     ]
+    about += ["dotted: the value in the other panels"] if centre is not None else []
     about += [f"guessing: {chance:.1f} %"] if chance is not None else []
     failed = sum(point.failed for point in points)
     about += [f"{failed} {'cell' if failed == 1 else 'cells'} failed"] if failed else []
@@ -58,6 +71,11 @@ def plot_ablation(points: Sequence[Point], path: Path, *, data: str = "", chance
 
 def axis_label(name: str) -> str:
     return _SYMBOLS.get(name, short_name(name).replace("_", " "))
+
+
+def _beginning(text: str) -> str:
+    """As a title begins; the letters behind, which may be symbols, stay."""
+    return text[:1].upper() + text[1:]
 
 
 def _curves(points: Sequence[Point], names: Sequence[str]) -> dict[str, list[Point]]:
@@ -84,7 +102,7 @@ def _draw_curves(curves: dict[str, list[Point]], names: Sequence[str], several: 
     panels = figure.subplots(1, 2)
     top = 1 - (1.15 + 0.22 * rows) / height
     figure.subplots_adjust(left=0.055, right=0.975, top=top, bottom=0.62 / height, wspace=0.14)
-    places = _Places([point.values[names[0]] for curve in curves.values() for point in curve])
+    places = Places([point.values[names[0]] for curve in curves.values() for point in curve])
     for axes, (figure_name, panel_title) in zip(panels, _PANELS, strict=True):
         for number, curve in enumerate(curves.values()):
             step = min(_ASIDE, 2 * _ASIDE / len(curves)) if several else 0.0
@@ -108,7 +126,7 @@ class _Look:
     seeds_aside: float
 
 
-def _draw_curve(axes: Axes, curve: Sequence[Point], figure: str, name: str, places: _Places, look: _Look) -> None:
+def _draw_curve(axes: Axes, curve: Sequence[Point], figure: str, name: str, places: Places, look: _Look) -> None:
     measured = [point for point in curve if point.mean(figure) is not None]
     where = [places.of(point.values[name]) + look.aside * places.width for point in measured]
     means = [point.mean(figure) or 0.0 for point in measured]
@@ -137,56 +155,49 @@ def _highest(points: Sequence[Point], figure: str) -> str:
     return style.plain(f"highest at {described(highest.values)}: {highest.mean(figure):.2f} %", 70)
 
 
-class _Places:
-    """Where values lie on an axis: to scale, or on a logarithmic one, or evenly where neither tells them apart."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        distinct: list[Any] = []
-        for value in values:
-            if value not in distinct:
-                distinct.append(value)
-        self.ordered = all(is_number(value) for value in distinct)
-        self._values = sorted(distinct) if self.ordered else distinct
-        self.even, self.logarithmic = False, False
-        if self.ordered and _told_apart(self._values):
-            return
-        self.logarithmic = self.ordered and min(self._values) > 0 and _told_apart(list(map(math.log, self._values)))
-        self.even = not self.logarithmic
-
-    def of(self, value: Any) -> float:
-        if self.even:
-            return float(self._values.index(value))
-        return math.log(value) if self.logarithmic else float(value)
-
-    @property
-    def width(self) -> float:
-        """Of the axis, with room at its ends."""
-        marks = [self.of(value) for value in self._values]
-        return max(marks) - min(marks) + 2 * self._room
-
-    @property
-    def _room(self) -> float:
-        span = self.of(self._values[-1]) - self.of(self._values[0])
-        return 0.05 * span if self.ordered and span > 0 else 0.5
-
-    def dress(self, axes: Axes, label: str) -> None:
-        """Tick the values themselves."""
-        marks = [self.of(value) for value in self._values]
-        axes.xaxis.set_major_locator(FixedLocator(marks))
-        axes.xaxis.set_minor_locator(NullLocator())
-        limit = max(6, 60 // len(marks))
-        axes.set_xticklabels([style.plain(written(value), limit) for value in self._values], parse_math=False)
-        axes.set_xlim(min(marks) - self._room, max(marks) + self._room)
-        scale = ", logarithmic" if self.logarithmic else ", evenly spaced" if self.even and self.ordered else ""
-        text = style.plain(f"{label}{scale}", 60)
-        axes.set_xlabel(text, color=style.MUTED, fontsize=style.SIZES["label"] + 0.5, labelpad=4, parse_math=False)
+def _draw_each_alone(points: Sequence[Point], centre: Mapping[str, Any], several: bool) -> Figure:
+    """A panel for each setting: the linear probe and kNN over its values, the other settings at the centre."""
+    rows = math.ceil(len(centre) / _PANELS_ABREAST)
+    height = 0.95 + 3.2 * rows
+    figure = style.new_figure(10, height)
+    grid = figure.subplots(rows, _PANELS_ABREAST, squeeze=False)
+    bottom, top = 0.58 / height, 1 - 1.42 / height
+    figure.subplots_adjust(left=0.05, right=0.985, top=top, bottom=bottom, wspace=0.17, hspace=0.52)
+    for axes in grid.flat[len(centre) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid.flat, centre, strict=False):
+        line = [point for point in points if on_line(point, centre, name)]
+        places = Places([point.values[name] for point in line])
+        line.sort(key=lambda point: places.of(point.values[name]))
+        for number, (figure_name, _) in enumerate(_PANELS):
+            step = _ASIDE if several else 0.0
+            _draw_curve(
+                axes, line, figure_name, name, places, _Look(style.PALETTE[number], step * (number - 0.5), step)
+            )
+        style.dress(axes, style.plain(_beginning(axis_label(name)), 32), _highest_of_each(line, name))
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axes.margins(y=0.12)
+        if centre[name] in [point.values[name] for point in line]:
+            axes.axvline(places.of(centre[name]), color=style.MUTED, linewidth=0.9, linestyle=(0, (2, 3)), zorder=1)
+        places.dress(axes, axis_label(name))
+    _legend(figure, [title for _, title in _PANELS], height)
+    return figure
 
 
-def _told_apart(places: Sequence[float]) -> bool:
-    if len(places) < 2:
-        return True
-    gaps = np.diff(np.asarray(places, dtype=np.float64))
-    return bool(gaps.min() >= _LEAST_GAP * (places[-1] - places[0]))
+def on_line(point: Point, centre: Mapping[str, Any], name: str) -> bool:
+    """Whether a point differs from the centre in nothing but one setting."""
+    return all(point.values[other] == value for other, value in centre.items() if other != name)
+
+
+def _highest_of_each(line: Sequence[Point], name: str) -> str:
+    """Where each of the curves has its highest point, in words."""
+    found = []
+    for figure, title in _PANELS:
+        measured = [point for point in line if point.mean(figure) is not None]
+        if measured:
+            highest = max(measured, key=lambda point: point.mean(figure) or 0.0)
+            found.append(f"{title.split()[0]} {highest.mean(figure):.2f} at {written(highest.values[name])}")
+    return style.plain(f"highest: {', '.join(found)}", 50) if found else "not measured"
 
 
 def _legend(figure: Figure, names: Sequence[str], height: float) -> None:

@@ -1,4 +1,4 @@
-"""The cells of an ablation: every combination of the values to try, once for each seed."""
+"""The cells of an ablation: every combination of the values to try, or one setting at a time, for each seed."""
 
 from __future__ import annotations
 
@@ -120,17 +120,35 @@ def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:
 
 
 def grid(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]:
-    """All cells, those of the first seed first; values that are the same once understood make one cell."""
+    """All combinations of the axes' values, those of the first seed first."""
+    names = [axis.name for axis in axes]
+    combinations = itertools.product(*(axis.values for axis in axes))
+    return _cells(names, [dict(zip(names, values, strict=True)) for values in combinations], seeds, build)
+
+
+def each_alone(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]:
+    """Each axis by itself, the others at the values that all cells share; these are tried too."""
+    combinations = [{axis.name: value} for axis in axes for value in axis.values]
+    return _cells([axis.name for axis in axes], [{}, *combinations], seeds, build)
+
+
+def _cells(
+    names: Sequence[str], combinations: Sequence[Mapping[str, Any]], seeds: Sequence[int], build: Build
+) -> list[Cell]:
+    """Values that are the same once understood make one cell."""
     cells: dict[str, Cell] = {}
     for seed in seeds:
-        for values in itertools.product(*(axis.values for axis in axes)):
-            asked = dict(zip((axis.name for axis in axes), values, strict=True))
-            settings = build(asked | {"train.seed": seed})
-            dumped = settings.model_dump(mode="json")
-            understood = {name: value_of(dumped, name) for name in asked}
-            cell = Cell(understood, seed, settings)
+        for asked in combinations:
+            settings = build({**asked, "train.seed": seed})
+            cell = Cell(values_of(settings, names), seed, settings)
             cells.setdefault(cell.name, cell)
     return list(cells.values())
+
+
+def values_of(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
+    """The values of these dotted names."""
+    dumped = settings.model_dump(mode="json")
+    return {name: value_of(dumped, name) for name in names}
 
 
 def value_of(dumped: Mapping[str, Any], name: str) -> Any:
@@ -155,13 +173,13 @@ def shared_values(base: Settings, axes: Sequence[str]) -> dict[str, Any]:
     return {name: value_of(dumped, name) for name in setting_names() if name not in left_out}
 
 
-def refuse_repeated(axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
-    """Raise where a setting has two axes, or an axis and a value."""
+def refuse_repeated(axes: Sequence[Axis], given: Mapping[str, Any], *, alone: bool = False) -> None:
+    """Raise where a setting has two axes, or an axis and a value; an axis alone has one for the others' cells."""
     names = [axis.name for axis in axes]
     for name in names:
         if names.count(name) > 1:
             raise SettingsError(f"--over {name} is given twice; list all its values in one.")
-        if name in given:
+        if name in given and not alone:
             raise SettingsError(f"{name} is given both with --over and as {given[name]!r}; leave one of them out.")
 
 
