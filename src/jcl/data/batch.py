@@ -32,8 +32,9 @@ class ImageBatch:
         return ImageBatch(change(self.pixels), change(self.sizes), change(self.samples), places)
 
     def to(self, device: torch.device | str) -> ImageBatch:
-        """Copy to a device, without waiting where the memory is pinned."""
-        return self.of_each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copy to a device, without waiting where the memory is pinned; what comes to the CPU is there on return."""
+        waiting = torch.device(device).type == "cpu"  # or it would be read before it has arrived
+        return self.of_each(lambda tensor: tensor.to(device, non_blocking=not waiting))
 
     def copied(self) -> ImageBatch:
         return self.of_each(torch.clone)
