@@ -20,6 +20,7 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.models.resnet import ResNet
 
+from jcl.evaluate.detection.regions import treat_batches_at_once
 from jcl.evaluate.detection.settings import DetectionSettings, Heads
 from jcl.evaluate.detection.transforms import scale, scaled_size
 
@@ -78,6 +79,7 @@ def build_detector(resnet: ResNet, settings: DetectionSettings, *, classes: int,
     kinds = {"box": FasterRCNN, "mask": MaskRCNN, "keypoint": KeypointRCNN}
     detector: GeneralizedRCNN = kinds[settings.task](pyramid, **values)
     detector.transform = ShortSide(settings.test_short_side, settings.max_side, list(settings.mean), list(settings.std))
+    treat_batches_at_once(detector)
     _give_float32(detector)
     return detector
 
