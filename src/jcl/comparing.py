@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.building import known, run_view_recipe
+from jcl.cores import usual_workers
 from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.distribution import (
@@ -26,7 +27,6 @@ from jcl.evaluate.distribution import (
 )
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange import BackboneInfo, load_backbone
-from jcl.measure import usual_workers
 from jcl.run_data import open_run_data
 from jcl.settings import Settings
 from jcl.train.folder import RunFolder

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from jcl.cores import usual_workers
 from jcl.detecting_start import open_start
 from jcl.detecting_work import (
     DetectionPlace,
@@ -32,7 +33,6 @@ from jcl.evaluate.detection.library import coco_module
 from jcl.evaluate.detection.model import build_optimiser
 from jcl.evaluate.detection.settings import DetectionSettings
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
-from jcl.measure import usual_workers
 from jcl.place import console_of
 from jcl.ranks import Ranks
 from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint

@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import nn
 
 from jcl.core.encoder import build_backbone
+from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.data.opening import KNOWN_SETS
 from jcl.errors import DataError
@@ -32,7 +33,7 @@ from jcl.evaluate.labelled_views import crop_and_flip, judge, training_batches
 from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.exchange import load_backbone, save_backbone
-from jcl.measure import Subject, open_subject, usual_workers
+from jcl.measure import Subject, open_subject
 from jcl.speech import tell
 from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
 from jcl.train.folder import free_folder

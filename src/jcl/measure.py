@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jcl.cores import usual_workers
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
@@ -135,11 +135,6 @@ def measure_linear(
         report = _paper_linear(subject, task, train, workers, least_crop, console)
     report.figures["seconds"] = time.perf_counter() - started
     return report
-
-
-def usual_workers() -> int:
-    """One process a CPU core to decode images, 16 at most; arrays are not decoded and take none anyway."""
-    return min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1))
 
 
 def _fast_linear(
