@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from jcl.studies.progress import AblationDisplay
 from jcl.studies.relevance import refuse_ignored
 from jcl.train.atomic import write_atomically
 from jcl.train.folder import RunFolder
+from jcl.train.json_object import write_object
 from jcl.train.lock import RunLock
 from jcl.train.rank_group import launched
 from jcl.train.stop import StopRequest
@@ -139,7 +139,7 @@ def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | N
         points = points_of(records, plan.names)
         about = _about(plan, records, time.perf_counter() - started)
         figures = about | plain_figures(points)
-        write_atomically(folder.path / "ablation.json", json.dumps(figures, indent=2).encode() + b"\n")
+        write_object(folder.path / "ablation.json", figures)
         _draw(folder, plan, points, about, display)
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)

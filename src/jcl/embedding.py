@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import UNLABELLED, ImageSource, open_data
-from jcl.data.opening import KNOWN_SETS
+from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
 from jcl.evaluate.features import feature_batches
 from jcl.evaluate.online import FeatureSettings
 from jcl.exchange import BackboneInfo, load_backbone
+from jcl.exchange.backbone_file import weights_digest
 from jcl.train.runtime import choose_device
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -79,7 +79,7 @@ def embed(
         image_size=backbone_info.image_size,
         feature_width=backbone_info.feature_width,
         precision=precision,
-        data=_whole_location(location),
+        data=whole_location(location),
     )
     shown = FeatureSettings(backbone_info.image_size, backbone_info.mean, backbone_info.std)
     images, skipped = dict.fromkeys(sources, 0), dict[str, str]()
@@ -136,23 +136,6 @@ def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
     if wanted not in sources:
         raise DataError(f"{location} has no split called {wanted}; use --split {' or '.join((*sources, 'all'))}.")
     return {wanted: sources[wanted]}
-
-
-def weights_digest(backbone: nn.Module) -> str:
-    """A fingerprint of all weights and statistics of a network."""
-    digest = hashlib.sha256()
-    for name, value in sorted(backbone.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _whole_location(location: str) -> str:
-    """A folder, file or pattern of files by its whole path; names of data sets and addresses stay as they are."""
-    path = Path(location).expanduser()
-    if location in KNOWN_SETS or (":" in location and not path.exists()):
-        return location
-    return str(path.resolve())
 
 
 def _rows(split: str, source: ImageSource, values: Tensor, samples: Tensor) -> FeatureRows:

@@ -17,9 +17,9 @@ from torch import nn
 from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
-from jcl.data.opening import KNOWN_SETS
-from jcl.errors import DataError
-from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, positions
+from jcl.data.opening import whole_location
+from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
+from jcl.evaluate.classifier_training import ClassifierTraining, train_and_judge
 from jcl.evaluate.finetune import (
     FinetuneSettings,
     backbone_parts,
@@ -29,15 +29,14 @@ from jcl.evaluate.finetune import (
 )
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.label_subset import label_amount, label_subset, part_of
-from jcl.evaluate.labelled_views import crop_and_flip, judge, training_batches
-from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTraining
-from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.evaluate.labelled_views import crop_and_flip
+from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
 from jcl.measure import Subject, open_subject
 from jcl.speech import tell
-from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
+from jcl.train.checkpoint import Progress
 from jcl.train.folder import free_folder
-from jcl.train.record import Record
+from jcl.train.lock import RunLock
 
 USUAL_LR = 0.1  # for a batch of 256, in proportion to the root of the batch
 USUAL_HEAD_LR = 0.3  # likewise
@@ -95,7 +94,7 @@ def finetune(
     }
     values = {
         "weights": str(weights.resolve()),
-        "data": _whole_path(location),
+        "data": None if location is None else whole_location(location),
         "labels": labels,
         "from_scratch": from_scratch,
         "layer_decay": usual_decay if layer_decay is None else layer_decay,
@@ -108,12 +107,9 @@ def finetune(
     folder = FinetuneFolder(free_folder(Path("runs"), f"finetune-{subject.data.name}") if out is None else out)
     folder.refuse_occupied()
     work = _prepare(settings, subject, task, workers)
-    folder.create(settings, work.names)
-    try:
+    with folder.begun(warn=lambda text: tell(console, text)):
+        folder.create(settings, work.names)
         return _train(settings, folder, work, console)
-    except DataError:
-        folder.forget_unless_begun()  # so that the same command can be given again once the data is mended
-        raise
 
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
@@ -122,14 +118,13 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     folder = FinetuneFolder(path)
     settings = folder.settings()
     if folder.summary_file.exists():
-        _say(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
+        tell(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
         return folder
     subject = open_subject(Path(settings.weights), settings.data, settings.train.device)
     work = _prepare(settings, subject, classification_task(subject.data), workers)
     folder.check_labels(work.names)
-    checkpoint = newest_checkpoint(folder.checkpoints)
-    _say(console, f"Resuming from {checkpoint}." if checkpoint else "No checkpoint yet: starting from the first step.")
-    return _train(settings, folder, work, console, checkpoint)
+    with RunLock(folder.path, warn=lambda text: tell(console, text)):
+        return _train(settings, folder, work, console, resumed=True)
 
 
 def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
@@ -176,27 +171,24 @@ def _prepare(settings: FinetuneSettings, subject: Subject, task: ClassificationT
 
 
 def _train(
-    settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, checkpoint: Path | None = None
+    settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, *, resumed: bool = False
 ) -> FinetuneFolder:
-    device, shown, network = work.subject.device, work.subject.shown, work.network
-    optimiser = finetune_optimiser(network, settings)
-    progress = Progress() if checkpoint is None else load_checkpoint(checkpoint, network, optimiser, device)
+    network, shown = work.network, work.subject.shown
     _announce(console, settings, folder, work)
-    loader = training_batches(work.labelled, shown, settings.train, device=device, workers=work.workers)
-    with Record(folder.path, resumed_at=progress.step, tensorboard=False) as record, loader:
-        SupervisedTraining(
-            network=network,
-            optimiser=optimiser,
-            loader=loader,
-            targets=positions(_labels(work.labelled), work.task.classes).to(device),
-            recipe=crop_and_flip(shown, jitter=settings.jitter),
-            train=settings.train,
-            display=SupervisedDisplay(console, "fine-tuning"),
-            label_smoothing=settings.label_smoothing,
-            files=SupervisedFiles(folder.checkpoints, record, folder.how_to_resume),
-            progress=progress,
-        ).run()
-    found = judge(network, work.task, shown, settings.train, device=device, workers=work.workers)
+    training = ClassifierTraining(
+        title="fine-tuning",
+        network=network,
+        optimiser=finetune_optimiser(network, settings),
+        task=work.task,
+        labelled=work.labelled,
+        shown=shown,
+        recipe=crop_and_flip(shown, jitter=settings.jitter),
+        train=settings.train,
+        device=work.subject.device,
+        workers=work.workers,
+        label_smoothing=settings.label_smoothing,
+    )
+    found, progress = train_and_judge(training, console, folder, resumed=resumed)
     save_backbone(network.backbone, work.subject.info, folder.backbone_file)
     folder.save_classifier(network.fc, work.task.class_names)
     folder.write_summary(_summary(settings, work, found, progress))  # last, because it marks the work as finished
@@ -232,13 +224,13 @@ def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFold
     start = "random weights" if settings.from_scratch else settings.weights
     parts = backbone_parts(work.network.backbone)
     lowest = float(settings.train.lr) * settings.layer_decay ** (len(parts) - 1)
-    _say(
+    tell(
         console,
         f"Fine-tuning {work.subject.info.backbone} from {start} with {len(work.names):,} labelled images "
         f"({settings.labels} of {len(work.task.train):,}, {len(work.task.classes)} classes) on {work.subject.device}, "
         f"{settings.train.epochs} epochs in batches of {settings.train.batch_size}, into {folder.path}",
     )
-    _say(
+    tell(
         console,
         f"  learning rates: {lowest:.2g} ({parts[0].name}) to {settings.train.lr:.2g} ({parts[-1].name}), "
         f"{settings.head_lr:.2g} for the new layer",
@@ -248,14 +240,3 @@ def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFold
 def _labels(source: ImageSource) -> torch.Tensor:
     assert source.labels is not None, "a task's training images are labelled"
     return source.labels
-
-
-def _whole_path(location: str | None) -> str | None:
-    """A folder or file by its whole path, so that work can be resumed from anywhere; a data set's name stays one."""
-    if location is None or location in KNOWN_SETS or not Path(location).expanduser().exists():
-        return location
-    return str(Path(location).expanduser().resolve())
-
-
-def _say(console: Console, text: str) -> None:
-    tell(console, text)

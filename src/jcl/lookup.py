@@ -13,12 +13,13 @@ from torch import Tensor
 
 from jcl.data import UNLABELLED, ImageSource, decode, open_data
 from jcl.data.opening import KNOWN_SETS
-from jcl.embedding import PRECISIONS, load, weights_digest
+from jcl.embedding import PRECISIONS, load
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureTable, read_feature_file
 from jcl.evaluate.features import extract_features
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.evaluate.online import FeatureSettings
+from jcl.exchange.backbone_file import weights_digest
 from jcl.report.pictures import draw_neighbours
 from jcl.train.runtime import choose_device
 

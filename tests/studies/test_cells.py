@@ -21,9 +21,9 @@ from jcl.studies.cells import (
     parse_seeds,
     refuse_repeated,
     shared_values,
-    written,
 )
 from jcl.studies.relevance import refuse_ignored
+from jcl.train.json_object import written
 
 
 def build(own: Mapping[str, Any]) -> Settings:

@@ -171,7 +171,8 @@ def _engine(
 
 def _print(found: Ablation) -> None:
     from jcl.studies.ablation import best_of
-    from jcl.studies.cells import described, short_name, written
+    from jcl.studies.cells import described, short_name
+    from jcl.train.json_object import written
 
     if not any(point.results or point.failed for point in found.points):
         return

@@ -53,6 +53,18 @@ def open_data(
     raise DataError(f"There is no folder, .npz file or data set called {location}{_nearest(location)}.")
 
 
+def whole_location(location: str) -> str:
+    """A folder, a file or a pattern of shards by its whole path, so that it can be opened from anywhere.
+
+    Names of data sets and addresses stay as they are, and so does what does not exist.
+    """
+    path = Path(location).expanduser()
+    if not location or location in KNOWN_SETS:
+        return location
+    relative_pattern = names_shards(location) and ":" not in location and not location.startswith("{")
+    return str(path.resolve()) if path.exists() or relative_pattern else location
+
+
 def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) -> ImageData:
     """The built-in synthetic set: pictures of drawn objects, the first ones to train on and the rest to test with."""
     pixels, labels = drawn_objects(train_count + test_count, seed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -69,6 +71,15 @@ def save_backbone(backbone: nn.Module, info: BackboneInfo, path: Path) -> None:
 def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
     """The network's parameters and buffers by name, on the CPU and laid out plainly."""
     return {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
+
+
+def weights_digest(backbone: nn.Module) -> str:
+    """A fingerprint of all weights and statistics of a network."""
+    digest = hashlib.sha256()
+    for name, value in sorted(backbone.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _triple(values: list[float]) -> tuple[float, float, float]:

@@ -18,7 +18,8 @@ from matplotlib.ticker import MaxNLocator
 from jcl.report import style
 from jcl.report.places import Places
 from jcl.studies.ablation import Point, is_number
-from jcl.studies.cells import described, short_name, written
+from jcl.studies.cells import described, short_name
+from jcl.train.json_object import written
 
 MOST_CURVES: Final = len(style.PALETTE)
 """More would not be told apart and become a map."""

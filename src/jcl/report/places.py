@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from jcl.report import style
 from jcl.studies.ablation import is_number
-from jcl.studies.cells import written
+from jcl.train.json_object import written
 
 _LEAST_GAP: Final = 0.045  # between neighbouring values, as a share of the axis; with less their labels touch
 

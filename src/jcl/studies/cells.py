@@ -14,6 +14,7 @@ import yaml
 
 from jcl.errors import SettingsError
 from jcl.settings import Settings, put, setting_names
+from jcl.train.json_object import written
 
 Build = Callable[[Mapping[str, Any]], Settings]
 """Makes the settings of a cell from the values that are its own, by dotted names."""
@@ -65,13 +66,6 @@ def described(values: Mapping[str, Any]) -> str:
 def short_name(name: str) -> str:
     """A setting's name without its section; the method's is the section's."""
     return "method" if name == "method.name" else name.rpartition(".")[2]
-
-
-def written(value: Any) -> str:
-    """A value as briefly as it can be written without becoming another."""
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def parse_axis(text: str) -> Axis:
