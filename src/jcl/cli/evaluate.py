@@ -131,6 +131,8 @@ def linear(
         figures = figures | {
             f"linear_top1_{name}": top1 for name, top1 in zip(report.class_names, report.scores.class_top1, strict=True)
         }
+    if out_folder is not None:
+        say(f"Everything is in {out_folder}.")
     write_json(figures, json_file)
 
 
