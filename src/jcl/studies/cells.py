@@ -121,9 +121,23 @@ def grid(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]
 
 
 def each_alone(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]:
-    """Each axis by itself, the others at the values that all cells share; these are tried too."""
+    """Each axis by itself, the others at the values that all cells share, the centre; the centre is tried too."""
+    names = [axis.name for axis in axes]
     combinations = [{axis.name: value} for axis in axes for value in axis.values]
-    return _cells([axis.name for axis in axes], [{}, *combinations], seeds, build)
+    for asked in combinations:
+        _refuse_company(asked, names, build)
+    return _cells(names, [{}, *combinations], seeds, build)
+
+
+def _refuse_company(asked: Mapping[str, Any], names: Sequence[str], build: Build) -> None:
+    """Raise where a value brings about another of one of the other axes, as a method may."""
+    centre, found = values_of(build({}), names), values_of(build(asked), names)
+    for name in names:
+        if name not in asked and found[name] != centre[name]:
+            raise SettingsError(
+                f"{described(asked)} cannot be tried alone, because it makes {name} {written(found[name])} instead of "
+                f"{written(centre[name])}; leave one of the two --over out, or --each-alone."
+            )
 
 
 def _cells(
