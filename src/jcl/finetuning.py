@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -37,6 +37,7 @@ from jcl.speech import tell
 from jcl.train.checkpoint import Progress
 from jcl.train.folder import free_folder
 from jcl.train.lock import RunLock
+from jcl.train.runtime import on_device
 
 USUAL_LR = 0.1  # for a batch of 256, in proportion to the root of the batch
 USUAL_HEAD_LR = 0.3  # likewise
@@ -75,15 +76,11 @@ def finetune(
     amount = label_amount(labels)
     subject = open_subject(weights, location, device)
     task = classification_task(subject.data)
-    used = len(label_subset(_labels(task.train), amount, seed))
-    batch_size = usual_batch_size(used) if batch_size is None else batch_size
-    lr = round(USUAL_LR * math.sqrt(batch_size / 256), 6) if lr is None else lr
-    usual_head_lr = lr if from_scratch else round(USUAL_HEAD_LR * math.sqrt(batch_size / 256), 6)
-    usual_decay = 1.0 if from_scratch else 0.7
+    usual = _usual_rates(len(label_subset(_labels(task.train), amount, seed)), batch_size, lr, from_scratch)
     train = {
         "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
+        "batch_size": usual.batch_size,
+        "lr": usual.lr,
         "weight_decay": weight_decay,
         "schedule": "cosine",
         "schedule_by": "step",
@@ -97,8 +94,8 @@ def finetune(
         "data": None if location is None else whole_location(location),
         "labels": labels,
         "from_scratch": from_scratch,
-        "layer_decay": usual_decay if layer_decay is None else layer_decay,
-        "head_lr": usual_head_lr if head_lr is None else head_lr,
+        "layer_decay": usual.layer_decay if layer_decay is None else layer_decay,
+        "head_lr": usual.head_lr if head_lr is None else head_lr,
         "label_smoothing": label_smoothing,
         "jitter": jitter,
         "train": train,
@@ -110,6 +107,23 @@ def finetune(
     with folder.begun(warn=lambda text: tell(console, text)):
         folder.create(settings, work.names)
         return _train(settings, folder, work, console)
+
+
+class _Rates(NamedTuple):
+    batch_size: int
+    lr: float
+    head_lr: float
+    layer_decay: float
+
+
+def _usual_rates(labels: int, batch_size: int | None, lr: float | None, from_scratch: bool) -> _Rates:
+    """What suits so many labels; a batch size and a learning rate that were given stay, and the rest follows them."""
+    batch_size = usual_batch_size(labels) if batch_size is None else batch_size
+    root = math.sqrt(batch_size / 256)
+    lr = round(USUAL_LR * root, 6) if lr is None else lr
+    if from_scratch:
+        return _Rates(batch_size, lr, head_lr=lr, layer_decay=1.0)
+    return _Rates(batch_size, lr, head_lr=round(USUAL_HEAD_LR * root, 6), layer_decay=0.7)
 
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
@@ -157,15 +171,13 @@ def _prepare(settings: FinetuneSettings, subject: Subject, task: ClassificationT
     if settings.from_scratch:
         torch.manual_seed(seed)
         backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
-    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed).to(subject.device)
-    if subject.device.type == "cuda":
-        network.to(memory_format=torch.channels_last)
+    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
     return _Work(
         subject=subject,
         task=task,
         labelled=part_of(task.train, rows),
         names=[task.train.name_of(row) for row in rows.tolist()],
-        network=network,
+        network=on_device(network, subject.device),
         workers=usual_workers() if workers is None else workers,
     )
 

@@ -15,7 +15,8 @@ from jcl.errors import DataError, RunError
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import KnnResult
 from jcl.evaluate.online import FeatureSettings, knn_on
-from jcl.exchange import BackboneInfo, load_backbone
+from jcl.exchange import BackboneInfo
+from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
 from jcl.train.folder import RunFolder
 from jcl.train.rank_group import joined_ranks
@@ -41,10 +42,8 @@ class Subject:
 
 def open_subject(weights: Path, location: str | None, device: str = "auto") -> Subject:
     """The backbone of a run or file with the labelled data at `location` (default: what the run was trained on)."""
-    backbone = load_backbone(weights)
-    info = backbone.info
-    assert isinstance(info, BackboneInfo)
-    return Subject(backbone, info, _labelled(weights, location), choose_device(device))
+    found = open_backbone(weights)
+    return Subject(found.network, found.info, _labelled(weights, location), choose_device(device))
 
 
 def measure_knn(

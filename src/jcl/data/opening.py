@@ -7,7 +7,8 @@ from typing import Final
 
 from jcl.data.arrays import open_npz
 from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
-from jcl.data.drawn import CLASS_NAMES, drawn_objects
+from jcl.data.drawn import drawn_objects
+from jcl.data.drawn_classes import CLASSES
 from jcl.data.folder import open_folder
 from jcl.data.shard_reading import names_shards, open_shards
 from jcl.data.source import ArrayImages, ImageData
@@ -71,8 +72,8 @@ def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) ->
     what = "objects drawn by code (synthetic)"
     return ImageData(
         DEMO_SET,
-        ArrayImages(pixels[:train_count], labels[:train_count], CLASS_NAMES, f"{train_count:,} {what}"),
-        ArrayImages(pixels[train_count:], labels[train_count:], CLASS_NAMES, f"{test_count:,} {what}"),
+        ArrayImages(pixels[:train_count], labels[:train_count], tuple(CLASSES), f"{train_count:,} {what}"),
+        ArrayImages(pixels[train_count:], labels[train_count:], tuple(CLASSES), f"{test_count:,} {what}"),
     )
 
 

@@ -19,6 +19,7 @@ from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.settings import TrainSettings, settings_from
 from jcl.train.checkpoint import Progress
+from jcl.train.runtime import on_device
 
 PAPER_LR = 30.0
 PAPER_EPOCHS = 100
@@ -70,9 +71,8 @@ def paper_probe(
     With a `folder` it writes checkpoints there, from the newest of which it goes on where it is `resumed`, and at the
     end the layer.
     """
-    network = Classifier(backbone, feature_width, len(task.classes), frozen=True, seed=train.seed).to(device)
-    if device.type == "cuda":
-        network.to(memory_format=torch.channels_last)
+    network = Classifier(backbone, feature_width, len(task.classes), frozen=True, seed=train.seed)
+    network = on_device(network, device)
     before = state_of(backbone)
     training = ClassifierTraining(
         title="linear probe",
