@@ -16,7 +16,6 @@ from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
 from jcl.evaluate.features import feature_batches
-from jcl.evaluate.online import FeatureSettings
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.recognising import Recognised
@@ -115,8 +114,7 @@ class _Making:
                     self.progress(sum(self.images.values()), total)
 
     def _batches(self, source: ImageSource) -> Iterator[tuple[Tensor, Tensor]]:
-        info = self.found.info
-        shown = FeatureSettings(info.image_size, info.mean, info.std)
+        shown = self.found.info.shown
         return feature_batches(
             self.found.network,
             source,

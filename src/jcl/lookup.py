@@ -18,7 +18,6 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureTable, read_feature_file
 from jcl.evaluate.features import extract_features
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
-from jcl.evaluate.online import FeatureSettings
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
 from jcl.report.pictures import draw_neighbours
@@ -126,7 +125,7 @@ def _features_of(files: Sequence[str], table: FeatureTable, index: Path, weights
             f"The features in {index} are from other weights than those now in {path}, so they do not compare; use the "
             f"weights they are from, or write them anew with `jcl embed`."
         )
-    shown = FeatureSettings(info.image_size, info.mean, info.std)
+    shown = info.shown
     return extract_features(
         backbone,
         _ImageFiles(tuple(files)),

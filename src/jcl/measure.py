@@ -37,7 +37,7 @@ class Subject:
 
     @property
     def shown(self) -> FeatureSettings:
-        return FeatureSettings(self.info.image_size, self.info.mean, self.info.std)
+        return self.info.shown
 
 
 def open_subject(weights: Path, location: str | None, device: str = "auto") -> Subject:

@@ -50,8 +50,7 @@ def look_at(weights: Path, settings: Settings, data: ImageData, device: torch.de
     equally anywhere.
     """
     found = open_backbone(weights)
-    backbone, info = found.network, found.info
-    shown = FeatureSettings(info.image_size, info.mean, info.std)
+    backbone, shown = found.network, found.info.shown
     precision = choose_precision(settings.train.precision, device)
     sample = _sample(data, _affordable(backbone, shown, device))
 

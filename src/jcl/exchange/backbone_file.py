@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from jcl.evaluate.online import FeatureSettings
 from jcl.settings import Settings
 from jcl.train.atomic import write_atomically
 
@@ -27,6 +28,11 @@ class BackboneInfo:
     feature_width: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+
+    @property
+    def shown(self) -> FeatureSettings:
+        """How images are shown to the network when its features are measured."""
+        return FeatureSettings(self.image_size, self.mean, self.std)
 
     def to_text(self) -> str:
         """As JSON, the form in which every file that can carry text carries it."""
