@@ -15,7 +15,6 @@ from jcl.data import UNLABELLED, ImageSource, open_data
 from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
-from jcl.evaluate.features import feature_batches
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.recognising import Recognised
@@ -114,14 +113,9 @@ class _Making:
                     self.progress(sum(self.images.values()), total)
 
     def _batches(self, source: ImageSource) -> Iterator[tuple[Tensor, Tensor]]:
-        shown = self.found.info.shown
-        return feature_batches(
+        return self.found.info.shown.batches(
             self.found.network,
             source,
-            image_size=shown.image_size,
-            crop_ratio=shown.crop_ratio,
-            mean=shown.mean,
-            std=shown.std,
             batch_size=self.batch_size,
             device=self.device,
             precision=self.precision,

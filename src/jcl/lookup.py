@@ -16,7 +16,6 @@ from jcl.data.opening import KNOWN_SETS
 from jcl.embedding import PRECISIONS
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureTable, read_feature_file
-from jcl.evaluate.features import extract_features
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
@@ -125,14 +124,9 @@ def _features_of(files: Sequence[str], table: FeatureTable, index: Path, weights
             f"The features in {index} are from other weights than those now in {path}, so they do not compare; use the "
             f"weights they are from, or write them anew with `jcl embed`."
         )
-    shown = info.shown
-    return extract_features(
+    return info.shown.extract(
         backbone,
         _ImageFiles(tuple(files)),
-        image_size=shown.image_size,
-        crop_ratio=shown.crop_ratio,
-        mean=shown.mean,
-        std=shown.std,
         device=choose_device(device),
         precision=PRECISIONS.get(table.info.precision, torch.float32),
         strict=True,

@@ -12,9 +12,9 @@ from torch import nn
 
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError
-from jcl.evaluate.features import Features
+from jcl.evaluate.features import Features, FeatureSettings
 from jcl.evaluate.knn import KnnResult
-from jcl.evaluate.online import FeatureSettings, knn_on
+from jcl.evaluate.online import knn_on
 from jcl.exchange import BackboneInfo
 from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data

@@ -16,14 +16,13 @@ from jcl.building import known, run_view_recipe
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
 from jcl.errors import DataError
 from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
-from jcl.evaluate.features import Features, evaluation_mode
+from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode
 from jcl.evaluate.flat_map import neighbour_map, principal_map
 from jcl.evaluate.image_views import ViewPasses
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.label_subset import part_of
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
-from jcl.evaluate.online import FeatureSettings
 from jcl.exchange.loading import open_backbone
 from jcl.randomness import permutation
 from jcl.report.contents import Answer, FlatMap, Look, ShownImage

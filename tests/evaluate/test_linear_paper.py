@@ -10,9 +10,9 @@ from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
+from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import crop_and_flip, training_batches
 from jcl.evaluate.linear_paper import check_frozen, paper_probe, paper_settings, probe_optimiser, state_of
-from jcl.evaluate.online import FeatureSettings
 from jcl.evaluate.supervised import Classifier, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.train.schedule import learning_rate

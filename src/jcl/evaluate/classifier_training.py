@@ -10,8 +10,8 @@ from rich.console import Console
 
 from jcl.data import ImageSource
 from jcl.evaluate.classification import ClassificationTask, Scores, positions
+from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import judge, training_batches
-from jcl.evaluate.online import FeatureSettings
 from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder

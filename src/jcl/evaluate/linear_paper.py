@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask, Scores
 from jcl.evaluate.classifier_training import ClassifierTraining, train_and_judge
+from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip
-from jcl.evaluate.online import FeatureSettings
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.settings import TrainSettings, settings_from

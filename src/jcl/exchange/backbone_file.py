@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from jcl.evaluate.online import FeatureSettings
+from jcl.evaluate.features import FeatureSettings
 from jcl.settings import Settings
 from jcl.train.atomic import write_atomically
 
