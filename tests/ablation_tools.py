@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.ablating import Ablation, Plan, ablate, plan_ablation
+from jcl.ablating import Ablation, ablate
 from jcl.ablation_cell import run_cell
+from jcl.ablation_plan import Plan, plan_ablation
 from jcl.errors import Interrupted, JclError
 from jcl.recipes import build_settings
 from jcl.settings import Settings
@@ -37,7 +38,14 @@ def carry_out_here(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outco
             yield Outcome(folder, "failed", str(error))
 
 
-def small_plan(npz: Path, *over: str, seeds: Sequence[int] = (0,), method: str | None = None, **changes: Any) -> Plan:
+def small_plan(
+    npz: Path,
+    *over: str,
+    seeds: Sequence[int] = (0,),
+    method: str | None = None,
+    alone: bool = False,
+    **changes: Any,
+) -> Plan:
     """Cells of a second each; changes are dotted names with __ for the dot."""
     axes = [parse_axis(text) for text in over]
     own = {name.replace("__", "."): value for name, value in changes.items()}
@@ -46,7 +54,7 @@ def small_plan(npz: Path, *over: str, seeds: Sequence[int] = (0,), method: str |
     def build(cell: Mapping[str, Any]) -> Settings:
         return build_settings("folder", method=method, values=values | dict(cell))
 
-    return plan_ablation(axes, seeds, build, QUIET)
+    return plan_ablation(axes, seeds, build, QUIET, alone=alone)
 
 
 def ablated(plan: Plan, out: Path, engine: Engine = carry_out_here) -> Ablation:

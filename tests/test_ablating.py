@@ -11,15 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from rich.console import Console
 
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
 from jcl.ablation_cell import run_cell
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
-from jcl.pretraining import Run
+from jcl.pretraining import Run, pretrain
+from jcl.studies.cells import whole_name
 from jcl.train.lock import RunLock
-from small_runs import drawn_pixels
+from small_runs import drawn_pixels, tiny_settings
 
 
 def moments(out: Path) -> dict[Path, int]:
@@ -109,10 +111,30 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(npz, tmp_path):
 
 
 def test_cells_that_all_fail_for_one_reason_are_said_once(npz, tmp_path):
-    found = ablated(small_plan(npz, "num_keys=1,2", seeds=(0, 1), model__backbone="resnet5"), tmp_path / "out")
-    with pytest.raises(RunError, match=r"4 cells failed \(all for the same reason\): .*resnet5"):
+    data = Path(shutil.copy(npz, tmp_path / "lost.npz"))
+    plan = small_plan(data, "num_keys=1,2", seeds=(0, 1))
+    data.unlink()
+    found = ablated(plan, tmp_path / "out")
+    with pytest.raises(RunError, match=r"4 cells failed \(all for the same reason\): .*lost\.npz"):
         found.raise_if_incomplete()
     assert not (tmp_path / "out/ablation.png").exists()
+
+
+def test_a_failed_cell_that_is_no_longer_asked_for_is_no_longer_shown(npz, tmp_path):
+    out = tmp_path / "out"
+    assert len(ablated(small_plan(npz, "lr=0.02,1e30", train__epochs=1), out).failed) == 1
+    stopped = ablated(small_plan(npz, "lr=0.03", train__epochs=1), out, carry_out_nothing)
+    assert stopped.unfinished == 1 and [point.values["train.lr"] for point in stopped.points] == [0.02, 0.03]
+    found = ablated(small_plan(npz, "lr=0.05", train__epochs=1), out)
+    found.raise_if_incomplete()
+    assert [(point.values["train.lr"], point.failed) for point in found.points] == [(0.02, 0), (0.05, 0)]
+    lines = (out / "ablation.csv").read_text().splitlines()
+    assert [line.split(",")[:3] for line in lines[1:]] == [["0.05", "0", "done"], ["0.02", "0", "done"]]
+    flat = json.loads((out / "ablation.json").read_text())
+    assert (flat["cells"], flat["cells_done"], flat["cells_failed"]) == (2, 2, 0)
+    assert len(list((out / "cells").iterdir())) == 4  # and asked for again, they go on
+    again = ablated(small_plan(npz, "lr=1e30", train__epochs=1), out, carry_out_nothing)
+    assert [point.failed for point in again.points] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -187,6 +209,57 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_trained(tmp_path,
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(SettingsError, match="starts its cells by itself"):
         small_plan(npz, "num_keys=1")
+
+
+@pytest.mark.parametrize(
+    ("over", "changes", "said"),
+    [
+        ("backbone=tiny_cnn,resnet5", {}, "there is no backbone called 'resnet5'"),
+        ("batch_size=8,64", {}, "A batch of 64 images is larger than the data"),
+        ("bn_groups=2,3", {"train__batch_size": "auto"}, "cannot be split into model.bn_groups=3 equal groups"),
+        ("stem=imagenet,small", {}, "the small stem is for ResNets"),
+        ("image_size=32,8", {"model__backbone": "timm/vit_tiny_patch16_224"}, "does not take images of 8 px"),
+        ("bn_groups=1,2", {"model__backbone": "timm/efficientnet_b0"}, "which cannot be split into BN groups"),
+    ],
+)
+def test_a_cell_that_could_not_start_says_so_before_anything_is_trained(npz, tmp_path, over, changes, said):
+    """In the words in which the run itself would end."""
+    with pytest.raises(JclError) as planned:
+        small_plan(npz, over, **changes)
+    assert said in str(planned.value)
+    name, _, values = over.partition("=")
+    changes = changes | {whole_name(name).replace(".", "__"): yaml.safe_load(values.split(",")[1])}
+    with pytest.raises(type(planned.value)) as run:
+        pretrain(tiny_settings(npz, **changes), tmp_path / "run", console=Console(quiet=True))
+    assert str(run.value) == str(planned.value)
+
+
+def test_each_setting_alone_shares_the_centre(npz, tmp_path):
+    over = ("num_keys=2,3", "temperature=0.1")
+    plan = small_plan(npz, *over, alone=True, train__epochs=1, method__temperature=0.3)
+    assert plan.centre == {"method.num_keys": 2, "method.temperature": 0.3}
+    found = ablated(plan, tmp_path / "out")
+    found.raise_if_incomplete()
+    assert [tuple(point.values.values()) for point in found.points] == [(2, 0.1), (2, 0.3), (3, 0.3)]
+    assert len(results(tmp_path / "out")) == 3 and (tmp_path / "out/ablation.png").exists()
+    before = moments(tmp_path / "out")
+    ablated(small_plan(npz, over[0], "temperature=0.1,0.3", train__epochs=1), tmp_path / "out", carry_out_nothing)
+    assert {path: when for path, when in moments(tmp_path / "out").items() if path in before} == before
+
+
+def test_a_centre_that_is_automatic_gets_a_place_among_the_values(npz):
+    plan = small_plan(npz, "queue_size=64", "temperature=0.1", alone=True, method__queue_size="auto")
+    assert plan.centre == {"method.queue_size": 256, "method.temperature": 0.2}
+    assert [cell.settings.method.queue_size for cell in plan.cells] == [256, 64, 256]
+
+
+def test_alone_a_setting_is_judged_by_the_centre(npz):
+    """One key at the centre: there is no covariance to see, though another panel has more keys."""
+    over = ("num_keys=1,5", "covariance_scale=0,4")
+    small_plan(npz, *over, method__num_keys=1)
+    small_plan(npz, *over, method__num_keys=2, alone=True)
+    with pytest.raises(SettingsError, match=r"with one key per image there is no covariance"):
+        small_plan(npz, *over, method__num_keys=1, alone=True)
 
 
 def test_a_cell_waits_for_a_process_that_still_has_its_folder(npz, tmp_path):

@@ -31,6 +31,12 @@ VALUES = TINY_VALUES | {"record.knn_every": 0}
         (["--over", "num_keys=1", "--seeds", "1,2", "--seed", "1"], "leave --seed out"),
         (["--over", "num_keys=1", "--recipe", "cifar"], "did you mean cifar10?"),
         (["--over", "num_keys=1", "--gpus-per-cell", "0.5"], "are for --engine ray"),
+        (["--over", "backbone=tiny_cnn,resnet5"], "there is no backbone called 'resnet5'"),
+        (["--over", "batch_size=8,35"], "A batch of 35 images is larger than the data"),
+        (
+            ["--over", "method=jcl,moco-v2", "--over", "num_keys=2,3", "--each-alone"],
+            "method moco-v2 cannot be tried alone, because it makes method.num_keys 1 instead of 5",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_a_sentence_and_leaves_nothing(call, npz, tmp_path, arguments, said):
@@ -66,21 +72,38 @@ def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, t
 
 
 def test_one_cell_by_hand(call, npz, tmp_path):
-    values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "model.backbone")}
+    values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "train.lr")}
     options = ("--out", tmp_path / "out", "--plan-only", *settings_options(values | {"train.epochs": 1}))
-    code, out, err = call("ablate", npz, "--over", "num_keys=2", "--over", "backbone=../../up,tiny_cnn", *options)
+    code, out, err = call("ablate", npz, "--over", "num_keys=2", "--over", "lr=0.05,1e30", *options)
     assert code == 0 and "2 cells are planned" in out and "jcl ablate-cell" in out, err
     assert {path.name for path in tmp_path.iterdir()} == {"out", "work"}
-    upwards, fine = sorted((tmp_path / "out/cells").iterdir())
-    assert upwards.name.startswith("num_keys-2-backbone-.._.._up-seed-0-")
+    fine, too_fast = sorted((tmp_path / "out/cells").iterdir())
+    assert too_fast.name.startswith("num_keys-2-lr-1e+30-seed-0-")
     code, out, err = call("ablate-cell", fine, "--json", "cell.json")
     assert code == 0 and "linear top-1" in out, err
     assert json.loads(Path("cell.json").read_text()) == json.loads((fine / "result.json").read_text())
-    code, _, err = call("ablate-cell", upwards)
-    assert code == 1 and "../../up" in err and "Traceback" not in err
-    assert "../../up" in json.loads((upwards / "failure.json").read_text())["error"]
+    code, _, err = call("ablate-cell", too_fast)
+    assert code == 1 and "the loss is not finite" in err and "Traceback" not in err
+    assert "the loss is not finite" in json.loads((too_fast / "failure.json").read_text())["error"]
     code, _, err = call("ablate-cell", tmp_path / "nowhere")
     assert code == 1 and "cell.json cannot be read" in err and not (tmp_path / "nowhere").exists()
-    (upwards / "cell.json").write_text('{"values": 3}')
-    code, _, err = call("ablate-cell", upwards)
+    (too_fast / "cell.json").write_text('{"values": 3}')
+    code, _, err = call("ablate-cell", too_fast)
     assert code == 1 and "does not plan a cell" in err
+
+
+def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path):
+    over = ("--over", "num_keys=1,2,5", "--over", "temperature=0.1,0.2", "--each-alone", "--temperature", "0.1")
+    options = ("--out", tmp_path / "out", "--plan-only", *settings_options(VALUES))
+    code, out, err = call("ablate", npz, *over, *options)
+    assert code == 0 and "4 cells are planned" in out, err
+    planned = [json.loads(file.read_text()) for file in (tmp_path / "out/cells").glob("*/cell.json")]
+    assert sorted(tuple(cell["values"].values()) for cell in planned) == [(1, 0.1), (2, 0.1), (2, 0.2), (5, 0.1)]
+    assert all(cell["settings"]["method"]["num_keys"] == cell["values"]["method.num_keys"] for cell in planned)
+
+
+def test_a_device_that_is_not_there_is_said_before_any_cell_is_started(call, npz, tmp_path):
+    options = ("--out", tmp_path / "out", *settings_options(VALUES | {"train.device": "cuda:99"}))
+    code, out, err = call("ablate", npz, "--over", "temperature=0.1", *options)
+    assert code == 1 and out == "" and "the device cuda:99 was asked for" in err
+    assert not (tmp_path / "out").exists()

@@ -14,6 +14,7 @@ import pytest
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.pretraining import pretrain
 from small_runs import drawn_pixels, tiny_settings
+from supervised_tools import stop_after
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,24 @@ def test_linear_by_the_papers_protocol(call, run_folder):
     assert "Tested on 10 images." in out
 
 
+def test_linear_in_a_folder_goes_on_with_the_same_command(call, run_folder, monkeypatch):
+    arguments = ("linear", run_folder, "--protocol", "paper", "--epochs", 2, "--batch-size", 16, "--per-class")
+    assert call(*arguments, "--json", "whole.json")[0] == 0 and not Path("probe").exists()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3, signal.SIGINT)
+        code, out, err = call(*arguments, "--out", "probe", "--json", "half.json")
+    assert code == 75 and out == "" and not Path("half.json").exists()
+    assert "SIGINT received: training stopped after step 3 and is saved; give the same command again to go on." in err
+    code, _, err = call(*arguments, "--out", "probe", "--lr", 10)
+    assert code == 1 and "was begun with lr = 30 instead of 10" in err
+    code, out, err = call(*arguments, "--out", "probe", "--json", "resumed.json")
+    assert code == 0 and "Resuming from probe/checkpoints/step-000000003.safetensors." in err, err
+    assert figures("resumed.json") == figures("whole.json")
+    code, again, err = call(*arguments, "--out", "probe", "--json", "again.json")
+    assert code == 0 and again == out and "this is what it found" in err
+    assert figures("again.json") == figures("whole.json")
+
+
 @pytest.mark.parametrize("protocol", ["fast", "paper"])
 def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, run_folder, image_folder, protocol):
     arguments = ("linear", run_folder, image_folder, "--protocol", protocol, "--epochs", 2, "--workers", 0)
@@ -87,6 +106,7 @@ def test_linear_refuses(refused, run_folder, npz, tmp_path):
     assert "one learning rate" in refused("linear", run_folder, "--protocol", "paper", "--weight-decay", 0.1)
     assert "does not work" in refused("linear", run_folder, "--protocol", "paper", "--lr", -1)
     assert "no device called" in refused("linear", run_folder, "--device", "gpu")
+    assert "add --protocol paper" in refused("linear", run_folder, "--out", tmp_path / "probe")
 
 
 @pytest.mark.parametrize("option", [("--epochs", 0), ("--protocol", "other"), ("--seed", -1), ("--batch-size", 1)])

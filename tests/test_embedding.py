@@ -1,4 +1,4 @@
-"""Features in a file are those of `extract_features`, bit for bit, with the names and labels of their images."""
+"""Features in a file are those of `FeatureSettings.extract`, bit for bit, with the names and labels of their images."""
 
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from jcl.data import open_data, write_shards
 from jcl.embedding import embed
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import read_feature_file
-from jcl.evaluate.online import FeatureSettings
 from small_runs import drawn_pixels, tiny_settings, write_image_folder
 
 
@@ -25,9 +24,8 @@ def run(npz, tmp_path_factory) -> Path:
 
 def extracted(run: Path, location: Path, split: str, batch_size: int = 256, precision: torch.dtype = torch.float32):
     backbone = jcl.load_backbone(run)
-    shown = FeatureSettings(backbone.info.image_size, backbone.info.mean, backbone.info.std)
     source = getattr(open_data(str(location)), split)
-    return shown.extract(
+    return backbone.info.shown.extract(
         backbone, source, device=torch.device("cpu"), batch_size=batch_size, precision=precision
     ), source
 

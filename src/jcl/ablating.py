@@ -1,77 +1,28 @@
-"""An ablation from a grid of settings to its figure: the parts put together.
-
-`plan_ablation` says what is to be compared, and `ablate` has an engine carry it out and makes something of the results.
-"""
+"""An ablation from its plan to its figure: an engine carries the cells out, and table and figure are made of them."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from jcl.data.fingerprint import fingerprint
-from jcl.errors import Interrupted, RunError, SettingsError
-from jcl.evaluate.classification import classification_task
+from jcl.ablation_plan import Plan
+from jcl.errors import Interrupted, RunError
 from jcl.report.ablation_plot import plot_ablation
-from jcl.run_data import keep_apart, open_run_data, with_whole_path
+from jcl.run_data import keep_apart
 from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
 from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
-from jcl.studies.cells import Axis, Build, Cell, base_settings, each_alone, grid, shared_values, short_name, values_of
 from jcl.studies.local_engine import Engine
 from jcl.studies.progress import AblationDisplay
-from jcl.studies.relevance import refuse_ignored
 from jcl.train.atomic import write_atomically
 from jcl.train.folder import RunFolder
+from jcl.train.json_object import write_object
 from jcl.train.lock import RunLock
-from jcl.train.rank_group import launched
 from jcl.train.stop import StopRequest
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be compared: the cells, what they share, and by which settings they differ."""
-
-    names: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    study: Mapping[str, Any]
-    usual_folder: Path
-    centre: Mapping[str, Any] | None = None  # where every setting is while another is varied, if each is alone
-
-
-def plan_ablation(
-    axes: Sequence[Axis], seeds: Sequence[int], build: Build, console: Console, *, alone: bool = False
-) -> Plan:
-    """The cells with every value checked, and the data looked at; nothing is written.
-
-    They are all combinations of the axes' values, or, where each is to be varied alone, one axis at a time.
-    """
-    if launched():
-        raise SettingsError(
-            "`jcl ablate` starts its cells by itself; start it once, without a launcher such as torchrun."
-        )
-    if not axes:
-        raise SettingsError("say what to vary, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
-    base = with_whole_path(build({}) if alone else base_settings(axes, build))
-    refuse_ignored(axes, base)
-    planned = each_alone(axes, seeds, build) if alone else grid(axes, seeds, build)
-    cells = [replace(cell, settings=with_whole_path(cell.settings)) for cell in planned]
-    data = open_run_data(base, console)
-    task = classification_task(data)  # says so where there are no labels to measure with
-    names = tuple(axis.name for axis in axes)
-    counts: dict[str, Any] = {
-        "train_images": len(data.train),
-        "test_images": len(task.test),
-        "classes": len(task.classes),
-    }
-    counts |= {"train_content": fingerprint(data.train), "test_content": fingerprint(task.test)}
-    study = {"over": list(names), "settings": shared_values(base, names), "data": counts}
-    usual = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
-    return Plan(names, tuple(cells), study, usual, values_of(base, names) if alone else None)
 
 
 @dataclass(frozen=True)
@@ -139,7 +90,7 @@ def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | N
         points = points_of(records, plan.names)
         about = _about(plan, records, time.perf_counter() - started)
         figures = about | plain_figures(points)
-        write_atomically(folder.path / "ablation.json", json.dumps(figures, indent=2).encode() + b"\n")
+        write_object(folder.path / "ablation.json", figures)
         _draw(folder, plan, points, about, display)
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
@@ -171,9 +122,13 @@ def _carry_out(
 
 
 def _write_table(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
-    """All cells of the folder, those of this plan first, as CSV and as they are."""
+    """The plan's cells, then those of earlier plans that have figures, as CSV and as they are.
+
+    One that failed, or never ended, and is not asked for any more has nothing to show; its folder stays.
+    """
     order = {cell.name: place for place, cell in enumerate(plan.cells)}
-    records = sorted(folder.records(), key=lambda record: order.get(record.cell.name, len(order)))
+    known = [each for each in folder.records() if each.result is not None or each.cell.name in order]
+    records = sorted(known, key=lambda record: order.get(record.cell.name, len(order)))
     write_atomically(folder.path / "ablation.csv", as_csv(records, plan.names).encode())
     return records
 

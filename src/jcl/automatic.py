@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from jcl.cores import MOST_WORKERS, cpu_cores, usual_workers
 from jcl.errors import SettingsError
 from jcl.settings import Settings, with_values
 
@@ -86,10 +86,11 @@ def _canvas(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:
         return 0, "the images are in memory already"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    cores, most = cpu_cores(), f"{MOST_WORKERS} at most"
     if facts.ranks_on_machine > 1:
-        return max(1, min(16, cores // facts.ranks_on_machine)), f"this rank's share of the {cores} cores, 16 at most"
-    return min(16, cores), f"one per CPU core, 16 at most ({cores} cores here)"
+        share = max(1, min(MOST_WORKERS, cores // facts.ranks_on_machine))
+        return share, f"this rank's share of the {cores} cores, {most}"
+    return usual_workers(), f"one per CPU core, {most} ({cores} cores here)"
 
 
 def _batch_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:

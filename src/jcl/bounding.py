@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from jcl.building import known, run_view_recipe
 from jcl.core.method import ContrastiveLearner
+from jcl.cores import usual_workers
 from jcl.data import ImageSource, open_data
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
-from jcl.measure import usual_workers
 from jcl.run_data import open_run_data
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality

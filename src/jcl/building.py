@@ -10,7 +10,7 @@ from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings
-from jcl.train.runtime import choose_precision
+from jcl.train.runtime import choose_precision, on_device
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 
@@ -34,10 +34,8 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
         seed=train.seed,
         ranks=ranks,
-    ).to(device)
-    if device.type == "cuda":
-        learner.to(memory_format=torch.channels_last)  # the layout in which tensor cores convolve
-    return learner, width
+    )
+    return on_device(learner, device), width
 
 
 def build_optimiser(settings: Settings, learner: ContrastiveLearner, device: torch.device) -> torch.optim.Optimizer:

@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.building import known, run_view_recipe
+from jcl.cores import usual_workers
 from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.distribution import (
@@ -25,12 +26,11 @@ from jcl.evaluate.distribution import (
     view_spreads,
 )
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
-from jcl.exchange import BackboneInfo, load_backbone
-from jcl.measure import usual_workers
+from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
 from jcl.settings import Settings
 from jcl.train.folder import RunFolder
-from jcl.train.runtime import choose_device, choose_precision
+from jcl.train.runtime import choose_device, choose_precision, on_device
 from jcl.trained import open_trained
 from jcl.views import ViewRecipe, view_recipe
 
@@ -184,13 +184,8 @@ def _network(path: Path, of: FeatureOf, draw: _Draw, device: torch.device) -> tu
         own = run_view_recipe(run.settings)
         network: nn.Module = run.newest(device).query_encoder
         return network, draw(own.size, own.mean, own.std)
-    network = load_backbone(path)
-    info = network.info
-    assert isinstance(info, BackboneInfo)
-    network = network.to(device)
-    if device.type == "cuda":
-        network = network.to(memory_format=torch.channels_last)
-    return network, draw(info.image_size, info.mean, info.std)
+    found = open_backbone(path)
+    return on_device(found.network, device), draw(found.info.image_size, found.info.mean, found.info.std)
 
 
 def _source(paths: Sequence[Path], settings: dict[Path, Settings], location: str | None, split: str) -> ImageSource:

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import nn
 
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
 from jcl.errors import RunError
-from jcl.evaluate import Features, extract_features, knn_accuracy, nearest_neighbours, pixel_features
+from jcl.evaluate import Features, FeatureSettings, knn_accuracy, nearest_neighbours
 from jcl.pretraining import Run, pretrain
 from jcl.recipes import build_settings
 from jcl.report.pictures import draw_neighbours
@@ -27,7 +28,7 @@ from jcl.reporting import write_report
 from jcl.settings import Settings
 from jcl.speech import tell
 from jcl.train.folder import free_folder
-from jcl.train.runtime import PeakMemory, choose_device
+from jcl.train.runtime import PeakMemory
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Consol
 def _raw_pixels(data: ImageData, settings: Settings) -> Row:
     started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
     assert data.test is not None
-    size = _image_size(settings)
-    bank, queries = (pixel_features(source, image_size=size) for source in (data.train, data.test))
+    shown, cpu = FeatureSettings(_image_size(settings)), torch.device("cpu")
+    bank, queries = (shown.extract(nn.Flatten(), source, device=cpu) for source in (data.train, data.test))
     return Row("raw pixels", _top1(bank, queries, settings), time.perf_counter() - started, memory.read())
 
 
@@ -98,12 +99,13 @@ def _random_encoder(data: ImageData, settings: Settings) -> Row:
     assert data.test is not None
     torch.manual_seed(settings.train.seed)
     backbone, _ = build_backbone(settings.model.backbone)
-    size, views = _image_size(settings), settings.views
-    bank, queries = (
-        extract_features(backbone, source, image_size=size, mean=views.mean, std=views.std)
-        for source in (data.train, data.test)
-    )
+    shown, cpu = _shown(settings), torch.device("cpu")
+    bank, queries = (shown.extract(backbone, source, device=cpu) for source in (data.train, data.test))
     return Row("random encoder", _top1(bank, queries, settings), time.perf_counter() - started, memory.read())
+
+
+def _shown(settings: Settings) -> FeatureSettings:
+    return FeatureSettings(_image_size(settings), settings.views.mean, settings.views.std)
 
 
 def _top1(bank: Features, queries: Features, settings: Settings) -> float:
@@ -135,14 +137,8 @@ def _draw(folder: Path, runs: dict[str, Run], rows: list[Row], data: ImageData, 
 def _draw_neighbours(path: Path, run: Run, data: ImageData, settings: Settings, shown: int = 6, count: int = 8) -> None:
     """The images that the learned features put next to a few unseen ones, one of each of the first classes."""
     assert data.test is not None and data.train.labels is not None and data.test.labels is not None
-    size, device = _image_size(settings), choose_device("cpu")
-    backbone = run.backbone()
-    bank, queries = (
-        extract_features(
-            backbone, source, image_size=size, mean=settings.views.mean, std=settings.views.std, device=device
-        )
-        for source in (data.train, data.test)
-    )
+    features, backbone, cpu = _shown(settings), run.backbone(), torch.device("cpu")
+    bank, queries = (features.extract(backbone, source, device=cpu) for source in (data.train, data.test))
     found = nearest_neighbours(queries.values[:shown], bank.values, count)
     names = data.train.class_names or ()
     draw_neighbours(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from jcl.cores import usual_workers
 from jcl.detecting_start import open_start
 from jcl.detecting_work import (
     DetectionPlace,
@@ -32,10 +33,9 @@ from jcl.evaluate.detection.library import coco_module
 from jcl.evaluate.detection.model import build_optimiser
 from jcl.evaluate.detection.settings import DetectionSettings
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
-from jcl.measure import usual_workers
 from jcl.place import console_of
 from jcl.ranks import Ranks
-from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
+from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.train.folder import free_folder
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.rank_group import agreed, joined_ranks, restarted
@@ -141,8 +141,7 @@ def _resume(folder: DetectionFolder, place: DetectionPlace, pictures: int) -> De
         place.say(f"The detector in {folder.path} has finished; there is nothing to resume.")
         return folder
     with place.locked(folder.path):
-        checkpoint = agreed(ranks, lambda: newest_checkpoint(folder.checkpoints))
-        place.say(f"Resuming from {checkpoint}." if checkpoint else "No checkpoint yet: starting anew.")
+        checkpoint = agreed(ranks, lambda: checkpoint_to_resume(folder.checkpoints, place.say))
         start = (
             None if checkpoint else agreed(ranks, lambda: open_start(settings.init, settings.backbone, settings.seed))
         )

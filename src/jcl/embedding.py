@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from jcl.data import UNLABELLED, ImageSource, open_data
-from jcl.data.opening import KNOWN_SETS
+from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
-from jcl.evaluate.features import feature_batches
-from jcl.evaluate.online import FeatureSettings
-from jcl.exchange import BackboneInfo, load_backbone
+from jcl.exchange.backbone_file import weights_digest
+from jcl.exchange.loading import open_backbone
+from jcl.exchange.recognising import Recognised
 from jcl.train.runtime import choose_device
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -69,47 +68,60 @@ def embed(
         raise SettingsError(f"There is no precision called {precision!r}; use {' or '.join(PRECISIONS)}.")
     _keep_apart(file, weights, location)
     check_writable(file, force=force)
-    backbone, backbone_info = load(weights)
+    found = open_backbone(weights)
     sources = _splits(location, split)
-    target = choose_device(device)
     info = FeatureInfo(
         weights=str(weights.expanduser().resolve()),
-        weights_digest=weights_digest(backbone),
-        backbone=backbone_info.backbone,
-        image_size=backbone_info.image_size,
-        feature_width=backbone_info.feature_width,
+        weights_digest=weights_digest(found.network),
+        backbone=found.info.backbone,
+        image_size=found.info.image_size,
+        feature_width=found.info.feature_width,
         precision=precision,
-        data=_whole_location(location),
+        data=whole_location(location),
     )
-    shown = FeatureSettings(backbone_info.image_size, backbone_info.mean, backbone_info.std)
-    images, skipped = dict.fromkeys(sources, 0), dict[str, str]()
-
-    def parts() -> Iterator[FeatureRows]:
-        for name, source in sources.items():
-            found = feature_batches(
-                backbone,
-                source,
-                image_size=shown.image_size,
-                crop_ratio=shown.crop_ratio,
-                mean=shown.mean,
-                std=shown.std,
-                batch_size=batch_size,
-                device=target,
-                precision=PRECISIONS[precision],
-                workers=workers,
-                skipped=skipped,
-            )
-            for values, samples in found:
-                if values.shape[1] != info.feature_width:
-                    raise RunError(f"{weights} gives features of width {values.shape[1]}, not the width it states.")
-                images[name] += len(samples)
-                yield _rows(name, source, values, samples.cpu())
-                if progress is not None:
-                    progress(sum(images.values()), sum(map(len, sources.values())))
-
+    making = _Making(found, sources, choose_device(device), PRECISIONS[precision], batch_size, workers, progress)
     class_names = next((source.class_names for source in sources.values() if source.class_names), None)
-    write_feature_file(file, parts(), class_names, info)
-    return EmbedReport(images, info.feature_width, skipped, time.perf_counter() - started)
+    write_feature_file(file, making.rows(), class_names, info)
+    return EmbedReport(making.images, info.feature_width, making.skipped, time.perf_counter() - started)
+
+
+@dataclass(frozen=True)
+class _Making:
+    """Features in the making: counts the images of each split, and lists what could not be read."""
+
+    found: Recognised
+    sources: dict[str, ImageSource]
+    device: torch.device
+    precision: torch.dtype
+    batch_size: int
+    workers: int
+    progress: Callable[[int, int], None] | None
+    images: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[FeatureRows]:
+        """The features of all splits, in parts."""
+        width, total = self.found.info.feature_width, sum(map(len, self.sources.values()))
+        for split, source in self.sources.items():
+            self.images[split] = 0
+            for values, samples in self._batches(source):
+                if values.shape[1] != width:
+                    raise RunError(f"the network gives features of width {values.shape[1]}, not the {width} it states.")
+                self.images[split] += len(samples)
+                yield _rows(split, source, values, samples.cpu())
+                if self.progress is not None:
+                    self.progress(sum(self.images.values()), total)
+
+    def _batches(self, source: ImageSource) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.found.info.shown.batches(
+            self.found.network,
+            source,
+            batch_size=self.batch_size,
+            device=self.device,
+            precision=self.precision,
+            workers=self.workers,
+            skipped=self.skipped,
+        )
 
 
 def _keep_apart(file: Path, weights: Path, location: str) -> None:
@@ -120,14 +132,6 @@ def _keep_apart(file: Path, weights: Path, location: str) -> None:
         raise SettingsError(f"{file} is what the features are to be made from; give them a file of their own.")
 
 
-def load(weights: Path) -> tuple[nn.Module, BackboneInfo]:
-    """The backbone of a run or weights file, and how images are shown to it."""
-    backbone = load_backbone(weights.expanduser())
-    info = backbone.info
-    assert isinstance(info, BackboneInfo)
-    return backbone, info
-
-
 def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
     data = open_data(location)
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
@@ -136,23 +140,6 @@ def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
     if wanted not in sources:
         raise DataError(f"{location} has no split called {wanted}; use --split {' or '.join((*sources, 'all'))}.")
     return {wanted: sources[wanted]}
-
-
-def weights_digest(backbone: nn.Module) -> str:
-    """A fingerprint of all weights and statistics of a network."""
-    digest = hashlib.sha256()
-    for name, value in sorted(backbone.state_dict().items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _whole_location(location: str) -> str:
-    """A folder, file or pattern of files by its whole path; names of data sets and addresses stay as they are."""
-    path = Path(location).expanduser()
-    if location in KNOWN_SETS or (":" in location and not path.exists()):
-        return location
-    return str(path.resolve())
 
 
 def _rows(split: str, source: ImageSource, values: Tensor, samples: Tensor) -> FeatureRows:

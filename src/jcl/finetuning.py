@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from torch import nn
 
 from jcl.core.encoder import build_backbone
+from jcl.cores import usual_workers
 from jcl.data import ImageSource
-from jcl.data.opening import KNOWN_SETS
-from jcl.errors import DataError
-from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, positions
+from jcl.data.opening import whole_location
+from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
+from jcl.evaluate.classifier_training import ClassifierTraining, train_and_judge
 from jcl.evaluate.finetune import (
     FinetuneSettings,
     backbone_parts,
@@ -28,15 +29,15 @@ from jcl.evaluate.finetune import (
 )
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.label_subset import label_amount, label_subset, part_of
-from jcl.evaluate.labelled_views import crop_and_flip, judge, training_batches
-from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTraining
-from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.evaluate.labelled_views import crop_and_flip
+from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
-from jcl.measure import Subject, open_subject, usual_workers
+from jcl.measure import Subject, open_subject
 from jcl.speech import tell
-from jcl.train.checkpoint import Progress, load_checkpoint, newest_checkpoint
+from jcl.train.checkpoint import Progress
 from jcl.train.folder import free_folder
-from jcl.train.record import Record
+from jcl.train.lock import RunLock
+from jcl.train.runtime import on_device
 
 USUAL_LR = 0.1  # for a batch of 256, in proportion to the root of the batch
 USUAL_HEAD_LR = 0.3  # likewise
@@ -75,15 +76,11 @@ def finetune(
     amount = label_amount(labels)
     subject = open_subject(weights, location, device)
     task = classification_task(subject.data)
-    used = len(label_subset(_labels(task.train), amount, seed))
-    batch_size = usual_batch_size(used) if batch_size is None else batch_size
-    lr = round(USUAL_LR * math.sqrt(batch_size / 256), 6) if lr is None else lr
-    usual_head_lr = lr if from_scratch else round(USUAL_HEAD_LR * math.sqrt(batch_size / 256), 6)
-    usual_decay = 1.0 if from_scratch else 0.7
+    usual = _usual_rates(len(label_subset(_labels(task.train), amount, seed)), batch_size, lr, from_scratch)
     train = {
         "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
+        "batch_size": usual.batch_size,
+        "lr": usual.lr,
         "weight_decay": weight_decay,
         "schedule": "cosine",
         "schedule_by": "step",
@@ -94,11 +91,11 @@ def finetune(
     }
     values = {
         "weights": str(weights.resolve()),
-        "data": _whole_path(location),
+        "data": None if location is None else whole_location(location),
         "labels": labels,
         "from_scratch": from_scratch,
-        "layer_decay": usual_decay if layer_decay is None else layer_decay,
-        "head_lr": usual_head_lr if head_lr is None else head_lr,
+        "layer_decay": usual.layer_decay if layer_decay is None else layer_decay,
+        "head_lr": usual.head_lr if head_lr is None else head_lr,
         "label_smoothing": label_smoothing,
         "jitter": jitter,
         "train": train,
@@ -107,12 +104,26 @@ def finetune(
     folder = FinetuneFolder(free_folder(Path("runs"), f"finetune-{subject.data.name}") if out is None else out)
     folder.refuse_occupied()
     work = _prepare(settings, subject, task, workers)
-    folder.create(settings, work.names)
-    try:
+    with folder.begun(warn=lambda text: tell(console, text)):
+        folder.create(settings, work.names)
         return _train(settings, folder, work, console)
-    except DataError:
-        folder.forget_unless_begun()  # so that the same command can be given again once the data is mended
-        raise
+
+
+class _Rates(NamedTuple):
+    batch_size: int
+    lr: float
+    head_lr: float
+    layer_decay: float
+
+
+def _usual_rates(labels: int, batch_size: int | None, lr: float | None, from_scratch: bool) -> _Rates:
+    """What suits so many labels; a batch size and a learning rate that were given stay, and the rest follows them."""
+    batch_size = usual_batch_size(labels) if batch_size is None else batch_size
+    root = math.sqrt(batch_size / 256)
+    lr = round(USUAL_LR * root, 6) if lr is None else lr
+    if from_scratch:
+        return _Rates(batch_size, lr, head_lr=lr, layer_decay=1.0)
+    return _Rates(batch_size, lr, head_lr=round(USUAL_HEAD_LR * root, 6), layer_decay=0.7)
 
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
@@ -121,14 +132,13 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     folder = FinetuneFolder(path)
     settings = folder.settings()
     if folder.summary_file.exists():
-        _say(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
+        tell(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
         return folder
     subject = open_subject(Path(settings.weights), settings.data, settings.train.device)
     work = _prepare(settings, subject, classification_task(subject.data), workers)
     folder.check_labels(work.names)
-    checkpoint = newest_checkpoint(folder.checkpoints)
-    _say(console, f"Resuming from {checkpoint}." if checkpoint else "No checkpoint yet: starting from the first step.")
-    return _train(settings, folder, work, console, checkpoint)
+    with RunLock(folder.path, warn=lambda text: tell(console, text)):
+        return _train(settings, folder, work, console, resumed=True)
 
 
 def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
@@ -161,41 +171,36 @@ def _prepare(settings: FinetuneSettings, subject: Subject, task: ClassificationT
     if settings.from_scratch:
         torch.manual_seed(seed)
         backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
-    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed).to(subject.device)
-    if subject.device.type == "cuda":
-        network.to(memory_format=torch.channels_last)
+    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
     return _Work(
         subject=subject,
         task=task,
         labelled=part_of(task.train, rows),
         names=[task.train.name_of(row) for row in rows.tolist()],
-        network=network,
+        network=on_device(network, subject.device),
         workers=usual_workers() if workers is None else workers,
     )
 
 
 def _train(
-    settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, checkpoint: Path | None = None
+    settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, *, resumed: bool = False
 ) -> FinetuneFolder:
-    device, shown, network = work.subject.device, work.subject.shown, work.network
-    optimiser = finetune_optimiser(network, settings)
-    progress = Progress() if checkpoint is None else load_checkpoint(checkpoint, network, optimiser, device)
+    network, shown = work.network, work.subject.shown
     _announce(console, settings, folder, work)
-    loader = training_batches(work.labelled, shown, settings.train, device=device, workers=work.workers)
-    with Record(folder.path, resumed_at=progress.step, tensorboard=False) as record, loader:
-        SupervisedTraining(
-            network=network,
-            optimiser=optimiser,
-            loader=loader,
-            targets=positions(_labels(work.labelled), work.task.classes).to(device),
-            recipe=crop_and_flip(shown, jitter=settings.jitter),
-            train=settings.train,
-            display=SupervisedDisplay(console, "fine-tuning"),
-            label_smoothing=settings.label_smoothing,
-            files=SupervisedFiles(folder.checkpoints, record, folder.how_to_resume),
-            progress=progress,
-        ).run()
-    found = judge(network, work.task, shown, settings.train, device=device, workers=work.workers)
+    training = ClassifierTraining(
+        title="fine-tuning",
+        network=network,
+        optimiser=finetune_optimiser(network, settings),
+        task=work.task,
+        labelled=work.labelled,
+        shown=shown,
+        recipe=crop_and_flip(shown, jitter=settings.jitter),
+        train=settings.train,
+        device=work.subject.device,
+        workers=work.workers,
+        label_smoothing=settings.label_smoothing,
+    )
+    found, progress = train_and_judge(training, console, folder, resumed=resumed)
     save_backbone(network.backbone, work.subject.info, folder.backbone_file)
     folder.save_classifier(network.fc, work.task.class_names)
     folder.write_summary(_summary(settings, work, found, progress))  # last, because it marks the work as finished
@@ -231,13 +236,13 @@ def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFold
     start = "random weights" if settings.from_scratch else settings.weights
     parts = backbone_parts(work.network.backbone)
     lowest = float(settings.train.lr) * settings.layer_decay ** (len(parts) - 1)
-    _say(
+    tell(
         console,
         f"Fine-tuning {work.subject.info.backbone} from {start} with {len(work.names):,} labelled images "
         f"({settings.labels} of {len(work.task.train):,}, {len(work.task.classes)} classes) on {work.subject.device}, "
         f"{settings.train.epochs} epochs in batches of {settings.train.batch_size}, into {folder.path}",
     )
-    _say(
+    tell(
         console,
         f"  learning rates: {lowest:.2g} ({parts[0].name}) to {settings.train.lr:.2g} ({parts[-1].name}), "
         f"{settings.head_lr:.2g} for the new layer",
@@ -247,14 +252,3 @@ def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFold
 def _labels(source: ImageSource) -> torch.Tensor:
     assert source.labels is not None, "a task's training images are labelled"
     return source.labels
-
-
-def _whole_path(location: str | None) -> str | None:
-    """A folder or file by its whole path, so that work can be resumed from anywhere; a data set's name stays one."""
-    if location is None or location in KNOWN_SETS or not Path(location).expanduser().exists():
-        return location
-    return str(Path(location).expanduser().resolve())
-
-
-def _say(console: Console, text: str) -> None:
-    tell(console, text)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, JclError, RunError
 
 SENTENCES = "JCL_SENTENCES"
@@ -79,7 +80,7 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
     launcher.
     """
     # Each rank of a CPU gets its share of the cores; left alone, each would take all of them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // devices)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // devices)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SECONDS_TO_SAVE)
     # The ranks say what went wrong in sentences; the launcher's own words about it are for its developers.
     logging.disable(logging.CRITICAL)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from jcl.data import UNLABELLED, ImageSource, decode, open_data
 from jcl.data.opening import KNOWN_SETS
-from jcl.embedding import PRECISIONS, load, weights_digest
+from jcl.embedding import PRECISIONS
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureTable, read_feature_file
-from jcl.evaluate.features import extract_features
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
-from jcl.evaluate.online import FeatureSettings
+from jcl.exchange.backbone_file import weights_digest
+from jcl.exchange.loading import open_backbone
 from jcl.report.pictures import draw_neighbours
 from jcl.train.runtime import choose_device
 
@@ -111,7 +111,8 @@ def _features_of(files: Sequence[str], table: FeatureTable, index: Path, weights
     path = weights or Path(table.info.weights)
     if weights is None and not path.exists():
         raise RunError(f"The features in {index} are from {path}, which is not there; say where it is with --weights.")
-    backbone, info = load(path)
+    found = open_backbone(path)
+    backbone, info = found.network, found.info
     width = table.rows.features.shape[1]
     if info.feature_width != width:
         raise RunError(
@@ -123,14 +124,9 @@ def _features_of(files: Sequence[str], table: FeatureTable, index: Path, weights
             f"The features in {index} are from other weights than those now in {path}, so they do not compare; use the "
             f"weights they are from, or write them anew with `jcl embed`."
         )
-    shown = FeatureSettings(info.image_size, info.mean, info.std)
-    return extract_features(
+    return info.shown.extract(
         backbone,
         _ImageFiles(tuple(files)),
-        image_size=shown.image_size,
-        crop_ratio=shown.crop_ratio,
-        mean=shown.mean,
-        std=shown.std,
         device=choose_device(device),
         precision=PRECISIONS.get(table.info.precision, torch.float32),
         strict=True,

@@ -29,7 +29,7 @@ from jcl.reporting import write_run_report
 from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
 from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
 from jcl.settings import Settings, TrainSettings, settings_from, with_values
-from jcl.train.checkpoint import Progress, load_checkpoint, search_checkpoints
+from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder, newest_folder
 from jcl.train.heartbeat import Heartbeat
@@ -211,7 +211,7 @@ def _resume(path: Path, place: Place) -> Run:
 def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
     """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
     ranks = place.ranks
-    path = agreed(ranks, lambda: _checkpoint_to_resume(folder, place) if ranks.first else None)
+    path = agreed(ranks, lambda: checkpoint_to_resume(folder.checkpoints, place.say) if ranks.first else None)
     content = ranks.from_first(path.read_bytes() if path is not None and ranks.count > 1 else b"")
     if ranks.first:
         progress = Progress() if path is None else _loaded(path, parts)
@@ -237,23 +237,6 @@ def _loaded(path: Path, parts: _Parts) -> Progress:
 
 def _counted(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
-
-
-def _checkpoint_to_resume(folder: RunFolder, place: Place) -> Path | None:
-    """The newest good checkpoint; says which it is and which ones are passed over for what reason."""
-    found = search_checkpoints(folder.checkpoints)
-    for reason in found.damaged:
-        place.say(f"Passed over: {reason}")
-    if found.newest is None and found.damaged:
-        raise RunError(
-            f"none of the checkpoints in {folder.checkpoints} is whole; put a good copy of one back, "
-            "or remove them to train from the first step."
-        )
-    if found.newest is None:
-        place.say(f"No checkpoint in {folder.checkpoints} yet: starting from the first step.")
-    else:
-        place.say(f"Resuming from {found.newest}.")
-    return found.newest
 
 
 @dataclass

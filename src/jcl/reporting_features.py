@@ -14,17 +14,16 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.building import known, run_view_recipe
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
-from jcl.embedding import load
 from jcl.errors import DataError
 from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
-from jcl.evaluate.features import Features, evaluation_mode
+from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode
 from jcl.evaluate.flat_map import neighbour_map, principal_map
 from jcl.evaluate.image_views import ViewPasses
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.label_subset import part_of
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
-from jcl.evaluate.online import FeatureSettings
+from jcl.exchange.loading import open_backbone
 from jcl.randomness import permutation
 from jcl.report.contents import Answer, FlatMap, Look, ShownImage
 from jcl.report.inline import PICTURE_SIDE
@@ -49,8 +48,8 @@ def look_at(weights: Path, settings: Settings, data: ImageData, device: torch.de
     How many images there are depends on the network and on the kind of device alone, so that equal runs are looked at
     equally anywhere.
     """
-    backbone, info = load(weights)
-    shown = FeatureSettings(info.image_size, info.mean, info.std)
+    found = open_backbone(weights)
+    backbone, shown = found.network, found.info.shown
     precision = choose_precision(settings.train.precision, device)
     sample = _sample(data, _affordable(backbone, shown, device))
 

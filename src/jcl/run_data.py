@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jcl.automatic import DataFacts
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.opening import KNOWN_SETS
+from jcl.data.opening import whole_location
 from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.settings import Settings, with_values
@@ -31,12 +31,8 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
 
 
 def with_whole_path(settings: Settings) -> Settings:
-    """A folder or file by its whole path, so that a run can be resumed from anywhere; a data set's name stays one."""
-    location = settings.data.location
-    path = Path(location).expanduser()
-    if not location or location in KNOWN_SETS or not path.exists():
-        return settings
-    return with_values(settings, {"data.location": str(path.resolve())})
+    """With the images' whole path, so that a run can be resumed from anywhere."""
+    return with_values(settings, {"data.location": whole_location(settings.data.location)})
 
 
 def keep_apart(folder: Path, settings: Settings) -> None:

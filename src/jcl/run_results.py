@@ -4,7 +4,6 @@ skipped images.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from jcl.settings import Settings
 from jcl.train.atomic import write_atomically
 from jcl.train.checkpoint import Progress
 from jcl.train.folder import RunFolder
+from jcl.train.json_object import write_object
 
 
 def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str], None]) -> None:
@@ -35,7 +35,7 @@ def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str
 def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:
     """Keep what "auto" became and why, for those who look at the run later."""
     kept = [{"name": choice.name, "value": choice.value, "reason": choice.reason} for choice in choices]
-    write_atomically(folder.choices_file, json.dumps({"choices": kept}, indent=2).encode() + b"\n")
+    write_object(folder.choices_file, {"choices": kept})
 
 
 def machine_choices(settings: Settings, device: torch.device) -> list[Choice]:
@@ -76,4 +76,4 @@ def write_summary(
     }
     if settings.train.on_nan == "skip":
         summary["skipped_steps"] = progress.skipped_steps
-    write_atomically(folder.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+    write_object(folder.path / "summary.json", summary)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -29,6 +29,9 @@ SINGLE_KEY_METHODS = ("moco-v2", "moco-v1")
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+Kind = TypeVar("Kind", bound=Section)
 
 
 class DataSettings(Section):
@@ -147,8 +150,13 @@ class Settings(Section):
 
 def settings_from(values: Mapping[str, Any], origin: str) -> Settings:
     """Validate nested values; every problem becomes a sentence that names `origin` and the key."""
+    return validated(Settings, values, origin)
+
+
+def validated(kind: type[Kind], values: Mapping[str, Any], origin: str) -> Kind:
+    """Settings of some kind from nested values; every problem becomes a sentence that names `origin` and the key."""
     try:
-        return Settings.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise SettingsError(_sentences(error.errors(), origin)) from None
 

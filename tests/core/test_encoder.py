@@ -41,10 +41,13 @@ def test_torchvision_transformers_are_built_for_the_image_size():
     assert network(torch.randn(1, 3, 32, 32)).shape == (1, width) == (1, 768)
 
 
-@pytest.mark.parametrize("name", ["vit_b_16", "inception_v3", "timm/inception_v3"])
-def test_an_image_size_that_a_network_cannot_take_is_one_sentence(name):
-    with pytest.raises(SettingsError, match=r"does not take images of 33 px.*choose another"):
-        build_backbone(name, image_size=33)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("vit_b_16", 33), ("inception_v3", 33), ("timm/inception_v3", 33), ("timm/swin_tiny_patch4_window7_224", 8)],
+)
+def test_an_image_size_that_a_network_cannot_take_is_one_sentence(name, size):
+    with pytest.raises(SettingsError, match=rf"does not take images of {size} px.*choose another"):
+        build_backbone(name, image_size=size)
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
@@ -82,8 +85,10 @@ def test_small_stem_is_refused_for_other_networks(name):
     ("typed", "meant"), [("resnet5", "resnet50"), ("timm/convnext_ato", "convnext_atto"), ("resnet_18", "resnet18")]
 )
 def test_unknown_backbones_come_with_a_suggestion(typed, meant):
-    with pytest.raises(SettingsError, match=f"no backbone called '{typed}'.*did you mean.*{meant}"):
+    with pytest.raises(SettingsError, match=f"no backbone called '{typed}'.*did you mean.*{meant}") as error:
         build_backbone(typed)
+    suggested = str(error.value).partition("did you mean ")[2].rstrip("?").split(" or ")
+    assert len(suggested) == len(set(suggested)) == 3
 
 
 def test_a_name_like_nothing_known_comes_with_an_example():

@@ -1,12 +1,13 @@
 import torch
 
-from jcl.data.drawn import CLASS_NAMES, drawn_objects
+from jcl.data.drawn import drawn_objects
+from jcl.data.drawn_classes import CLASSES
 
 
 def nearest_neighbour_accuracy(pixels: torch.Tensor, labels: torch.Tensor, train: int, neighbours: int) -> float:
     rows = torch.nn.functional.normalize(pixels.flatten(1).float(), dim=1)
     nearest = (rows[train:] @ rows[:train].T).topk(neighbours).indices
-    votes = torch.nn.functional.one_hot(labels[nearest], len(CLASS_NAMES)).sum(1)
+    votes = torch.nn.functional.one_hot(labels[nearest], len(CLASSES)).sum(1)
     return (votes.argmax(1) == labels[train:]).float().mean().item()
 
 
@@ -33,7 +34,7 @@ def test_other_size():
 
 def test_classes_are_balanced_and_pictures_differ():
     pixels, labels = drawn_objects(1000, seed=0)
-    assert labels.bincount(minlength=len(CLASS_NAMES)).tolist() == [100] * 10
+    assert labels.bincount(minlength=len(CLASSES)).tolist() == [100] * 10
     assert len(torch.unique(pixels.flatten(1), dim=0)) == 1000
 
 

@@ -5,6 +5,7 @@ import torch
 from image_files import write_images
 
 from jcl.data import ArrayImages, open_data, open_demo
+from jcl.data.opening import whole_location
 from jcl.data.subset import IMAGENET100, class_list
 from jcl.errors import DataError
 
@@ -47,6 +48,19 @@ def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     write_images(tmp_path / "pictures", 2)
     assert len(open_data("~/pictures").train) == 2
+
+
+@pytest.mark.parametrize("pattern", ["shards/{0..3}.tar", "./shards/{a,b}.tar", "shards", "one.npz"])
+def test_what_lies_here_is_named_so_that_it_is_found_from_elsewhere(tmp_path: Path, monkeypatch, pattern: str):
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "one.npz").touch()
+    monkeypatch.chdir(tmp_path)
+    assert whole_location(pattern) == str(tmp_path.resolve() / pattern)
+
+
+@pytest.mark.parametrize("name", ["demo", "cifar10", "", "missing", "https://host/{0..3}.tar", "{/a,/b}/{0..3}.tar"])
+def test_what_lies_elsewhere_keeps_its_name(name: str):
+    assert whole_location(name) == name
 
 
 def test_classes_need_a_folder():

@@ -8,8 +8,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from jcl.data import ArrayImages, open_data
-from jcl.evaluate.features import extract_features, pixel_features
+from jcl.evaluate.features import FeatureSettings
 from jcl.views import centre_views
+
+CPU = torch.device("cpu")
 
 
 def small_backbone() -> nn.Sequential:
@@ -34,10 +36,10 @@ def random_images(count: int = 11, height: int = 20, width: int = 14) -> ArrayIm
 
 def test_features_equal_one_image_at_a_time() -> None:
     backbone, images = small_backbone(), random_images()
-    features = extract_features(backbone, images, image_size=12, crop_ratio=0.875, batch_size=4)
+    features = FeatureSettings(96).extract(backbone, images, batch_size=4, device=CPU)
     backbone.eval()
     for row, pixels in enumerate(images.pixels):
-        view = centre_views(pixels[None], torch.tensor([[20, 14]]), 12, 0.875)
+        view = centre_views(pixels[None], torch.tensor([[20, 14]]), 96, 0.875)
         torch.testing.assert_close(features.values[row], backbone(view)[0].detach(), rtol=1e-5, atol=1e-6)
     assert features.values.shape == (11, 6) and features.values.dtype == torch.float32
     assert features.labels is not None and images.labels is not None
@@ -49,7 +51,7 @@ def test_backbone_is_left_as_it_was() -> None:
     backbone = small_backbone()
     backbone[1].eval()  # a part frozen by its owner stays frozen, the others go on training
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
-    extract_features(backbone, random_images(), image_size=8)
+    FeatureSettings(8).extract(backbone, random_images(), device=CPU)
     assert [part.training for part in backbone] == [True, False, True, True, True, True]
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
@@ -61,12 +63,12 @@ def test_mode_comes_back_after_an_error() -> None:
 
     backbone = nn.Sequential(small_backbone(), Failing()).train()
     with pytest.raises(RuntimeError, match="no features"):
-        extract_features(backbone, random_images(), image_size=8)
+        FeatureSettings(8).extract(backbone, random_images(), device=CPU)
     assert all(part.training for part in backbone.modules())
 
 
 def test_probe_can_be_trained_on_the_features() -> None:
-    features = extract_features(small_backbone(), random_images(), image_size=8)
+    features = FeatureSettings(8).extract(small_backbone(), random_images(), device=CPU)
     probe = nn.Linear(6, 2)
     probe(features.values).sum().backward()
     assert probe.weight.grad is not None and not features.values.requires_grad
@@ -77,7 +79,7 @@ def test_unreadable_images_are_left_out_and_named(tmp_path: Path) -> None:
         Image.new("RGB", (16, 16), (50 * number, 10, 200)).save(tmp_path / f"{number}.png")
     (tmp_path / "2.png").write_bytes(b"this is no picture")
     source = open_data(str(tmp_path)).train
-    features = extract_features(small_backbone(), source, image_size=8, batch_size=2)
+    features = FeatureSettings(8).extract(small_backbone(), source, batch_size=2, device=CPU)
     assert features.samples.tolist() == [0, 1, 3, 4]
     assert len(features) == len(features.values) == 4
     assert len(features.skipped) == 1 and "2.png" in next(iter(features.skipped))
@@ -87,16 +89,17 @@ def test_unreadable_images_are_left_out_and_named(tmp_path: Path) -> None:
 
 def test_bfloat16_is_close_to_float32_and_stored_as_float32() -> None:
     images = random_images()
-    single = extract_features(small_backbone(), images, image_size=12)
-    half = extract_features(small_backbone(), images, image_size=12, precision=torch.bfloat16)
+    single = FeatureSettings(12).extract(small_backbone(), images, device=CPU)
+    half = FeatureSettings(12).extract(small_backbone(), images, precision=torch.bfloat16, device=CPU)
     assert half.values.dtype == torch.float32
     assert not torch.equal(half.values, single.values)
     torch.testing.assert_close(half.values, single.values, rtol=0.05, atol=0.02)
 
 
-def test_pixel_features_are_the_flattened_views() -> None:
+def test_small_views_are_not_cropped_and_normalised_as_asked() -> None:
     images = random_images()
-    features = pixel_features(images, image_size=10, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+    shown = FeatureSettings(10, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    features = shown.extract(nn.Flatten(), images, device=CPU)
     sizes = torch.tensor([[20, 14]]).expand(11, 2)
     views = centre_views(images.pixels, sizes, 10, 1.0, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     torch.testing.assert_close(features.values, views.flatten(1))
@@ -106,6 +109,6 @@ def test_pixel_features_are_the_flattened_views() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_gpu_agrees_with_the_cpu() -> None:
     images = random_images()
-    host = extract_features(small_backbone(), images, image_size=12)
-    device = extract_features(small_backbone(), images, image_size=12, device="cuda")
+    host = FeatureSettings(12).extract(small_backbone(), images, device=CPU)
+    device = FeatureSettings(12).extract(small_backbone(), images, device=torch.device("cuda"))
     torch.testing.assert_close(host.values, device.values, rtol=1e-3, atol=1e-3)

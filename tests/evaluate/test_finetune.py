@@ -1,7 +1,6 @@
 """Fine-tuning: learning rates by layer, few labels, and a stop that changes nothing."""
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -14,12 +13,14 @@ from jcl.core.encoder import build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune import backbone_parts, finetune_optimiser, finetune_settings, usual_batch_size
 from jcl.evaluate.finetune_folder import FinetuneFolder
-from jcl.evaluate.supervised import Classifier, SupervisedTraining
+from jcl.evaluate.supervised import Classifier
 from jcl.exchange import BackboneInfo, load_backbone, save_backbone
 from jcl.finetuning import finetune, load_classifier, resume_finetuning
 from jcl.train.checkpoint import list_checkpoints
+from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
+from supervised_tools import same_tensors, stop_after, untrained_weights
 
 QUIET = Console(quiet=True)
 SHORT = {"epochs": 3, "batch_size": 8, "device": "cpu", "workers": 0, "console": QUIET}
@@ -27,12 +28,7 @@ SHORT = {"epochs": 3, "batch_size": 8, "device": "cpu", "workers": 0, "console":
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory) -> Path:
-    """An untrained backbone in a file."""
-    torch.manual_seed(0)
-    file = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
-    info = BackboneInfo("tiny_cnn", "imagenet", 16, 128, IMAGENET_MEAN, IMAGENET_STD)
-    save_backbone(build_backbone("tiny_cnn")[0], info, file)
-    return file
+    return untrained_weights(tmp_path_factory.mktemp("weights") / "tiny.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -46,19 +42,6 @@ def settings(**changes):
     return finetune_settings(values | changes, "the test")
 
 
-def stop_after(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
-    """A real signal, sent at the end of a step."""
-    learn = SupervisedTraining.learn
-
-    def learn_then_stop(self, batch):
-        figures = learn(self, batch)
-        if self.progress.step + 1 == step:
-            os.kill(os.getpid(), number)
-        return figures
-
-    patch.setattr(SupervisedTraining, "learn", learn_then_stop)
-
-
 def assert_same(folder: FinetuneFolder, other: FinetuneFolder) -> None:
     for name in ("backbone_file", "classifier_file"):
         assert same_tensors(getattr(folder, name), getattr(other, name))
@@ -67,11 +50,6 @@ def assert_same(folder: FinetuneFolder, other: FinetuneFolder) -> None:
         assert {k: v for k, v in one.items() if k not in clock} == {k: v for k, v in two.items() if k not in clock}
     assert without_clock(folder) == without_clock(other)
     assert same_tensors(*(list_checkpoints(each.checkpoints)[-1] for each in (folder, other)))
-
-
-def same_tensors(one: Path, two: Path) -> bool:
-    first, second = read_tensors(one)[0], read_tensors(two)[0]
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
 def lines(folder: FinetuneFolder) -> list[dict]:
@@ -226,6 +204,28 @@ def test_finished_work_is_not_done_again(unbroken):
     before = {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()}
     assert resume_finetuning(unbroken.path, workers=0, console=QUIET).summary() == unbroken.summary()
     assert before == {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()}
+
+
+def test_checkpoints_that_are_all_damaged_are_not_trained_over(weights, npz, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            finetune(weights, str(npz), out=tmp_path / "run", **SHORT)
+    (file,) = list_checkpoints(tmp_path / "run/checkpoints")
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"none of the checkpoints in .* is whole"):
+        resume_finetuning(tmp_path / "run", workers=0, console=QUIET)
+
+
+def test_one_process_at_a_time(weights, npz, unbroken, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            finetune(weights, str(npz), out=path, **SHORT)
+    with RunLock(path, warn=print), pytest.raises(RunError, match=r"is being trained by process \d+"):
+        resume_finetuning(path, workers=0, console=QUIET)
+    assert_same(resume_finetuning(path, workers=0, console=QUIET), unbroken)
 
 
 def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path, monkeypatch):

@@ -10,9 +10,9 @@ from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
+from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import crop_and_flip, training_batches
 from jcl.evaluate.linear_paper import check_frozen, paper_probe, paper_settings, probe_optimiser, state_of
-from jcl.evaluate.online import FeatureSettings
 from jcl.evaluate.supervised import Classifier, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.train.schedule import learning_rate
@@ -111,13 +111,13 @@ def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
 def test_it_learns_and_the_seed_fixes_the_figures(task, backbone):
     train = paper_settings(lr=1.0, epochs=10, batch_size=16)
     before = state_of(backbone)
-    first, again = (paper_probe(backbone, 128, SHOWN, task, train, device=CPU, console=QUIET) for _ in range(2))
+    first, again = (paper_probe(backbone, 128, SHOWN, task, train, device=CPU, console=QUIET)[0] for _ in range(2))
     assert first == again and first.top1 > 80 and first.top5 == 100 and first.images == 30
     check_frozen(before, backbone)
 
 
 def test_a_batch_larger_than_the_data_takes_all_of_it(task, backbone):
-    found = paper_probe(backbone, 128, SHOWN, task, paper_settings(lr=1.0, epochs=2), device=CPU, console=QUIET)
+    found, _ = paper_probe(backbone, 128, SHOWN, task, paper_settings(lr=1.0, epochs=2), device=CPU, console=QUIET)
     assert found.images == 30
 
 
@@ -158,7 +158,7 @@ def test_a_loss_that_is_not_finite_stops_training(task, backbone):
 def test_a_gpu_learns_too_and_never_waits_within_an_epoch(task, backbone, compiled):
     train = paper_settings(lr=1.0, epochs=10, batch_size=16, compiled=compiled)
     device = torch.device("cuda")
-    assert paper_probe(backbone, 128, SHOWN, task, train, device=device, console=QUIET).top1 > 80
+    assert paper_probe(backbone, 128, SHOWN, task, train, device=device, console=QUIET)[0].top1 > 80
     network = Classifier(backbone, 128, 3, frozen=True, seed=0).to(device)
     with training_batches(task.train, SHOWN, train, device=device, workers=0) as loader:
         training = SupervisedTraining(

@@ -16,14 +16,15 @@ from jcl.studies.cells import (
     Axis,
     Cell,
     base_settings,
+    each_alone,
     grid,
     parse_axis,
     parse_seeds,
     refuse_repeated,
     shared_values,
-    written,
 )
 from jcl.studies.relevance import refuse_ignored
+from jcl.train.json_object import written
 
 
 def build(own: Mapping[str, Any]) -> Settings:
@@ -95,6 +96,29 @@ def test_a_grid_has_every_combination_once_and_the_first_seed_first():
     assert len({cell.name for cell in cells}) == 12
     assert cells[0].name.startswith("num_keys-1-temperature-0.1-seed-0-")
     assert cells[0].words == "num_keys 1, temperature 0.1, seed 0"
+
+
+KEYS, TEMPERATURE = "method.num_keys", "method.temperature"
+
+
+def test_alone_each_axis_is_varied_around_a_centre_that_all_share_once():
+    axes = [Axis(KEYS, (1, 5)), Axis(TEMPERATURE, (0.1, "0.3", 0.5))]
+    cells = each_alone(axes, (0, 7), lambda own: build({TEMPERATURE: 0.3} | dict(own)))
+    around = [(5, 0.3), (1, 0.3), (5, 0.1), (5, 0.5)]  # the centre, with the recipe's 5 keys, comes first
+    assert [(tuple(cell.values.values()), cell.seed) for cell in cells] == [
+        (values, seed) for seed in (0, 7) for values in around
+    ]
+    assert all(cell.settings.method.temperature == cell.values[TEMPERATURE] for cell in cells)
+    assert {cell.name for cell in cells} <= {
+        cell.name for cell in grid([Axis(KEYS, (1, 5)), Axis(TEMPERATURE, (0.1, 0.3, 0.5))], (0, 7), build)
+    }
+
+
+def test_a_value_that_changes_another_axis_cannot_be_tried_alone():
+    axes = [Axis("method.name", ("jcl", "moco-v1")), Axis("train.lr", (0.1,)), Axis(TEMPERATURE, (0.1,))]
+    with pytest.raises(SettingsError, match=r"method moco-v1 cannot be tried alone.*makes method.temperature 0.07"):
+        each_alone(axes, (0,), build)
+    assert len(each_alone(axes[:2], (0,), build)) == 3
 
 
 def test_equal_values_are_one_cell_and_the_order_of_axes_does_not_matter():
@@ -169,6 +193,9 @@ def test_a_setting_given_twice():
     with pytest.raises(SettingsError, match="both with --over and as 5"):
         refuse_repeated([axis], {"method.num_keys": 5})
     refuse_repeated([axis], {"method.temperature": 0.1})
+    refuse_repeated([axis], {"method.num_keys": 5}, alone=True)  # for the cells of the others
+    with pytest.raises(SettingsError, match="given twice"):
+        refuse_repeated([axis, axis], {}, alone=True)
 
 
 def test_what_cells_share_leaves_out_axes_seeds_and_how_a_run_is_carried_out():

@@ -107,7 +107,8 @@ def ablate(
     """
     values = given_values(locals(), settings)
     from jcl.ablating import ablate as run_ablation
-    from jcl.ablating import plan_ablation, prepare
+    from jcl.ablating import prepare
+    from jcl.ablation_plan import plan_ablation
     from jcl.studies.cells import parse_axis, parse_seeds, refuse_repeated
 
     def build(own: Mapping[str, Any]) -> Settings:
@@ -157,8 +158,10 @@ def _engine(
     choice: EngineChoice, device: str, at_once: int, address: str | None, gpus: float | None, cpus: float | None
 ) -> Iterator[Engine]:
     from jcl.studies.local_engine import local_engine, local_slots
+    from jcl.train.runtime import choose_device
 
     if choice is EngineChoice.local:
+        choose_device(device)  # says so where there is no such device
         yield local_engine(local_slots(device, at_once))
         return
     from jcl.studies.ray_engine import joined_cluster, ray_engine, usual_share
@@ -171,7 +174,8 @@ def _engine(
 
 def _print(found: Ablation) -> None:
     from jcl.studies.ablation import best_of
-    from jcl.studies.cells import described, short_name, written
+    from jcl.studies.cells import described, short_name
+    from jcl.train.json_object import written
 
     if not any(point.results or point.failed for point in found.points):
         return

@@ -15,7 +15,7 @@ from jcl.cli.printing import say, write_json
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from jcl.measure import LinearReport
+    from jcl.probing import LinearReport
 
 WorkersOption = Annotated[
     int | None, typer.Option(min=0, help="Processes that decode images (default: one a CPU core).")
@@ -96,13 +96,17 @@ def linear(
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the backbone (paper; pays in long runs).")
     ] = False,
+    out_folder: Annotated[
+        Path | None,
+        typer.Option("--out", help="Folder to keep checkpoints in (paper); the same command again then goes on."),
+    ] = None,
     json_file: JsonOption = None,
 ) -> None:
     """Measure frozen features by a linear classifier.
 
     Test labels are looked at once, at the end: whatever is chosen is chosen on a part of the training images.
     """
-    from jcl.measure import measure_linear
+    from jcl.probing import measure_linear
 
     report = measure_linear(
         weights,
@@ -117,6 +121,7 @@ def linear(
         seed=seed,
         least_crop=least_crop,
         compiled=compiled,
+        out=out_folder,
         console=err,
     )
     figures = report.figures
@@ -126,6 +131,8 @@ def linear(
         figures = figures | {
             f"linear_top1_{name}": top1 for name, top1 in zip(report.class_names, report.scores.class_top1, strict=True)
         }
+    if out_folder is not None:
+        say(f"Everything is in {out_folder}.")
     write_json(figures, json_file)
 
 

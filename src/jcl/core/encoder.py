@@ -121,7 +121,7 @@ def _fitting(name: str, image_size: int) -> Iterator[None]:
     """Networks refuse sizes they cannot take in ways of their own; a person gets one sentence."""
     try:
         yield
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise SettingsError(
             f"the backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
             "choose another views.image_size or another backbone."
@@ -129,7 +129,7 @@ def _fitting(name: str, image_size: int) -> Iterator[None]:
 
 
 def _unknown_backbone(name: str, timm_names: list[str]) -> str:
-    known = [*OWN_BACKBONES, *torchvision.models.list_models(torchvision.models), *timm_names]
+    known = {*OWN_BACKBONES, *torchvision.models.list_models(torchvision.models), *timm_names}  # many are in both
     nearest = difflib.get_close_matches(name.removeprefix("timm/"), known, n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
     return f"there is no backbone called {name!r} in torchvision or timm; {hint}"

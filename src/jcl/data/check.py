@@ -1,7 +1,6 @@
 """A look at every image before a long run: what there is, what cannot be read, what is there twice."""
 
 import hashlib
-import os
 import statistics
 import time
 from collections import Counter
@@ -9,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from jcl.cores import cpu_cores
 from jcl.data.decoding import open_image
 from jcl.data.folder import FolderImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
@@ -78,7 +78,7 @@ def check_data(data: ImageData, threads: int | None = None) -> DataReport:
     splits, digests = {}, {}
     for split, source in sources.items():
         started = time.perf_counter()
-        with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+        with ThreadPoolExecutor(threads or cpu_cores()) as pool:
             looks = list(pool.map(lambda index, source=source: _look(source, index), range(len(source))))
         splits[split] = _report(source, looks, (time.perf_counter() - started) / len(source))
         digests[split] = {look.digest: look.name for look in looks if look.reason is None}

@@ -23,6 +23,15 @@ KEPT_BYTES: Final = 2 * 1024**3
 """Decoded images are kept in memory from the first epoch on where all of them take no more than this."""
 
 
+def refuse_large_batch(source: ImageSource, batch_size: int) -> None:
+    """Raise where not even one batch can be had."""
+    if batch_size > len(source):
+        raise DataError(
+            f"A batch of {batch_size} images is larger than the data ({source.description}); use a batch size of "
+            f"at most {len(source)}."
+        )
+
+
 class BatchLoader:
     """Endless epochs of full batches; the last images of an epoch that fill no batch are left out of it.
 
@@ -46,11 +55,7 @@ class BatchLoader:
         ranks: Ranks = ALONE,
         num_keys: int = 1,
     ) -> None:
-        if batch_size > len(source):
-            raise DataError(
-                f"A batch of {batch_size} images is larger than the data ({source.description}); use a batch size of "
-                f"at most {len(source)}."
-            )
+        refuse_large_batch(source, batch_size)
         self.steps_per_epoch = len(source) // batch_size
         self.skipped: dict[str, str] = {}
         self.batch_size = batch_size

@@ -7,7 +7,8 @@ from typing import Final
 
 from jcl.data.arrays import open_npz
 from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
-from jcl.data.drawn import CLASS_NAMES, drawn_objects
+from jcl.data.drawn import drawn_objects
+from jcl.data.drawn_classes import CLASSES
 from jcl.data.folder import open_folder
 from jcl.data.shard_reading import names_shards, open_shards
 from jcl.data.source import ArrayImages, ImageData
@@ -53,14 +54,26 @@ def open_data(
     raise DataError(f"There is no folder, .npz file or data set called {location}{_nearest(location)}.")
 
 
+def whole_location(location: str) -> str:
+    """A folder, a file or a pattern of shards by its whole path, so that it can be opened from anywhere.
+
+    Names of data sets and addresses stay as they are, and so does what does not exist.
+    """
+    path = Path(location).expanduser()
+    if not location or location in KNOWN_SETS:
+        return location
+    relative_pattern = names_shards(location) and ":" not in location and not location.startswith("{")
+    return str(path.resolve()) if path.exists() or relative_pattern else location
+
+
 def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) -> ImageData:
     """The built-in synthetic set: pictures of drawn objects, the first ones to train on and the rest to test with."""
     pixels, labels = drawn_objects(train_count + test_count, seed)
     what = "objects drawn by code (synthetic)"
     return ImageData(
         DEMO_SET,
-        ArrayImages(pixels[:train_count], labels[:train_count], CLASS_NAMES, f"{train_count:,} {what}"),
-        ArrayImages(pixels[train_count:], labels[train_count:], CLASS_NAMES, f"{test_count:,} {what}"),
+        ArrayImages(pixels[:train_count], labels[:train_count], tuple(CLASSES), f"{train_count:,} {what}"),
+        ArrayImages(pixels[train_count:], labels[train_count:], tuple(CLASSES), f"{test_count:,} {what}"),
     )
 
 

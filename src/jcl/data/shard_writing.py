@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 import torch
 from PIL import Image
 
+from jcl.cores import cpu_cores
 from jcl.data.decoding import decode
 from jcl.data.folder import FolderImages
 from jcl.data.shard_description import DESCRIPTION_FILE, ShardSet, write_description
@@ -84,7 +85,7 @@ def write_shards(
     try:
         written, files = {}, {}
         for split, source in sources.items():
-            with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+            with ThreadPoolExecutor(threads or cpu_cores()) as pool:
                 written[split], files[split] = _write_split(
                     source, split, partial, images_per_shard, seed, pool, counted
                 )

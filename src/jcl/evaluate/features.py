@@ -1,7 +1,7 @@
 """Features of every image of a source: one centred view each, through a frozen backbone."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -31,54 +31,107 @@ class Features:
         return len(self.values)
 
 
+@dataclass(frozen=True)
+class FeatureSettings:
+    """How images are shown to a frozen backbone: one centred view each, of `image_size` pixels, normalised."""
+
+    image_size: int
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+    @property
+    def crop_ratio(self) -> float:
+        """Photographs are resized a little larger than the view and cropped, as is usual; small images are not."""
+        return 0.875 if self.image_size >= 96 else 1.0
+
+    def extract(
+        self,
+        backbone: nn.Module,
+        source: ImageSource,
+        *,
+        device: torch.device,
+        precision: torch.dtype = torch.float32,
+        batch_size: int = 256,
+        workers: int = 0,
+        strict: bool = False,
+    ) -> Features:
+        """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
+
+        The backbone is moved to `device` and runs in evaluation mode, so nothing in it changes, and each of its modules
+        gets back the mode it had. `precision` bfloat16 runs it under autocast. Unreadable images are left out; `strict`
+        raises.
+        """
+        skipped: dict[str, str] = {}
+        values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
+        count = 0
+        batches = self.batches(
+            backbone,
+            source,
+            device=device,
+            precision=precision,
+            batch_size=batch_size,
+            workers=workers,
+            skipped=skipped,
+            strict=strict,
+        )
+        for found, found_samples in batches:
+            if count == 0:
+                values = torch.empty(len(source), found.shape[1])
+            values[count : count + len(found)] = found
+            samples[count : count + len(found)] = found_samples
+            count += len(found)
+        values, samples = values[:count], samples[:count]
+        labels = None if source.labels is None else source.labels[samples]
+        return Features(values, labels, samples, skipped)
+
+    def batches(
+        self,
+        backbone: nn.Module,
+        source: ImageSource,
+        *,
+        device: torch.device,
+        precision: torch.dtype,
+        batch_size: int,
+        workers: int,
+        skipped: dict[str, str],
+        strict: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`extract` one batch at a time, for those who do not hold all of them.
+
+        Gives features (n, d), as the backbone made them and where it did, and each row's index in the source (n,).
+        Images that cannot be read are entered into `skipped`.
+        """
+        images = read_all(
+            source,
+            canvas=2 * round(self.image_size / self.crop_ratio),  # twice what the view needs
+            batch_size=batch_size,
+            device=device,
+            workers=workers,
+            strict=strict,
+            skipped=skipped,
+        )
+        shown = (self.image_size, self.crop_ratio, self.mean, self.std)
+        with evaluation_mode(backbone.to(device)):
+            for batch in images:
+                # Inference mode ends before the features are handed on, so that a probe can be trained on them.
+                with torch.inference_mode(), autocast(device, precision):
+                    found = backbone(centre_views(batch.pixels, batch.sizes, *shown))
+                yield found, batch.samples
+
+
 def extract_features(
     backbone: nn.Module,
     source: ImageSource,
     *,
     image_size: int,
-    canvas: int | None = None,
-    crop_ratio: float = 1.0,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    batch_size: int = 256,
+    mean: tuple[float, float, float] = IMAGENET_MEAN,
+    std: tuple[float, float, float] = IMAGENET_STD,
     device: torch.device | str = "cpu",
-    precision: torch.dtype = torch.float32,
     workers: int = 0,
-    strict: bool = False,
 ) -> Features:
-    """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
-
-    The backbone is moved to `device` and runs in evaluation mode, so nothing in it changes, and each of its modules
-    gets back the mode it had. `canvas` is the longest side at which images are decoded (default: twice what the view
-    needs); `precision` bfloat16 runs the backbone under autocast. Unreadable images are left out; `strict` raises.
-    """
-    skipped: dict[str, str] = {}
-    batches = feature_batches(
-        backbone,
-        source,
-        image_size=image_size,
-        canvas=canvas,
-        crop_ratio=crop_ratio,
-        mean=mean,
-        std=std,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        workers=workers,
-        strict=strict,
-        skipped=skipped,
-    )
-    values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
-    count = 0
-    for found, found_samples in batches:
-        if count == 0:
-            values = torch.empty(len(source), found.shape[1])
-        values[count : count + len(found)] = found
-        samples[count : count + len(found)] = found_samples
-        count += len(found)
-    values, samples = values[:count], samples[:count]
-    labels = None if source.labels is None else source.labels[samples]
-    return Features(values, labels, samples, skipped)
+    """Features of all images in one call, for loops of one's own; `FeatureSettings.extract` says more."""
+    shown = FeatureSettings(image_size, mean, std)
+    return shown.extract(backbone, source, device=torch.device(device), workers=workers)
 
 
 def extract_over_ranks(extract: Callable[[ImageSource], Features], source: ImageSource, ranks: Ranks) -> Features:
@@ -92,70 +145,6 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     found = extract(part_of(source, own))
     values, samples = ranks.gather_all(found.values), ranks.gather_all(own[found.samples])
     return Features(values, None if source.labels is None else source.labels[samples], samples, found.skipped)
-
-
-def feature_batches(
-    backbone: nn.Module,
-    source: ImageSource,
-    *,
-    image_size: int,
-    canvas: int | None = None,
-    crop_ratio: float = 1.0,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    batch_size: int = 256,
-    device: torch.device | str = "cpu",
-    precision: torch.dtype = torch.float32,
-    workers: int = 0,
-    strict: bool = False,
-    skipped: dict[str, str] | None = None,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """`extract_features` one batch at a time, for those who do not hold all of them.
-
-    Gives features (n, d), as the backbone made them and where it did, and each row's index in the source (n,). Images
-    that cannot be read are entered into `skipped`.
-    """
-    target = torch.device(device)
-    batches = read_all(
-        source,
-        canvas=canvas or 2 * round(image_size / crop_ratio),
-        batch_size=batch_size,
-        device=target,
-        workers=workers,
-        strict=strict,
-        skipped=skipped,
-    )
-    with evaluation_mode(backbone.to(target)):
-        for batch in batches:
-            # Inference mode ends before the features are handed on, so that a probe can be trained on them.
-            with torch.inference_mode(), autocast(target, precision):
-                found = backbone(centre_views(batch.pixels, batch.sizes, image_size, crop_ratio, mean, std))
-            yield found, batch.samples
-
-
-def pixel_features(
-    source: ImageSource,
-    *,
-    image_size: int,
-    canvas: int | None = None,
-    crop_ratio: float = 1.0,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-    batch_size: int = 256,
-    device: torch.device | str = "cpu",
-) -> Features:
-    """The normalised pixels of the centred views themselves, (n, 3 * image_size^2): what a backbone has to beat."""
-    return extract_features(
-        nn.Flatten(),
-        source,
-        image_size=image_size,
-        canvas=canvas,
-        crop_ratio=crop_ratio,
-        mean=mean,
-        std=std,
-        batch_size=batch_size,
-        device=device,
-    )
 
 
 @contextlib.contextmanager

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from torch import nn
 
-from jcl.errors import SettingsError
 from jcl.evaluate.label_subset import LabelAmount, label_amount
 from jcl.evaluate.supervised import Classifier
-from jcl.settings import Positive, Section, Share, TrainSettings
+from jcl.settings import Positive, Section, Share, TrainSettings, validated
 
 _LEAST_PARTS = 4
 _LARGEST_BATCH = 128
@@ -48,15 +47,8 @@ class FinetuneSettings(Section):
 
 
 def finetune_settings(values: dict[str, Any], origin: str) -> FinetuneSettings:
-    """Validate nested values; the first problem becomes a sentence that names `origin` and the value."""
-    try:
-        return FinetuneSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(
-            f"In {origin} the value {first['input']!r} of {name} does not work: {first['msg'].lower()}."
-        ) from None
+    """Validate nested values; every problem becomes a sentence that names `origin` and the key."""
+    return validated(FinetuneSettings, values, origin)
 
 
 def usual_batch_size(images: int) -> int:

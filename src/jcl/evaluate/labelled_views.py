@@ -7,7 +7,7 @@ from torch import nn
 
 from jcl.data import BatchLoader, ImageSource
 from jcl.evaluate.classification import ClassificationTask, Scores, scores
-from jcl.evaluate.online import FeatureSettings
+from jcl.evaluate.features import FeatureSettings
 from jcl.settings import TrainSettings
 from jcl.train.runtime import choose_precision
 from jcl.views import ViewRecipe

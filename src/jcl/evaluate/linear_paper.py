@@ -11,12 +11,15 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.evaluate.classification import ClassificationTask, Scores, positions
-from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip, judge, training_batches
-from jcl.evaluate.online import FeatureSettings
-from jcl.evaluate.supervised import Classifier, SupervisedTraining
-from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.evaluate.classification import ClassificationTask, Scores
+from jcl.evaluate.classifier_training import ClassifierTraining, train_and_judge
+from jcl.evaluate.features import FeatureSettings
+from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip
+from jcl.evaluate.probe_folder import ProbeFolder
+from jcl.evaluate.supervised import Classifier
 from jcl.settings import TrainSettings, settings_from
+from jcl.train.checkpoint import Progress
+from jcl.train.runtime import on_device
 
 PAPER_LR = 30.0
 PAPER_EPOCHS = 100
@@ -60,25 +63,34 @@ def paper_probe(
     workers: int = 0,
     least_crop: float = USUAL_LEAST_CROP,
     console: Console | None = None,
-) -> Scores:
-    """Train the layer on the task's training images and judge it on its test images, after the last epoch."""
-    network = Classifier(backbone, feature_width, len(task.classes), frozen=True, seed=train.seed).to(device)
-    if device.type == "cuda":
-        network.to(memory_format=torch.channels_last)
+    folder: ProbeFolder | None = None,
+    resumed: bool = False,
+) -> tuple[Scores, Progress]:
+    """Train the layer on the task's training images and judge it on its test images, after the last epoch.
+
+    With a `folder` it writes checkpoints there, from the newest of which it goes on where it is `resumed`, and at the
+    end the layer.
+    """
+    network = Classifier(backbone, feature_width, len(task.classes), frozen=True, seed=train.seed)
+    network = on_device(network, device)
     before = state_of(backbone)
-    assert task.train.labels is not None
-    with training_batches(task.train, shown, train, device=device, workers=workers) as loader:
-        SupervisedTraining(
-            network=network,
-            optimiser=probe_optimiser(network, train),
-            loader=loader,
-            targets=positions(task.train.labels, task.classes).to(device),
-            recipe=crop_and_flip(shown, least_crop=least_crop),
-            train=train,
-            display=SupervisedDisplay(console or Console(stderr=True), "linear probe"),
-        ).run()
+    training = ClassifierTraining(
+        title="linear probe",
+        network=network,
+        optimiser=probe_optimiser(network, train),
+        task=task,
+        labelled=task.train,
+        shown=shown,
+        recipe=crop_and_flip(shown, least_crop=least_crop),
+        train=train,
+        device=device,
+        workers=workers,
+    )
+    scores, progress = train_and_judge(training, console or Console(stderr=True), folder, resumed=resumed)
     check_frozen(before, backbone)
-    return judge(network, task, shown, train, device=device, workers=workers)
+    if folder is not None:
+        folder.save_classifier(network.fc, task.class_names)
+    return scores, progress
 
 
 def probe_optimiser(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:

@@ -3,55 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from jcl.data import ImageData, ImageSource
-from jcl.evaluate.features import Features, extract_features, extract_over_ranks
+from jcl.evaluate.features import Features, FeatureSettings, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings
 from jcl.train.runtime import choose_precision
-
-
-@dataclass(frozen=True)
-class FeatureSettings:
-    """How images are shown to a frozen backbone."""
-
-    image_size: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    @property
-    def crop_ratio(self) -> float:
-        """Photographs are resized a little larger than the view and cropped, as is usual; small images are not."""
-        return 0.875 if self.image_size >= 96 else 1.0
-
-    def extract(
-        self,
-        backbone: nn.Module,
-        source: ImageSource,
-        *,
-        device: torch.device,
-        precision: torch.dtype = torch.float32,
-        batch_size: int = 256,
-        workers: int = 0,
-    ) -> Features:
-        """Features of all images of a source, shown this way."""
-        return extract_features(
-            backbone,
-            source,
-            image_size=self.image_size,
-            crop_ratio=self.crop_ratio,
-            mean=self.mean,
-            std=self.std,
-            batch_size=batch_size,
-            device=device,
-            precision=precision,
-            workers=workers,
-        )
 
 
 def online_knn(

@@ -10,7 +10,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.evaluate.training_folder import TrainingFolder
 from jcl.randomness import generator, hash_words
 from jcl.settings import TrainSettings
 from jcl.train.checkpoint import Progress, save_checkpoint
@@ -57,6 +57,11 @@ class Classifier(nn.Module):
             logits: Tensor = self.fc(features.float())
         return logits
 
+    @property
+    def learned(self) -> nn.Module:
+        """What training changes, and so what a checkpoint has to hold."""
+        return self.fc if self.frozen else self
+
     def train(self, mode: bool = True) -> Classifier:
         super().train(mode)
         if self.frozen:
@@ -66,11 +71,10 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class SupervisedFiles:
-    """Where a loop that can be resumed keeps its state; `how_to_resume` is the command that does so."""
+    """Where a loop that can be resumed keeps its state, and its figures."""
 
-    checkpoints: Path
+    folder: TrainingFolder
     record: Record
-    how_to_resume: str
 
 
 @dataclass
@@ -114,11 +118,10 @@ class SupervisedTraining:
             for epoch in range(self.progress.step // steps, epochs):
                 for batch in self.loader.epoch(epoch, start=self.progress.step % steps):
                     self.advance(batch)
-                    if stop.requested and self.progress.step % steps:
+                    last = self.progress.step == steps * epochs
+                    self.save_if_due(last=last)
+                    if stop.requested and not last:
                         self.leave(stop.signal_name)
-                self.finish_epoch(last=epoch + 1 == epochs)
-                if stop.requested and epoch + 1 < epochs:
-                    self.leave(stop.signal_name)
         self.display.say_skipped(self.loader.skipped)
 
     def advance(self, batch: ImageBatch) -> None:
@@ -182,14 +185,16 @@ class SupervisedTraining:
         self.display.show(epoch, figures)
         self.stop_unless_finite()
 
-    def finish_epoch(self, *, last: bool) -> None:
+    def save_if_due(self, *, last: bool) -> None:
         if self.files is not None and (last or time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS):
             self.save(self.files)
 
     def save(self, files: SupervisedFiles) -> None:
         self.stop_unless_finite()
         self.lap()
-        save_checkpoint(files.checkpoints, self.network, self.optimiser, self.progress, _KEPT_CHECKPOINTS)
+        save_checkpoint(
+            files.folder.checkpoints, self.network.learned, self.optimiser, self.progress, _KEPT_CHECKPOINTS
+        )
         self._saved_at = time.perf_counter()
 
     def leave(self, signal_name: str) -> None:
@@ -197,7 +202,7 @@ class SupervisedTraining:
         self.save(self.files)
         raise Interrupted(
             f"{signal_name} received: training stopped after step {self.progress.step} and is saved; "
-            f"continue it with `{self.files.how_to_resume}`."
+            f"{self.files.folder.how_to_resume}."
         )
 
     def stop_unless_finite(self) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from jcl.evaluate.features import FeatureSettings
 from jcl.settings import Settings
 from jcl.train.atomic import write_atomically
 
@@ -25,6 +28,11 @@ class BackboneInfo:
     feature_width: int
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
+
+    @property
+    def shown(self) -> FeatureSettings:
+        """How images are shown to the network when its features are measured."""
+        return FeatureSettings(self.image_size, self.mean, self.std)
 
     def to_text(self) -> str:
         """As JSON, the form in which every file that can carry text carries it."""
@@ -69,6 +77,15 @@ def save_backbone(backbone: nn.Module, info: BackboneInfo, path: Path) -> None:
 def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
     """The network's parameters and buffers by name, on the CPU and laid out plainly."""
     return {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
+
+
+def weights_digest(backbone: nn.Module) -> str:
+    """A fingerprint of all weights and statistics of a network."""
+    digest = hashlib.sha256()
+    for name, value in sorted(backbone.state_dict().items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _triple(values: list[float]) -> tuple[float, float, float]:

@@ -32,6 +32,7 @@ def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
 
 def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> Recognised:
     """As `load_backbone`, with an account of what the file held."""
+    path = path.expanduser()
     if not path.exists():
         raise RunError(f"there is no run or weights file at {path}.")
     folder = RunFolder(path)

@@ -12,7 +12,6 @@ from safetensors.torch import save
 from torch import nn
 
 from jcl.errors import RunError, SettingsError
-from jcl.evaluate.online import FeatureSettings
 from jcl.exchange.backbone_file import FORMAT, BackboneInfo, weights_of
 from jcl.exchange.counterparts import in_timm, in_torchvision, same_features
 from jcl.exchange.detectron2_file import detectron2_configuration, detectron2_content, detectron2_name
@@ -87,7 +86,7 @@ def for_onnx(parcel: Parcel) -> Packed:
 def for_hub(parcel: Parcel) -> Packed:
     """A folder that `timm.create_model("local-dir:...")` opens, tried with timm before it is written."""
     name, info = _timm_name(parcel), parcel.info
-    config = hub_config(name, info, FeatureSettings(info.image_size, info.mean, info.std).crop_ratio)
+    config = hub_config(name, info, info.shown.crop_ratio)
     files = {
         WEIGHTS: _as_safetensors(parcel),
         CARD: model_card(name, info, parcel.source).encode(),

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from jcl.report import style
 from jcl.studies.ablation import is_number
-from jcl.studies.cells import written
+from jcl.train.json_object import written
 
-_LEAST_GAP: Final = 0.045  # between neighbouring values, as a share of the axis; with less their labels touch
+HALF_A_FIGURE: Final = 4.3  # inches, of an axis that has another beside it
+_LETTER: Final = 0.072  # inches, of a label's letters
+_BETWEEN_LABELS: Final = 0.08  # inches, at least
+_ROOM: Final = 0.05  # at either end of an axis, as a share of what its values span
 
 
 class Places:
-    """Where values lie on an axis: to scale, or on a logarithmic one, or evenly where neither tells them apart."""
+    """Where values lie on an axis: to scale, or on a logarithmic one, or evenly where in both their labels would touch.
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    `inches` is how long the axis is.
+    """
+
+    def __init__(self, values: Sequence[Any], inches: float = HALF_A_FIGURE) -> None:
         distinct: list[Any] = []
         for value in values:
             if value not in distinct:
@@ -28,9 +34,11 @@ class Places:
         self.ordered = all(is_number(value) for value in distinct)
         self._values = sorted(distinct) if self.ordered else distinct
         self.even, self.logarithmic = False, False
-        if self.ordered and _told_apart(self._values):
+        labels = [written(value) for value in self._values]
+        if self.ordered and _told_apart(self._values, labels, inches):
             return
-        self.logarithmic = self.ordered and min(self._values) > 0 and _told_apart(list(map(math.log, self._values)))
+        positive = self.ordered and min(self._values) > 0
+        self.logarithmic = positive and _told_apart(list(map(math.log, self._values)), labels, inches)
         self.even = not self.logarithmic
 
     def of(self, value: Any) -> float:
@@ -47,7 +55,7 @@ class Places:
     @property
     def _room(self) -> float:
         span = self.of(self._values[-1]) - self.of(self._values[0])
-        return 0.05 * span if self.ordered and span > 0 else 0.5
+        return _ROOM * span if self.ordered and span > 0 else 0.5
 
     def dress(self, axes: Axes, label: str) -> None:
         """Tick the values themselves."""
@@ -62,8 +70,13 @@ class Places:
         axes.set_xlabel(text, color=style.MUTED, fontsize=style.SIZES["label"] + 0.5, labelpad=4, parse_math=False)
 
 
-def _told_apart(places: Sequence[float]) -> bool:
+def _told_apart(places: Sequence[float], labels: Sequence[str], inches: float) -> bool:
+    """Whether neighbouring labels, in the order of their places, leave some paper between them."""
     if len(places) < 2:
         return True
-    gaps = np.diff(np.asarray(places, dtype=np.float64))
-    return bool(gaps.min() >= _LEAST_GAP * (places[-1] - places[0]))
+    scale = inches / ((1 + 2 * _ROOM) * (places[-1] - places[0]))
+    for (place, label), (next_place, next_label) in itertools.pairwise(zip(places, labels, strict=True)):
+        letters = (len(label) + len(next_label)) / 2
+        if (next_place - place) * scale < letters * _LETTER + _BETWEEN_LABELS:
+            return False
+    return True

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jcl.studies.ablation_folder import CellRecord
-from jcl.studies.cells import short_name, written
+from jcl.studies.cells import short_name
+from jcl.train.json_object import written
 
 MEASURED = ("linear_top1", "knn_top1")
 """The figures that are drawn and tabulated."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Any
 
 from jcl.errors import RunError
 from jcl.settings import settings_from
-from jcl.studies.cells import Cell, written
-from jcl.train.atomic import write_atomically
-
-_NAMED_DIFFERENCES = 3
+from jcl.studies.cells import Cell
+from jcl.train.json_object import named_differences, read_object, write_object
 
 
 class CellFolder:
@@ -35,7 +32,7 @@ class CellFolder:
                 "seed": cell.seed,
                 "settings": cell.settings.model_dump(mode="json"),
             }
-            write_atomically(self.plan_file, _lines(planned))
+            write_object(self.plan_file, planned)
 
     def cell(self) -> Cell:
         planned = read_object(self.plan_file)
@@ -55,12 +52,12 @@ class CellFolder:
 
     def finish(self, figures: Mapping[str, Any]) -> None:
         """Write the figures: the last thing that happens in a cell."""
-        write_atomically(self.result_file, _lines(figures))
+        write_object(self.result_file, figures)
 
     def fail(self, sentence: str) -> None:
         """Write down why there will be no figures; where not even that can be written, it is only said."""
         with contextlib.suppress(RunError):
-            write_atomically(self.failure_file, _lines({"error": sentence}))
+            write_object(self.failure_file, {"error": sentence})
 
     def forget_failure(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -99,24 +96,18 @@ class AblationFolder:
         self._refuse_differences(begun, study)
 
     def _refuse_differences(self, begun: Mapping[str, Any], study: Mapping[str, Any]) -> None:
-        differences = []
-        for part in ("settings", "data"):
-            before, now = begun.get(part, {}), study[part]
-            for name in {**before, **now}:
-                if before.get(name) != now.get(name):
-                    differences.append(f"{name} = {_shown(before, name)} instead of {_shown(now, name)}")
+        before = begun.get("settings", {}) | begun.get("data", {})
+        differences = named_differences(before, study["settings"] | study["data"])
         if differences:
-            named = ", ".join(differences[:_NAMED_DIFFERENCES])
-            more = len(differences) - _NAMED_DIFFERENCES
             raise RunError(
-                f"the ablation in {self.path} was begun with {named}{f' and {more} more' if more > 0 else ''}; "
+                f"the ablation in {self.path} was begun with {differences}; "
                 "cells that differ in that cannot be compared: give the same, or choose another folder with --out."
             )
 
     def begin(self, study: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Write down the study and its cells, where they are not yet."""
         if not self.study_file.exists():
-            write_atomically(self.study_file, _lines(study))
+            write_object(self.study_file, study)
         for cell in cells:
             self.cell(cell).plan(cell)
 
@@ -127,24 +118,3 @@ class AblationFolder:
         """All cells that were ever planned here."""
         folders = [CellFolder(file.parent) for file in sorted(self.cells.glob("*/cell.json"))]
         return [CellRecord(folder.cell(), folder.result(), folder.failure()) for folder in folders]
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of ours."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{file} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise RunError(f"{file} is damaged: it holds no JSON object; remove it to have it made again.")
-    return content
-
-
-def _lines(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, indent=2).encode() + b"\n"
-
-
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return written(values[name]) if name in values else "nothing"

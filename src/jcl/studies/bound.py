@@ -39,9 +39,6 @@ class Estimate:
     value: Tensor
     influence: Tensor
 
-    def minus(self, other: Estimate) -> Estimate:
-        return Estimate(self.value - other.value, self.influence - other.influence)
-
     def knowing_mean(self, similarities: Tensor, mean: Tensor) -> Estimate:
         """The same figure, less what it owes to the chance by which these s (n, m) miss their known mean (n,)."""
         centred = similarities - similarities.mean(dim=1, keepdim=True)

@@ -14,6 +14,7 @@ import yaml
 
 from jcl.errors import SettingsError
 from jcl.settings import Settings, put, setting_names
+from jcl.train.json_object import written
 
 Build = Callable[[Mapping[str, Any]], Settings]
 """Makes the settings of a cell from the values that are its own, by dotted names."""
@@ -65,13 +66,6 @@ def described(values: Mapping[str, Any]) -> str:
 def short_name(name: str) -> str:
     """A setting's name without its section; the method's is the section's."""
     return "method" if name == "method.name" else name.rpartition(".")[2]
-
-
-def written(value: Any) -> str:
-    """A value as briefly as it can be written without becoming another."""
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def parse_axis(text: str) -> Axis:
@@ -127,9 +121,23 @@ def grid(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]
 
 
 def each_alone(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]:
-    """Each axis by itself, the others at the values that all cells share; these are tried too."""
+    """Each axis by itself, the others at the values that all cells share, the centre; the centre is tried too."""
+    names = [axis.name for axis in axes]
     combinations = [{axis.name: value} for axis in axes for value in axis.values]
-    return _cells([axis.name for axis in axes], [{}, *combinations], seeds, build)
+    for asked in combinations:
+        _refuse_company(asked, names, build)
+    return _cells(names, [{}, *combinations], seeds, build)
+
+
+def _refuse_company(asked: Mapping[str, Any], names: Sequence[str], build: Build) -> None:
+    """Raise where a value brings about another of one of the other axes, as a method may."""
+    centre, found = values_of(build({}), names), values_of(build(asked), names)
+    for name in names:
+        if name not in asked and found[name] != centre[name]:
+            raise SettingsError(
+                f"{described(asked)} cannot be tried alone, because it makes {name} {written(found[name])} instead of "
+                f"{written(centre[name])}; leave one of the two --over out, or --each-alone."
+            )
 
 
 def _cells(

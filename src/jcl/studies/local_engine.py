@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from jcl.cores import cpu_cores
 from jcl.studies.cell_process import SECONDS_BETWEEN_LOOKS, CellProcess, Outcome
 from jcl.train.stop import StopRequest
 
@@ -30,10 +31,9 @@ def local_slots(device: str, at_once: int) -> list[Slot]:
     """`at_once` places on each GPU, where the device is "auto" or "cuda" and there are any, or else in all."""
     gpus = _gpus() if device in ("auto", "cuda") else []
     count = at_once * max(1, len(gpus))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     if count == 1:
         return [Slot()]
-    share = max(1, cores // count)
+    share = max(1, cpu_cores() // count)
     threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share))}
     # Neighbours in the list are on different GPUs, so that a few cells do not share one while others idle.
     return [Slot(threads | ({_VISIBLE: gpus[number % len(gpus)]} if gpus else {}), share) for number in range(count)]

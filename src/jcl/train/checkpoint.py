@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,6 +148,23 @@ def search_checkpoints(folder: Path) -> Search:
         else:
             return Search(path, damaged)
     return Search(None, damaged)
+
+
+def checkpoint_to_resume(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest good checkpoint; says which it is and which ones are passed over for what reason."""
+    found = search_checkpoints(folder)
+    for reason in found.damaged:
+        say(f"Passed over: {reason}")
+    if found.newest is None and found.damaged:
+        raise RunError(
+            f"none of the checkpoints in {folder} is whole; put a good copy of one back, "
+            "or remove them to train from the first step."
+        )
+    if found.newest is None:
+        say(f"No checkpoint in {folder} yet: starting from the first step.")
+    else:
+        say(f"Resuming from {found.newest}.")
+    return found.newest
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

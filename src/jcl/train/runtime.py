@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from jcl.errors import SettingsError
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def choose_device(name: str) -> torch.device:
@@ -25,6 +29,12 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingsError(f"the device {name} was asked for, but there are only {torch.cuda.device_count()} GPUs.")
     return device
+
+
+def on_device(network: Network, device: torch.device) -> Network:
+    """The network moved there; on a GPU in the layout in which tensor cores convolve."""
+    network.to(device)
+    return network.to(memory_format=torch.channels_last) if device.type == "cuda" else network
 
 
 def choose_precision(wanted: str, device: torch.device) -> torch.dtype:

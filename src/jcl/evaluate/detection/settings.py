@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from jcl.errors import SettingsError
-from jcl.settings import Auto, NotNegative, Positive, PositiveInt, Section, Triple
+from jcl.settings import Auto, NotNegative, Positive, PositiveInt, Section, Triple, validated
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]
@@ -81,14 +80,8 @@ class DetectionSettings(Section):
 
 
 def detection_settings(values: dict[str, Any], origin: str) -> DetectionSettings:
-    """Validate nested values; the first problem becomes a sentence that names `origin` and the value."""
-    try:
-        return DetectionSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"])
-        what = f"the value {first['input']!r} of {name} does not work: " if name else ""
-        raise SettingsError(f"In {origin} {what}{first['msg'].removeprefix('Value error, ').lower()}.") from None
+    """Validate nested values; every problem becomes a sentence that names `origin` and the key."""
+    return validated(DetectionSettings, values, origin)
 
 
 def scaled_lr(batch_size: int) -> float:

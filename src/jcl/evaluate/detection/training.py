@@ -139,7 +139,7 @@ class DetectionTraining:
         self.finish()
         raise Interrupted(
             f"{signal_name} received: training stopped after iteration {self.progress.step:,} and is saved; "
-            f"continue it with `{self.how_to_resume}`."
+            f"{self.how_to_resume}."
         )
 
     def stop_unless_finite(self) -> None:

@@ -1,0 +1,77 @@
+"""A classifier from labelled images to its scores, from wherever its folder says that it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from jcl.data import ImageSource
+from jcl.evaluate.classification import ClassificationTask, Scores, positions
+from jcl.evaluate.features import FeatureSettings
+from jcl.evaluate.labelled_views import judge, training_batches
+from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTraining
+from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.evaluate.training_folder import TrainingFolder
+from jcl.settings import TrainSettings
+from jcl.speech import tell
+from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
+from jcl.train.record import Record
+from jcl.views import ViewRecipe
+
+
+@dataclass(frozen=True)
+class ClassifierTraining:
+    """A classifier on its device, and all that its training takes; `title` is what is shown meanwhile.
+
+    It learns from `labelled`, some or all of the task's training images, and is judged by the task's test images.
+    """
+
+    title: str
+    network: Classifier
+    optimiser: torch.optim.Optimizer
+    task: ClassificationTask
+    labelled: ImageSource
+    shown: FeatureSettings
+    recipe: ViewRecipe
+    train: TrainSettings
+    device: torch.device
+    workers: int
+    label_smoothing: float = 0.0
+
+
+def train_and_judge(
+    training: ClassifierTraining, console: Console, folder: TrainingFolder | None = None, *, resumed: bool = False
+) -> tuple[Scores, Progress]:
+    """Train to the last epoch, then judge; without a folder nothing is written and nothing can be resumed."""
+    network, train, device = training.network, training.train, training.device
+    progress = _restored(training, folder, console) if folder is not None and resumed else Progress()
+    assert training.labelled.labels is not None, "a task's training images are labelled"
+    with contextlib.ExitStack() as open_files:
+        files = None
+        if folder is not None:
+            record = Record(folder.path, resumed_at=progress.step, tensorboard=False)
+            files = SupervisedFiles(folder, open_files.enter_context(record))
+        loader = training_batches(training.labelled, training.shown, train, device=device, workers=training.workers)
+        SupervisedTraining(
+            network=network,
+            optimiser=training.optimiser,
+            loader=open_files.enter_context(loader),
+            targets=positions(training.labelled.labels, training.task.classes).to(device),
+            recipe=training.recipe,
+            train=train,
+            display=SupervisedDisplay(console, training.title),
+            label_smoothing=training.label_smoothing,
+            files=files,
+            progress=progress,
+        ).run()
+    return judge(network, training.task, training.shown, train, device=device, workers=training.workers), progress
+
+
+def _restored(training: ClassifierTraining, folder: TrainingFolder, console: Console) -> Progress:
+    checkpoint = checkpoint_to_resume(folder.checkpoints, lambda text: tell(console, text))
+    if checkpoint is None:
+        return Progress()
+    return load_checkpoint(checkpoint, training.network.learned, training.optimiser, training.device)

@@ -1,0 +1,194 @@
+"""Linear probes of a run or a weights file, by either protocol: what `jcl linear` calls."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from jcl.cores import usual_workers
+from jcl.data import ImageSource
+from jcl.data.fingerprint import fingerprint
+from jcl.errors import SettingsError
+from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
+from jcl.evaluate.features import Features
+from jcl.evaluate.labelled_views import USUAL_LEAST_CROP
+from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear_probe
+from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
+from jcl.evaluate.probe_folder import ProbeFolder
+from jcl.exchange.backbone_file import weights_digest
+from jcl.measure import Subject, open_subject
+from jcl.settings import TrainSettings
+from jcl.speech import tell
+
+_DIGEST_LETTERS = 16
+
+
+@dataclass(frozen=True)
+class LinearReport:
+    """What a linear probe found: its scores, the classes they speak of, and the figures by plain names."""
+
+    scores: Scores
+    class_names: tuple[str, ...]
+    figures: dict[str, Any]
+    edges: tuple[str, ...] = ()  # of the grid, where the chosen cell lies at one
+
+
+def measure_linear(
+    weights: Path,
+    location: str | None,
+    *,
+    protocol: Literal["fast", "paper"] = "fast",
+    learning_rates: Sequence[float] = (),
+    weight_decays: Sequence[float] = (),
+    epochs: int | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    least_crop: float = USUAL_LEAST_CROP,
+    compiled: bool = False,
+    out: Path | None = None,
+    console: Console | None = None,
+) -> LinearReport:
+    """The linear probe of a run's or file's frozen features on the data at `location` (default: the run's own).
+
+    `fast` trains a grid of probes on cached features and chooses among them on a part of the training images; `paper`
+    trains one on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
+    `least_crop` of an image's area, 8 % as usual, which leaves little of images of 32 px. With a folder `out` it keeps
+    checkpoints there, and the same call again goes on where it stopped, exactly.
+    """
+    console = console or Console(stderr=True)
+    workers = usual_workers() if workers is None else workers
+    if protocol == "fast":
+        if out is not None:
+            raise SettingsError(
+                "--out is for the paper's probe, which takes long; add --protocol paper or leave it out."
+            )
+        subject = open_subject(weights, location, device)
+        grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
+        return _fast_linear(subject, classification_task(subject.data), grid, epochs, batch_size, workers, seed)
+    if len(learning_rates) > 1 or any(weight_decays):
+        raise SettingsError(
+            "the paper's protocol has one learning rate and no weight decay; "
+            "give one --lr, or use --protocol fast to choose among several."
+        )
+    train = paper_settings(
+        lr=learning_rates[0] if learning_rates else PAPER_LR,
+        epochs=PAPER_EPOCHS if epochs is None else epochs,
+        batch_size=batch_size,
+        seed=seed,
+        compiled=compiled,
+    )
+    subject = open_subject(weights, location, device)
+    probe = _PaperProbe(subject, classification_task(subject.data), train, workers, least_crop, console)
+    return probe.report() if out is None else probe.report_kept_in(ProbeFolder(out), weights)
+
+
+@dataclass(frozen=True)
+class _PaperProbe:
+    """The paper's probe, ready to start."""
+
+    subject: Subject
+    task: ClassificationTask
+    train: TrainSettings
+    workers: int
+    least_crop: float
+    console: Console
+
+    def report(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
+        """Train, from where the folder stands if it is to be resumed, and judge."""
+        subject, task, train = self.subject, self.task, self.train
+        scores, progress = paper_probe(
+            subject.backbone,
+            subject.info.feature_width,
+            subject.shown,
+            task,
+            train,
+            device=subject.device,
+            workers=self.workers,
+            least_crop=self.least_crop,
+            console=self.console,
+            folder=folder,
+            resumed=resumed,
+        )
+        chosen = {"lr": train.lr, "weight_decay": 0.0, "epochs": train.epochs, "train_images": len(task.train)}
+        chosen |= {"least_crop": self.least_crop, "seconds": progress.seconds}
+        return LinearReport(scores, task.class_names, _linear_figures("paper", scores, chosen, task, train.seed))
+
+    def report_kept_in(self, folder: ProbeFolder, weights: Path) -> LinearReport:
+        """The same with checkpoints in a folder: begun there, gone on with, or only read where it has finished."""
+        probe = self.description(weights)
+        folder.refuse_other(probe)
+        with folder.begun(warn=self.say):
+            resumed = folder.begin(probe)
+            if folder.finished:
+                self.say(f"The linear probe in {folder.path} has finished; this is what it found.")
+                return LinearReport(folder.scores(), self.task.class_names, folder.summary())
+            report = self.report(folder, resumed=resumed)
+            folder.write_scores(report.scores)
+            folder.write_summary(report.figures)  # last, because it marks the work as finished
+        return report
+
+    def description(self, weights: Path) -> dict[str, Any]:
+        """All that decides on the figures; weights and data by their names and fingerprints of what they hold."""
+        subject, train, task = self.subject, self.train, self.task
+        network = hashlib.sha256((weights_digest(subject.backbone) + subject.info.to_text()).encode()).hexdigest()
+        return {
+            "weights": f"{weights.resolve().name} ({network[:_DIGEST_LETTERS]})",
+            "data": f"{subject.data.name} ({fingerprint(task.train)}, {fingerprint(task.test)})",
+            "lr": train.lr,
+            "epochs": train.epochs,
+            "batch_size": train.batch_size,
+            "least_crop": self.least_crop,
+            "seed": train.seed,
+        }
+
+    def say(self, text: str) -> None:
+        tell(self.console, text)
+
+
+def _fast_linear(
+    subject: Subject,
+    task: ClassificationTask,
+    grid: ProbeGrid,
+    epochs: int | None,
+    batch_size: int,
+    workers: int,
+    seed: int,
+) -> LinearReport:
+    started = time.perf_counter()
+
+    def features(source: ImageSource) -> Features:
+        return subject.shown.extract(
+            subject.backbone, source, device=subject.device, batch_size=batch_size, workers=workers
+        )
+
+    train, test = features(task.train), features(task.test)
+    assert train.labels is not None and test.labels is not None
+    labelled = (train.values, train.labels, test.values, test.labels)
+    result = linear_probe(*labelled, grid=grid, epochs=epochs, seed=seed, device=subject.device)
+    chosen = {
+        "lr": result.lr,
+        "weight_decay": result.weight_decay,
+        "epochs": result.epochs,
+        "validation_top1": result.validation_top1,
+        "train_images": result.train_images,
+        "seconds": time.perf_counter() - started,
+    }
+    names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
+    figures = _linear_figures("fast", result.scores, chosen, task, seed)
+    return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
+
+
+def _linear_figures(
+    protocol: str, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, seed: int
+) -> dict[str, Any]:
+    found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": protocol}
+    about = {"test_images": scores.images, "test_held_out": task.held_out, "classes": len(task.classes), "seed": seed}
+    return found | chosen | about
