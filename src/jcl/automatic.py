@@ -9,6 +9,7 @@ from typing import Any
 
 from jcl.errors import SettingsError
 from jcl.settings import Settings, with_values
+from jcl.speech import counted
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,15 @@ def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     if facts.ranks_on_machine > 1:
         return max(1, min(16, cores // facts.ranks_on_machine)), f"this rank's share of the {cores} cores, 16 at most"
-    return min(16, cores), f"one per CPU core, 16 at most ({cores} cores here)"
+    return min(16, cores), f"one per CPU core, 16 at most ({counted(cores, 'core')} here)"
 
 
 def _batch_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     largest = 256
     if facts.images < 16:
+        few = "1 image is" if facts.images == 1 else f"{facts.images} images are"
         raise SettingsError(
-            f"{facts.images} images are too few to choose a batch size for; "
+            f"{few} too few to choose a batch size for; "
             "give --batch-size, or better more images (a few hundred at least)."
         )
     batch = min(largest, _power_of_two_below(facts.images // 8))
@@ -151,7 +153,7 @@ def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
         passes *= 2
     if keys / passes > 4:
         return passes, f"no more parts than BN groups ({groups}), so {keys} key views per image take more memory"
-    return passes, f"{keys} key views per image at no more memory than the query takes"
+    return passes, f"{counted(keys, 'key view')} per image at no more memory than the query takes"
 
 
 @dataclass(frozen=True)

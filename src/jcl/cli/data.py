@@ -11,7 +11,7 @@ from rich.table import Table
 from jcl.cli.app import DATA, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
-from jcl.speech import tell
+from jcl.speech import counted, readable_size, tell, typed
 
 if TYPE_CHECKING:
     pass
@@ -78,9 +78,9 @@ def shard(
             progress=progress,
         )
     for name, split in report.splits.items():
-        shards = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
-        say(f"{name}: {split.images:,} images in {shards}, {split.bytes / 2**20:,.1f} MiB")
+        images, shards = counted(split.images, "image"), counted(split.shards, "shard")
+        say(f"{name}: {images} in {shards}, {readable_size(split.bytes)}")
         for image, reason in split.left_out.items():
             tell(err, f"left out {image}: {reason}")
-    say(f"Train on them with: jcl pretrain {out_folder}")
+    say(f"Train on them with: jcl pretrain {typed(out_folder)}")
     write_json(report.as_dict(), json_file)

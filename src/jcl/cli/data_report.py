@@ -10,6 +10,7 @@ from rich.table import Table
 from jcl.cli.app import out
 from jcl.cli.printing import say
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
+from jcl.speech import counted
 
 _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
 
@@ -23,7 +24,7 @@ def print_report(report: DataReport) -> None:
         for line in _troubles(split, found):
             say(line)
     if report.shared:
-        say(f"{_count(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
+        say(f"{counted(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
 
 
 def _rows(splits: Iterable[SplitReport]) -> list[tuple[str, list[str]]]:
@@ -59,16 +60,12 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
     if len(found.unreadable) > _SHOWN:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
     if found.small:
-        many = _count(len(found.small), "image")
+        many = counted(len(found.small), "image")
         lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")
     lines += [f"{split}: the same picture: {_some(group)}" for group in found.duplicates[:_SHOWN]]
     if len(found.duplicates) > _SHOWN:
         lines.append(f"{split}: {len(found.duplicates) - _SHOWN:,} more groups of copies.")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(names: Iterable[str]) -> str:

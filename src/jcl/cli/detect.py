@@ -14,6 +14,7 @@ from rich.table import Table
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
 from jcl.cli.printing import say, write_json
 from jcl.errors import JclError, SettingsError
+from jcl.speech import counted
 
 if TYPE_CHECKING:
     from jcl.evaluate.detection.folder import DetectionFolder
@@ -172,7 +173,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
     source = ", held out of the training images for want of others" if figures["test_held_out"] else ""
     if figures["tested_on_training_images"]:
         source = ", the same that it was trained on"
-    say(f"{figures['iterations']:,} iterations. Tested on {figures['test_images']:,} images{source}.")
+    iterations, images = counted(figures["iterations"], "iteration"), counted(figures["test_images"], "image")
+    say(f"{iterations}. Tested on {images}{source}.")
 
 
 def _given(**options: Any) -> dict[str, Any]:

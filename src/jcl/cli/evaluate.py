@@ -13,6 +13,7 @@ from rich.table import Table
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 if TYPE_CHECKING:
     from jcl.measure import LinearReport
@@ -50,7 +51,7 @@ def knn(
         table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
     out.print(table)
     best = results[0]
-    out.print(f"{best.queries:,} queries against a bank of {best.bank:,} images.", highlight=False)
+    say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
     write_json(_knn_figures(results), json_file)
 
 
@@ -227,9 +228,11 @@ def _print_linear(report: LinearReport) -> None:
         f"{figures['weight_decay']:g}",
     )
     out.print(table)
-    say(f"Trained on {figures['train_images']:,} images of {figures['classes']} classes. {_tested_on(figures)}")
+    trained, classes = counted(figures["train_images"], "image"), counted(figures["classes"], "class", "classes")
+    say(f"Trained on {trained} of {classes}. {_tested_on(figures)}")
     if scores.strangers:
-        say(f"{scores.strangers:,} test images are of classes without training images; they count as wrong.")
+        strangers = counted(scores.strangers, "test image")
+        say(f"Counted as wrong, being of classes without training images: {strangers}.")
     if report.edges:
         say(
             f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
@@ -247,4 +250,4 @@ def _print_classes(report: LinearReport) -> None:
 
 def _tested_on(figures: dict[str, Any]) -> str:
     source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
-    return f"Tested on {figures['test_images']:,} images{source}."
+    return f"Tested on {counted(figures['test_images'], 'image')}{source}."

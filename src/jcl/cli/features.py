@@ -13,7 +13,7 @@ from jcl.cli.app import EVALUATE, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
-from jcl.speech import tell
+from jcl.speech import counted, tell
 
 if TYPE_CHECKING:
     from jcl.lookup import Matches
@@ -54,8 +54,8 @@ def embed(
     for image, reason in report.skipped.items():
         tell(err, f"left out {image}: {reason}")
     skipped = f", {len(report.skipped):,} left out as unreadable" if report.skipped else ""
-    counts = ", ".join(f"{count:,} {name}" for name, count in report.images.items())
-    say(f"Features of width {report.feature_width} ({counts} images{skipped}) are in {out_file}.")
+    counts = ", ".join(counted(count, f"{name} image") for name, count in report.images.items())
+    say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {out_file}.")
     write_json(report.as_dict(), json_file)
 
 

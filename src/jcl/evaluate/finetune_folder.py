@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from jcl.errors import RunError
 from jcl.evaluate.finetune import FinetuneSettings, finetune_settings
+from jcl.speech import typed
 from jcl.train.atomic import write_atomically
 from jcl.train.folder import RunFolder
 from jcl.train.sealed import read_tensors
@@ -36,7 +37,7 @@ class FinetuneFolder:
 
     @property
     def how_to_resume(self) -> str:
-        return f"jcl finetune --resume {self.path}"
+        return f"jcl finetune --resume {typed(self.path)}"
 
     def refuse_occupied(self) -> None:
         """Raise if something is here already."""

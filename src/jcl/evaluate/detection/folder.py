@@ -9,6 +9,7 @@ from typing import Any
 
 from jcl.errors import RunError
 from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
+from jcl.speech import typed
 from jcl.train.atomic import write_atomically
 from jcl.train.folder import RunFolder
 
@@ -28,7 +29,7 @@ class DetectionFolder:
 
     @property
     def how_to_resume(self) -> str:
-        return f"jcl detect --resume {self.path}"
+        return f"jcl detect --resume {typed(self.path)}"
 
     def results_file(self, kind: str) -> Path:
         return self.path / f"results-{kind}.json"
