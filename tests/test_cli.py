@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import jcl
 from jcl.cli import app
@@ -174,8 +175,6 @@ def test_values_given_with_set_are_read_as_numbers_lists_and_truth(call, npz):
 
 @pytest.fixture(scope="module")
 def finished(npz, tmp_path_factory) -> Path:
-    from rich.console import Console
-
     settings = jcl.build_settings("folder", values=TINY_VALUES | {"data.location": str(npz)})
     return jcl.pretrain(settings, tmp_path_factory.mktemp("runs") / "finished", console=Console(quiet=True)).path
 
@@ -188,6 +187,20 @@ def test_pretrain_reports_and_writes_flat_json(call, npz):
     assert figures == Run(Path("run")).summary
     assert {"knn_top1", "images_per_second", "loss", "seconds", "peak_memory_bytes"} <= figures.keys()
     assert not any(isinstance(value, dict | list) for value in figures.values())
+
+
+def test_the_table_of_a_run_is_for_people_and_the_json_for_programs(call, finished):
+    code, out, _ = call("resume", finished, "--json", "figures.json")
+    figures = json.loads(Path("figures.json").read_text())
+    rows = {
+        cells[0]: cells[1] for line in out.splitlines() if len(cells := re.findall(r"[│┃] +(.*?) +(?=[│┃])", line)) == 2
+    }
+    assert code == 0 and out.splitlines()[0].strip() == "jcl on small.npz"
+    assert rows["kNN top-1"] == f"{figures['knn_top1']:.1f} %"
+    assert rows["queries that find their own image first"] == f"{figures['contrastive_accuracy']:.1f} %"
+    assert re.fullmatch(r"[\d.]+ (MiB|GiB)", rows["peak memory"]) and re.fullmatch(r"[\d.]+ s", rows["training time"])
+    assert rows["steps"] == "12" and "ranks" not in rows and not any("_" in name for name in rows)
+    assert max(map(len, out.splitlines()[:-1])) <= 60
 
 
 def test_runs_without_a_name_get_a_new_folder_each(call, npz):
@@ -211,7 +224,7 @@ def test_broken_images_are_skipped_unless_strict(call, image_folder):
 def test_a_finished_run_has_nothing_to_resume(call, finished):
     before = snapshot(finished)
     code, out, err = call("resume", finished, "--json", "figures.json")
-    assert code == 0 and "nothing to resume" in err and "knn_top1" in out
+    assert code == 0 and "nothing to resume" in err and "kNN top-1" in out
     assert json.loads(Path("figures.json").read_text()) == Run(finished).summary
     assert snapshot(finished) == before
 
@@ -225,6 +238,8 @@ def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
     weights = finished / "backbone.safetensors"
     assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
     assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]
+    out = call("knn", weights, npz)[1]
+    assert re.search(r"│ 3 +│ 0.1", out), "a tenth of 34 images vote where nothing is said"
     assert "say which data" in refused("knn", weights)
     assert "each at least 1" in refused("knn", finished, "-k", 0)
     assert "each above 0" in refused("knn", finished, "--temperature", 0)
@@ -261,6 +276,12 @@ def test_recipes_are_listed_shown_and_usable_again(call, npz):
     assert code == 0 and "method.covariance_scale" in out and "train.key_passes" in out
 
 
+def test_the_names_of_settings_are_whole_in_a_narrow_terminal(call, monkeypatch):
+    monkeypatch.setattr("jcl.cli.data.out", Console(width=60))
+    out = call("recipes", "--settings")[1]
+    assert "record.checkpoint_minutes" in out and "method.covariance_schedule" in out and "…" not in out
+
+
 def test_figures_that_cannot_be_written_are_a_sentence(call, finished, tmp_path):
     (tmp_path / "file").write_text("mine")
     code, _, err = call("knn", finished, "--json", tmp_path / "file" / "knn.json")
@@ -284,10 +305,46 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert (
-        "Error: SIGINT received: the run stopped after step" in err and "jcl resume" in err and "Traceback" not in err
-    )
+    assert "SIGINT received: the run stopped after step" in err and "jcl resume" in err
+    assert "Error" not in err and "Traceback" not in err  # it did as it was told
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1
+
+
+def press_ctrl_c(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(call, npz, monkeypatch):
+    monkeypatch.setattr("jcl.pretraining._announce", press_ctrl_c)
+    code, out, err = call("pretrain", npz, *TINY, "--out", "run")
+    assert (code, out, err) == (130, "", "Interrupted.\n") and not Path("run").exists()
+
+
+def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
+    def press_twice(*_: object) -> None:
+        press_ctrl_c()
+        press_ctrl_c()
+
+    monkeypatch.setattr("jcl.train.loop.Training.finish_epoch", press_twice)
+    code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
+    assert code == 75 and out == "" and "Traceback" not in err
+    assert "stopped at once, in step 4, and there is no checkpoint yet" in err and "`jcl resume 'my run'`" in err
+
+
+def test_ctrl_c_while_the_results_are_drawn_says_how_to_have_them(call, npz, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("jcl.pretraining.draw_run", press_ctrl_c)
+        code, out, err = call("pretrain", npz, *TINY, "--out", "run")
+    assert code == 75 and out == "" and "its results are not written yet" in err and "`jcl resume run`" in err
+    code, out, _ = call("resume", "run")
+    assert code == 0 and "kNN top-1" in out
+
+
+def test_ctrl_c_while_the_page_is_made_says_that_only_it_is_missing(call, npz, monkeypatch):
+    monkeypatch.setattr("jcl.pretraining.write_run_report", press_ctrl_c)
+    code, _, err = call("pretrain", npz, *TINY, "--set", "record.report=true", "--out", "run")
+    assert code == 75 and "only its page is missing" in err and "`jcl report run`" in err
+    assert Run(Path("run")).summary["steps"] == 12
 
 
 def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):

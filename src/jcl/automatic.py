@@ -156,6 +156,18 @@ def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     return passes, f"{counted(keys, 'key view')} per image at no more memory than the query takes"
 
 
+def voters(images: int) -> int:
+    """How many of so many training images vote in kNN: the usual 200, unless most votes would be of other classes."""
+    return min(200, max(1, images // 10))
+
+
+def _knn_k(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    k = voters(facts.images)
+    if k == 200:
+        return k, "the usual number of neighbours that vote"
+    return k, f"a tenth of the {facts.images:,} images, so that those of a class are not outvoted by the others"
+
+
 @dataclass(frozen=True)
 class _Rule:
     name: str
@@ -174,6 +186,7 @@ RULES = (
     _Rule("method.queue_size", _queue_size),
     _Rule("method.key_momentum", _key_momentum),
     _Rule("train.key_passes", _key_passes),
+    _Rule("record.knn_k", _knn_k),
 )
 
 

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from jcl.building import known
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
 from jcl.errors import RunError
@@ -114,7 +115,7 @@ def _top1(bank: Features, queries: Features, settings: Settings) -> float:
         bank.labels,
         queries.values,
         queries.labels,
-        k=[record.knn_k],
+        k=[known(record.knn_k)],
         temperature=[record.knn_temperature],
     )[0].top1
 

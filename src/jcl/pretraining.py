@@ -168,9 +168,9 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place,
     parts = agreed(ranks, ready)
     try:
         with place.locked(folder.path):
-            agreed(ranks, lambda: create() if ranks.first else None)
-            _announce(place, settings, data, choices, folder)
             try:
+                agreed(ranks, lambda: create() if ranks.first else None)
+                _announce(place, settings, data, choices, folder)
                 return _train(settings, folder, data, parts, place, label)
             except (DataError, KeyboardInterrupt):
                 if ranks.first:

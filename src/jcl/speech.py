@@ -10,8 +10,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-# What stays on one line, so that it can be copied: a word (a path), and a command between back quotes.
-_UNBROKEN = re.compile(r"`[^`\n]*`\S*|\S+")
+# What stays on one line, so that it can be copied: a word (a path), a command between back quotes, and how to install.
+_UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
 def tell(console: Console, text: str, *, lead: str = "", lead_style: str = "bold red") -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.speech import counted, readable_size, tell, typed
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command(rich_help_panel=DATA)
@@ -29,7 +26,10 @@ def recipes(
     from jcl.settings import describe_settings
 
     if settings:
-        table = Table("setting", "default", "meaning")
+        # The whole name is what --set wants.
+        table = Table(
+            Column("setting", no_wrap=True), Column("default", max_width=10), Column("meaning", overflow="fold")
+        )
         for row in describe_settings():
             table.add_row(*row)
         out.print(table)

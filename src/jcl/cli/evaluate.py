@@ -27,7 +27,10 @@ WorkersOption = Annotated[
 def knn(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
     data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
-    k: Annotated[list[int] | None, typer.Option("-k", help="Neighbours that vote; may be given several times.")] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("-k", help="Neighbours that vote; repeatable (default: 200, fewer for few images)."),
+    ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the votes; may be given several times.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
@@ -40,7 +43,7 @@ def knn(
     results = measure_knn(
         weights,
         data,
-        k=k or [200],
+        k=k or [],
         temperature=temperature or [0.1],
         batch_size=batch_size,
         workers=workers,
