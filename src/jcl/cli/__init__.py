@@ -49,7 +49,7 @@ def _leave_with(error: JclError) -> NoReturn:
         sys.exit(error.exit_code)
     whose = f" on rank {rank}" if rank > 0 else ""
     # Whoever asked a run to stop has made no error.
-    tell(err, str(error), lead="" if isinstance(error, Interrupted) else f"Error{whose}: ")
+    tell(err, str(error), lead="" if error.exit_code == Interrupted.exit_code else f"Error{whose}: ")
     sys.exit(error.exit_code)
 
 
