@@ -16,7 +16,7 @@ from rich.console import Console
 import jcl
 from jcl.cli import app
 from jcl.pretraining import Run
-from small_runs import TINY_VALUES, drawn_pixels, snapshot
+from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
 
 COMMANDS = [
     "pretrain",
@@ -154,7 +154,7 @@ def test_a_folder_that_holds_a_run_or_is_a_file(refused, npz, tmp_path):
 
 
 def test_other_commands_refuse_in_a_sentence_too(refused, npz, tmp_path):
-    assert "holds no run" in refused("resume", tmp_path / "missing")
+    assert "holds no run: there is no such folder" in refused("resume", tmp_path / "missing")
     assert "no run or weights file" in refused("knn", tmp_path / "missing")
     assert "no recipe called" in refused("recipes", "cifar")
     assert "There is no folder" in refused("check", tmp_path / "missing")
@@ -213,7 +213,7 @@ def test_broken_images_are_skipped_unless_strict(call, image_folder):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]
     code, _, err = call(*arguments, "--out", "run")
-    assert code == 0 and "1 unreadable image was skipped; run/skipped.txt lists" in err
+    assert code == 0 and "1 unreadable image was skipped; run/skipped.txt lists it with the reason." in err
     assert Path("run/skipped.txt").read_text().startswith("cats/000.png\t")
     code, out, err = call(*arguments, "--strict", "--out", "strict")
     assert code == 1 and out == "" and "Traceback" not in err
@@ -424,3 +424,11 @@ def test_names_cannot_steer_the_terminal(call, image_folder):
     (image_folder / "cats" / "\x1b[31mred\n.png").write_bytes(b"no image")
     code, out, _ = call("check", image_folder)
     assert code == 0 and "\x1b" not in out and "\\x1b[31mred\\n.png cannot be read" in out
+
+
+def test_the_name_of_a_folder_cannot_either(call, tmp_path):
+    folder = write_image_folder(tmp_path / "\x1b[31m[b]red\n")
+    code, out, _ = call("check", folder)
+    assert code == 0 and "\x1b" not in out and "What is in \\x1b[31m[b]red\\n" in out
+    code, out, _ = call("pretrain", folder, *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and "\x1b" not in out and "jcl on \\x1b[31m[b]red\\n" in out

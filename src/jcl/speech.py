@@ -20,12 +20,17 @@ def tell(console: Console, text: str, *, lead: str = "", lead_style: str = "bold
     A terminal gets lines broken between words; a log or a pipe gets the whole line. What a file's name may hold to
     steer a terminal is shown, not sent. `lead` comes first and stands out.
     """
-    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in lead + text)
+    shown = visible(lead + text)
     if console.is_terminal:
         shown = "\n".join(_broken(line, console.width) for line in shown.split("\n"))
     line = Text(shown)
     line.stylize(lead_style, 0, len(lead))
     console.print(line, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal shown, not sent; line ends stay."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

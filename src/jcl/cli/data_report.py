@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import out
-from jcl.cli.printing import say
+from jcl.cli.printing import in_table, say
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
 from jcl.speech import counted
 
@@ -16,9 +15,9 @@ _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
 
 
 def print_report(report: DataReport) -> None:
-    table = Table("", *(escape(split) for split in report.splits), title=f"What is in {escape(report.name)}")
+    table = Table("", *(in_table(split) for split in report.splits), title=f"What is in {in_table(report.name)}")
     for title, values in _rows(report.splits.values()):
-        table.add_row(title, *(escape(value) for value in values))
+        table.add_row(title, *(in_table(value) for value in values))
     out.print(table)
     for split, found in report.splits.items():
         for line in _troubles(split, found):

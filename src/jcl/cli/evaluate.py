@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import SettingsError
 from jcl.speech import counted
 
@@ -247,7 +246,7 @@ def _print_classes(report: LinearReport) -> None:
     table = Table("class", "test images", "top-1")
     scores = report.scores
     for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
-        table.add_row(escape(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
+        table.add_row(in_table(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
     out.print(table)
 
 

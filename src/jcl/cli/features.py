@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
 from jcl.speech import counted, tell
@@ -98,7 +97,7 @@ def _print_matches(matches: Matches) -> None:
         for name in ("name", *shown):
             table.add_column(name, overflow="fold")
         for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
-            cells = [escape(text or "") for text in texts[: 1 + len(shown)]]
+            cells = [in_table(text or "") for text in texts[: 1 + len(shown)]]
             table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
         out.print(table)
 

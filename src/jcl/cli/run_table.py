@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
+from jcl.cli.printing import in_table
 from jcl.speech import duration, readable_size
 
 _Write = Callable[[Any], str]
@@ -41,7 +41,7 @@ _ROWS: dict[str, tuple[str, _Write]] = {
 
 def run_table(summary: Mapping[str, Any]) -> Table:
     """What the features are worth first, then what they took; figures that a run does not have are left out."""
-    table = Table("figure", title=escape(f"{summary['method']} on {Path(summary['data']).name}"))
+    table = Table("figure", title=in_table(f"{summary['method']} on {Path(summary['data']).name}"))
     table.add_column("value", justify="right")
     for name, (words, write) in _ROWS.items():
         if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):

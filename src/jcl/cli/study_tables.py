@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import out
-from jcl.cli.printing import say
+from jcl.cli.printing import in_table, say
 from jcl.speech import counted, readable_size
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ def print_distribution(report: DistributionReport) -> None:
     table = _table("", "similarity", "without self-pairs", "variance", "width")
     for name, spread in zip(report.names, report.spreads, strict=True):
         table.add_row(
-            escape(name),
+            in_table(name),
             f"{spread.similarity.quantile(0.5):.4f}",
             f"{spread.similarity_of_different_views.quantile(0.5):.4f}",
             f"{spread.variance.quantile(0.5):.3e}",

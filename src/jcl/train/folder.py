@@ -70,7 +70,8 @@ class RunFolder:
 
     def settings(self) -> Settings:
         if not self.settings_file.is_file():
-            raise RunError(f"{self.path} holds no run: there is no settings.yaml in it.")
+            why = "there is no settings.yaml in it" if self.path.exists() else "there is no such folder"
+            raise RunError(f"{self.path} holds no run: {why}.")
         return read_settings(self.settings_file)
 
 
