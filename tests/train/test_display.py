@@ -6,6 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
+from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.recipes import build_settings
 from jcl.train import display as module
 from jcl.train.display import LogPace, RunDisplay
@@ -92,3 +93,16 @@ def test_a_run_of_three_days_leaves_hundreds_of_lines_not_thousands(monkeypatch)
 
 def test_a_slow_run_says_more_than_zero_images_a_second():
     assert module.speed(0.42) == "0.4 images/s" and module.speed(12_321.4) == "12,321 images/s"
+
+
+def test_training_with_labels_stays_on_one_line_and_hears_ctrl_c_too():
+    file = io.StringIO()
+    with SupervisedDisplay(console(file, 60, terminal=True), "fine-tuning") as shown:
+        shown.start(0, 10, 50)
+        shown.advance(5)
+        shown.show(0.5, {"loss": 2.1234, "images_per_second": 12.0})
+        shown._bar.refresh()
+        with_figures = file.getvalue()
+        shown.stopping()
+        shown._bar.refresh()
+    assert "loss 2.123  12 images/s" in with_figures and "stopping; Ctrl-C again: at once" in file.getvalue()

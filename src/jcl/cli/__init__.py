@@ -54,6 +54,8 @@ def _leave_with(error: JclError) -> NoReturn:
 
 
 def _leave_interrupted() -> NoReturn:
+    if err.is_terminal:
+        err.print()  # what was typed, ^C, stands on this line
     tell(err, "Interrupted.")
     sys.exit(INTERRUPTED)
 

@@ -6,10 +6,9 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import TextColumn
 
 from jcl.speech import tell
-from jcl.train.display import LogPace, progress_bar, speed
+from jcl.train.display import BarFigures, LogPace, progress_bar, speed
 
 
 class SupervisedDisplay:
@@ -17,8 +16,9 @@ class SupervisedDisplay:
 
     def __init__(self, console: Console, label: str) -> None:
         self.console, self.label = console, label
-        self._bar = progress_bar(console, TextColumn("{task.fields[figures]}"))
-        self._task = self._bar.add_task(label, total=None, figures="")
+        self._figures = BarFigures()
+        self._bar = progress_bar(console, self._figures)
+        self._task = self._bar.add_task(label, total=None)
         self._steps, self._epochs = 1, 1
         self._pace = LogPace(console)
 
@@ -42,10 +42,14 @@ class SupervisedDisplay:
     def show(self, epoch: float, figures: dict[str, float]) -> None:
         """New figures."""
         text = f"loss {figures['loss']:.3f}  {speed(figures['images_per_second'])}"
-        self._bar.update(self._task, figures=text)
+        self._figures.text = text
         if self._pace.due():
             self._pace.written()
             self.say(f"{self.label} epoch {epoch:.3g}/{self._epochs}: {text}")
+
+    def stopping(self) -> None:
+        """The training is asked to stop, which is heard."""
+        self._figures.stopping = True
 
     def say_skipped(self, skipped: dict[str, str]) -> None:
         """Which training images could not be read, if any."""

@@ -39,6 +39,18 @@ class LogPace:
         self._last = time.monotonic()
 
 
+class BarFigures(ProgressColumn):
+    """What stands beside a bar: the newest figures, or that a wish to stop was heard."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
+        self.text = ""
+        self.stopping = False
+
+    def render(self, task: Task) -> Text:
+        return Text("stopping; Ctrl-C again: at once" if self.stopping else self.text)
+
+
 def progress_bar(console: Console, *figures: ProgressColumn) -> Progress:
     """A bar for long work that takes what room its words, figures and the time left leave; there in terminals only.
 
@@ -65,7 +77,7 @@ class RunDisplay:
         self.label = label
         self.newest: dict[str, Any] = {}
         self._pace = LogPace(console)
-        self._figures = _Figures(self.newest)
+        self._figures = BarFigures()
         self._bar = progress_bar(console, self._figures)
         self._task = self._bar.add_task(label, total=None)
 
@@ -94,6 +106,8 @@ class RunDisplay:
     def show(self, line: dict[str, Any]) -> None:
         """A new line of metrics."""
         self.newest.update(line)
+        if self.newest.get("loss") is not None:
+            self._figures.text = f"loss {self.newest['loss']:.3f}  {speed(self.newest['images_per_second'])}"
         if line["kind"] == "knn":
             self._print(line["step"], f"kNN top-1 {line['knn_top1']:.1f} %; {self.health()}")
         elif self._pace.due():
@@ -121,19 +135,3 @@ class RunDisplay:
     def _print(self, step: int, text: str) -> None:
         self._pace.written()
         tell(self.console, f"{self.label} epoch {step / self._steps_per_epoch:.3g}: {text}")
-
-
-class _Figures(ProgressColumn):
-    """The newest loss and speed beside the bar."""
-
-    def __init__(self, newest: dict[str, Any]) -> None:
-        super().__init__(Column(no_wrap=True))
-        self.newest = newest
-        self.stopping = False
-
-    def render(self, task: Task) -> Text:
-        if self.stopping:
-            return Text("stopping; Ctrl-C again: at once")
-        if self.newest.get("loss") is None:
-            return Text("")
-        return Text(f"loss {self.newest['loss']:.3f}  {speed(self.newest['images_per_second'])}")

@@ -19,7 +19,7 @@ class DetectionDisplay(SupervisedDisplay):
     def show(self, epoch: float, figures: dict[str, float]) -> None:
         """New figures, after so many iterations."""
         text = f"loss {figures['loss']:.3f}  {speed(figures['images_per_second'])}"
-        self._bar.update(self._task, figures=text)
+        self._figures.text = text
         if self._pace.due():
             self._pace.written()
             self.say(f"{self.label} {epoch:,.0f}/{self._iterations:,}: {text}")
