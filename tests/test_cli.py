@@ -74,6 +74,20 @@ def test_help_does_not_wait_for_pytorch():
     assert ended.stderr.strip() == "[]" and "pretrain" in ended.stdout
 
 
+def test_ctrl_c_while_the_command_line_is_imported_leaves_no_trace():
+    program = (
+        "import os, signal, sys\n"
+        "class Finger:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'jcl.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finger())\n"
+        "from jcl.__main__ import main\n"
+        "main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_completion_for_bash():
     environment = os.environ | {"_JCL_COMPLETE": "source_bash"}
     command = [sys.executable, "-c", "import sys; sys.argv = ['jcl']; from jcl.cli import app; app(prog_name='jcl')"]
@@ -205,7 +219,8 @@ def test_the_table_of_a_run_is_for_people_and_the_json_for_programs(call, finish
 
 def test_runs_without_a_name_get_a_new_folder_each(call, npz):
     for number in (1, 2):
-        assert call("pretrain", npz, *TINY, "--set", "train.epochs=1")[0] == 0
+        code, _, err = call("pretrain", npz, *TINY, "--set", "train.epochs=1")
+        assert code == 0 and f"1 epoch, into runs/jcl-small-00{number}" in err
         assert Path(f"runs/jcl-small-00{number}/summary.json").exists()
 
 
@@ -261,7 +276,7 @@ def test_check_counts_what_is_there(call, image_folder):
     code, out, _ = call("check", image_folder, "--json", "check.json")
     figures = json.loads(Path("check.json").read_text())
     assert code == 0 and "cats/000.png cannot be read: its content is no image" in " ".join(out.split())
-    assert re.search(r"images\s+│ 26 ", out) and re.search(r"classes\s+│ 2, of 1\d to 1\d images", out)
+    assert re.search(r"images\s+│ 26 ", out) and re.search(r"classes\s+│ 2, of 13 images each", out)
     assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
 
 

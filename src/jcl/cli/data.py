@@ -53,7 +53,8 @@ def check(
     from jcl.data import open_data
     from jcl.data.check import check_data
 
-    report = check_data(open_data(data))
+    with counting("checking") as progress:
+        report = check_data(open_data(data), progress=progress)
     print_report(report)
     write_json(report.as_dict(), json_file)
 

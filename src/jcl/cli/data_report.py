@@ -47,8 +47,9 @@ def _sides(values: tuple[int, int, int]) -> str:
 def _classes(split: SplitReport) -> str:
     if not split.class_counts:
         return "no labels"
-    counts = split.class_counts.values()
-    return f"{len(split.class_counts):,}, of {min(counts):,} to {max(counts):,} images"
+    least, most = min(split.class_counts.values()), max(split.class_counts.values())
+    each = f"{counted(most, 'image')} each" if least == most else f"{least:,} to {most:,} images"
+    return f"{len(split.class_counts):,}, of {each}"
 
 
 def _troubles(split: str, found: SplitReport) -> list[str]:
