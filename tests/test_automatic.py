@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from jcl.automatic import DataFacts, choose
+from jcl.automatic import DataFacts, choose, voters
 from jcl.errors import SettingsError
 from jcl.recipes import build_settings
 
@@ -119,3 +119,18 @@ def test_gradients_through_keys_need_one_pass():
 def test_choosing_twice_changes_nothing():
     settings, _ = chosen(5_000)
     assert choose(settings, DataFacts(7, 7, True)) == (settings, [])
+
+
+def test_few_images_have_few_voters_and_many_the_usual_number():
+    assert [voters(images) for images in (5, 160, 2_000, 1_281_167)] == [1, 16, 200, 200]
+    settings, choices = chosen(160)
+    assert settings.record.knn_k == 16
+    assert "a tenth of the 160 images" in next(choice.reason for choice in choices if choice.name == "record.knn_k")
+    assert chosen(160, record__knn_k=7)[0].record.knn_k == 7
+
+
+def test_one_is_not_many():
+    with pytest.raises(SettingsError, match="1 image is too few"):
+        chosen(1)
+    reasons = {choice.name: choice.reason for choice in chosen(100, method__num_keys=1)[1]}
+    assert reasons["train.key_passes"].startswith("1 key view per image")

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import jcl
 from jcl.cli import app
 from jcl.pretraining import Run
-from small_runs import TINY_VALUES, drawn_pixels, snapshot
+from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
 
 COMMANDS = [
     "pretrain",
@@ -71,6 +72,20 @@ def test_help_does_not_wait_for_pytorch():
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stderr.strip() == "[]" and "pretrain" in ended.stdout
+
+
+def test_ctrl_c_while_the_command_line_is_imported_leaves_no_trace():
+    program = (
+        "import os, signal, sys\n"
+        "class Finger:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'jcl.cli': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finger())\n"
+        "from jcl.__main__ import main\n"
+        "main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_completion_for_bash():
@@ -153,7 +168,7 @@ def test_a_folder_that_holds_a_run_or_is_a_file(refused, npz, tmp_path):
 
 
 def test_other_commands_refuse_in_a_sentence_too(refused, npz, tmp_path):
-    assert "holds no run" in refused("resume", tmp_path / "missing")
+    assert "holds no run: there is no such folder" in refused("resume", tmp_path / "missing")
     assert "no run or weights file" in refused("knn", tmp_path / "missing")
     assert "no recipe called" in refused("recipes", "cifar")
     assert "There is no folder" in refused("check", tmp_path / "missing")
@@ -174,8 +189,6 @@ def test_values_given_with_set_are_read_as_numbers_lists_and_truth(call, npz):
 
 @pytest.fixture(scope="module")
 def finished(npz, tmp_path_factory) -> Path:
-    from rich.console import Console
-
     settings = jcl.build_settings("folder", values=TINY_VALUES | {"data.location": str(npz)})
     return jcl.pretrain(settings, tmp_path_factory.mktemp("runs") / "finished", console=Console(quiet=True)).path
 
@@ -190,9 +203,24 @@ def test_pretrain_reports_and_writes_flat_json(call, npz):
     assert not any(isinstance(value, dict | list) for value in figures.values())
 
 
+def test_the_table_of_a_run_is_for_people_and_the_json_for_programs(call, finished):
+    code, out, _ = call("resume", finished, "--json", "figures.json")
+    figures = json.loads(Path("figures.json").read_text())
+    rows = {
+        cells[0]: cells[1] for line in out.splitlines() if len(cells := re.findall(r"[│┃] +(.*?) +(?=[│┃])", line)) == 2
+    }
+    assert code == 0 and out.splitlines()[0].strip() == "jcl on small.npz"
+    assert rows["kNN top-1"] == f"{figures['knn_top1']:.1f} %"
+    assert rows["queries that find their own image first"] == f"{figures['contrastive_accuracy']:.1f} %"
+    assert re.fullmatch(r"[\d.]+ (MiB|GiB)", rows["peak memory"]) and re.fullmatch(r"[\d.]+ s", rows["training time"])
+    assert rows["steps"] == "12" and "ranks" not in rows and not any("_" in name for name in rows)
+    assert max(map(len, out.splitlines()[:-1])) <= 60
+
+
 def test_runs_without_a_name_get_a_new_folder_each(call, npz):
     for number in (1, 2):
-        assert call("pretrain", npz, *TINY, "--set", "train.epochs=1")[0] == 0
+        code, _, err = call("pretrain", npz, *TINY, "--set", "train.epochs=1")
+        assert code == 0 and f"1 epoch, into runs/jcl-small-00{number}" in err
         assert Path(f"runs/jcl-small-00{number}/summary.json").exists()
 
 
@@ -200,7 +228,7 @@ def test_broken_images_are_skipped_unless_strict(call, image_folder):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]
     code, _, err = call(*arguments, "--out", "run")
-    assert code == 0 and "1 unreadable image was skipped; run/skipped.txt lists" in err
+    assert code == 0 and "1 unreadable image was skipped; run/skipped.txt lists it with the reason." in err
     assert Path("run/skipped.txt").read_text().startswith("cats/000.png\t")
     code, out, err = call(*arguments, "--strict", "--out", "strict")
     assert code == 1 and out == "" and "Traceback" not in err
@@ -211,7 +239,7 @@ def test_broken_images_are_skipped_unless_strict(call, image_folder):
 def test_a_finished_run_has_nothing_to_resume(call, finished):
     before = snapshot(finished)
     code, out, err = call("resume", finished, "--json", "figures.json")
-    assert code == 0 and "nothing to resume" in err and "knn_top1" in out
+    assert code == 0 and "nothing to resume" in err and "kNN top-1" in out
     assert json.loads(Path("figures.json").read_text()) == Run(finished).summary
     assert snapshot(finished) == before
 
@@ -225,6 +253,8 @@ def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
     weights = finished / "backbone.safetensors"
     assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
     assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]
+    out = call("knn", weights, npz)[1]
+    assert re.search(r"│ 3 +│ 0.1", out), "a tenth of 34 images vote where nothing is said"
     assert "say which data" in refused("knn", weights)
     assert "each at least 1" in refused("knn", finished, "-k", 0)
     assert "each above 0" in refused("knn", finished, "--temperature", 0)
@@ -246,7 +276,7 @@ def test_check_counts_what_is_there(call, image_folder):
     code, out, _ = call("check", image_folder, "--json", "check.json")
     figures = json.loads(Path("check.json").read_text())
     assert code == 0 and "cats/000.png cannot be read: its content is no image" in " ".join(out.split())
-    assert re.search(r"images\s+│ 26 ", out) and re.search(r"classes\s+│ 2, of 1\d to 1\d images", out)
+    assert re.search(r"images\s+│ 26 ", out) and re.search(r"classes\s+│ 2, of 13 images each", out)
     assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
 
 
@@ -259,6 +289,12 @@ def test_recipes_are_listed_shown_and_usable_again(call, npz):
     assert code == 0 and yaml.safe_load(out)["method"]["covariance_schedule"] == "linear"
     code, out, _ = call("recipes", "--settings")
     assert code == 0 and "method.covariance_scale" in out and "train.key_passes" in out
+
+
+def test_the_names_of_settings_are_whole_in_a_narrow_terminal(call, monkeypatch):
+    monkeypatch.setattr("jcl.cli.data.out", Console(width=60))
+    out = call("recipes", "--settings")[1]
+    assert "record.checkpoint_minutes" in out and "method.covariance_schedule" in out and "…" not in out
 
 
 def test_figures_that_cannot_be_written_are_a_sentence(call, finished, tmp_path):
@@ -284,10 +320,46 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert (
-        "Error: SIGINT received: the run stopped after step" in err and "jcl resume" in err and "Traceback" not in err
-    )
+    assert "SIGINT received: the run stopped after step" in err and "jcl resume" in err
+    assert "Error" not in err and "Traceback" not in err  # it did as it was told
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1
+
+
+def press_ctrl_c(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(call, npz, monkeypatch):
+    monkeypatch.setattr("jcl.pretraining._announce", press_ctrl_c)
+    code, out, err = call("pretrain", npz, *TINY, "--out", "run")
+    assert (code, out, err) == (130, "", "Interrupted.\n") and not Path("run").exists()
+
+
+def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
+    def press_twice(*_: object) -> None:
+        press_ctrl_c()
+        press_ctrl_c()
+
+    monkeypatch.setattr("jcl.train.loop.Training.finish_epoch", press_twice)
+    code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
+    assert code == 75 and out == "" and "Traceback" not in err
+    assert "stopped at once, in step 4, and there is no checkpoint yet" in err and "`jcl resume 'my run'`" in err
+
+
+def test_ctrl_c_while_the_results_are_drawn_says_how_to_have_them(call, npz, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("jcl.pretraining.draw_run", press_ctrl_c)
+        code, out, err = call("pretrain", npz, *TINY, "--out", "run")
+    assert code == 75 and out == "" and "its results are not written yet" in err and "`jcl resume run`" in err
+    code, out, _ = call("resume", "run")
+    assert code == 0 and "kNN top-1" in out
+
+
+def test_ctrl_c_while_the_page_is_made_says_that_only_it_is_missing(call, npz, monkeypatch):
+    monkeypatch.setattr("jcl.pretraining.write_run_report", press_ctrl_c)
+    code, _, err = call("pretrain", npz, *TINY, "--set", "record.report=true", "--out", "run")
+    assert code == 75 and "only its page is missing" in err and "`jcl report run`" in err
+    assert Run(Path("run")).summary["steps"] == 12
 
 
 def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
@@ -367,3 +439,11 @@ def test_names_cannot_steer_the_terminal(call, image_folder):
     (image_folder / "cats" / "\x1b[31mred\n.png").write_bytes(b"no image")
     code, out, _ = call("check", image_folder)
     assert code == 0 and "\x1b" not in out and "\\x1b[31mred\\n.png cannot be read" in out
+
+
+def test_the_name_of_a_folder_cannot_either(call, tmp_path):
+    folder = write_image_folder(tmp_path / "\x1b[31m[b]red\n")
+    code, out, _ = call("check", folder)
+    assert code == 0 and "\x1b" not in out and "What is in \\x1b[31m[b]red\\n" in out
+    code, out, _ = call("pretrain", folder, *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and "\x1b" not in out and "jcl on \\x1b[31m[b]red\\n" in out

@@ -53,7 +53,7 @@ def test_embed_then_look_up(call, run_folder, photos, kind):
 
 def test_splits_are_shown_where_there_are_two(call, run_folder, npz):
     code, out, err = call("embed", run_folder, npz, "-o", "f.npz", "--device", "cpu")
-    assert code == 0 and err == "" and "(34 train, 10 test images)" in out
+    assert code == 0 and err == "" and "(34 train images, 10 test images)" in out
     _, out, _ = call("neighbours", "--row", 40, "--index", "f.npz", "-k", 40)
     assert "split" in out and " test " in out and " train " in out
     assert call("embed", run_folder, npz, "-o", "t.npz", "--split", "test", "--device", "cpu")[0] == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.building import known
 from jcl.data import ImageSource
 from jcl.errors import Interrupted, JclError
 from jcl.evaluate.classification import classification_task
@@ -91,7 +92,8 @@ def _probed(run: Run) -> dict[str, Any]:
     train, test = features(task.train), features(task.test)
     assert train.labels is not None and test.labels is not None, "a task has labels"
     labelled = (train.values, train.labels, test.values, test.labels)
-    knn = knn_accuracy(*labelled, k=[record.knn_k], temperature=[record.knn_temperature], device=subject.device)[0]
+    k, temperature = [known(record.knn_k)], [record.knn_temperature]
+    knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=subject.device)[0]
     linear = linear_probe(*labelled, device=subject.device)
     return {
         "linear_top1": linear.scores.top1,

@@ -9,6 +9,7 @@ from typing import Any
 from jcl.cores import MOST_WORKERS, cpu_cores, usual_workers
 from jcl.errors import SettingsError
 from jcl.settings import Settings, with_values
+from jcl.speech import counted
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,15 @@ def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     if facts.ranks_on_machine > 1:
         share = max(1, min(MOST_WORKERS, cores // facts.ranks_on_machine))
         return share, f"this rank's share of the {cores} cores, {most}"
-    return usual_workers(), f"one per CPU core, {most} ({cores} cores here)"
+    return usual_workers(), f"one per CPU core, {most} ({counted(cores, 'core')} here)"
 
 
 def _batch_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     largest = 256
     if facts.images < 16:
+        few = "1 image is" if facts.images == 1 else f"{facts.images} images are"
         raise SettingsError(
-            f"{facts.images} images are too few to choose a batch size for; "
+            f"{few} too few to choose a batch size for; "
             "give --batch-size, or better more images (a few hundred at least)."
         )
     batch = min(largest, _power_of_two_below(facts.images // 8))
@@ -152,7 +154,19 @@ def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
         passes *= 2
     if keys / passes > 4:
         return passes, f"no more parts than BN groups ({groups}), so {keys} key views per image take more memory"
-    return passes, f"{keys} key views per image at no more memory than the query takes"
+    return passes, f"{counted(keys, 'key view')} per image at no more memory than the query takes"
+
+
+def voters(images: int) -> int:
+    """How many of so many training images vote in kNN: the usual 200, unless most votes would be of other classes."""
+    return min(200, max(1, images // 10))
+
+
+def _knn_k(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    k = voters(facts.images)
+    if k == 200:
+        return k, "the usual number of neighbours that vote"
+    return k, f"a tenth of the {facts.images:,} images, so that those of a class are not outvoted by the others"
 
 
 @dataclass(frozen=True)
@@ -173,6 +187,7 @@ RULES = (
     _Rule("method.queue_size", _queue_size),
     _Rule("method.key_momentum", _key_momentum),
     _Rule("train.key_passes", _key_passes),
+    _Rule("record.knn_k", _knn_k),
 )
 
 

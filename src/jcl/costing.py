@@ -15,6 +15,7 @@ from jcl.data import ImageBatch
 from jcl.errors import SettingsError
 from jcl.recipes import build_settings
 from jcl.settings import Settings
+from jcl.speech import counted
 from jcl.studies.apart import OutOfMemory, run_apart
 from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, most_keys
 from jcl.train.runtime import choose_device
@@ -92,9 +93,9 @@ def _times(cells: Sequence[Cell], method: str, base: StepCost) -> str:
     missing = min((each.keys for each in cells if each.method == method and each.cost is None), default=None)
     parts = []
     if cell is not None and cell.cost is not None:
-        parts.append(f"{cell.cost.bytes / base.bytes:.2f} × with {_counted(cell.keys)}")
+        parts.append(f"{cell.cost.bytes / base.bytes:.2f} × with {counted(cell.keys, 'key')}")
     if missing is not None:
-        parts.append(f"does not fit with {_counted(missing)}")
+        parts.append(f"does not fit with {counted(missing, 'key')}")
     return ", ".join(parts)
 
 
@@ -181,10 +182,6 @@ def _training_step(settings: Settings, device: torch.device) -> Step:
     batch = ImageBatch(pixels, sizes, torch.arange(count, device=device))
     numbers = iter(range(1_000_000))
     return lambda: step(batch, next(numbers), 0.01, settings.method.covariance_scale)
-
-
-def _counted(keys: int) -> str:
-    return "1 key" if keys == 1 else f"{keys} keys"
 
 
 def _device_name(device: torch.device) -> str:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from jcl.building import known
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
 from jcl.errors import RunError
@@ -26,7 +27,7 @@ from jcl.report.pictures import draw_neighbours
 from jcl.report.plots import RunCurves, plot_comparison, plot_training
 from jcl.reporting import write_report
 from jcl.settings import Settings
-from jcl.speech import tell
+from jcl.speech import duration, tell
 from jcl.train.folder import free_folder
 from jcl.train.runtime import PeakMemory
 
@@ -49,7 +50,7 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
         raise RunError(f"{folder} is not empty and is left as it is; choose another folder with --out.")
     data = open_data("demo")
     settings = build_settings("demo", values={"train.seed": seed})
-    err.print(f"Two runs on {data.train.description}, after which you will see what was learned.", highlight=False)
+    tell(err, f"Two runs on {data.train.description}, after which you will see what was learned.")
     rows = [_raw_pixels(data, settings), _random_encoder(data, settings)]
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
@@ -116,7 +117,7 @@ def _top1(bank: Features, queries: Features, settings: Settings) -> float:
         bank.labels,
         queries.values,
         queries.labels,
-        k=[record.knn_k],
+        k=[known(record.knn_k)],
         temperature=[record.knn_temperature],
     )[0].top1
 
@@ -161,12 +162,7 @@ def _print(out: Console, rows: list[Row], folder: Path, page: Path | None, secon
         table.add_row(row.name, f"{row.knn_top1:.1f} %", f"{row.seconds:.1f}", memory)
     out.print(table)
     look = f"Look at {page}, in a browser" if page is not None else f"Curves and neighbours are in {folder}"
-    out.print(
-        f"Done in {seconds:.0f} s. {look}; now try your own images: jcl pretrain FOLDER",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    tell(out, f"Done in {duration(seconds)}. {look}; now try your own images: `jcl pretrain FOLDER`.")
 
 
 def _image_size(settings: Settings) -> int:

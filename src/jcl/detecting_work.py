@@ -29,6 +29,7 @@ from jcl.evaluate.detection.settings import (
 )
 from jcl.place import Place
 from jcl.report.detections import detections_picture
+from jcl.speech import counted
 from jcl.train.checkpoint import Progress
 from jcl.train.runtime import choose_precision
 
@@ -101,19 +102,20 @@ def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, p
     tested = "a fifth of the same file, held out" if work.held_out else f"{work.val.file}"
     if settings.overfit is not None:
         tested = "the same ones, to see that everything learns"
-    classes = "1 class" if len(work.train.categories) == 1 else f"{len(work.train.categories):,} classes"
+    classes = counted(len(work.train.categories), "class", "classes")
     place.say(
-        f"Training {settings.task} on {len(work.train.images):,} images of {work.train.file} "
-        f"({classes}), to be tested on {len(work.val.images):,} images ({tested}), "
+        f"Training {settings.task} on {counted(len(work.train.images), 'image')} of {work.train.file} "
+        f"({classes}), to be tested on {counted(len(work.val.images), 'image')} ({tested}), "
         f"on {place.device}, into {folder.path}"
     )
     for note in work.notes:
         place.say(f"  {note}")
     first, second = settings.milestones
     place.say(
-        f"  {settings.iterations:,} iterations in batches of {settings.batch_size}; learning rate {settings.lr:g} "
-        f"({PAPER_LR:g} for {PAPER_BATCH} images, in proportion: {scaled_lr(settings.batch_size):g}) after a warm-up "
-        f"of {settings.warmup:,}, a tenth after {first:,} and again after {second:,}"
+        f"  {counted(settings.iterations, 'iteration')} in batches of {settings.batch_size}; "
+        f"learning rate {settings.lr:g} ({PAPER_LR:g} for {PAPER_BATCH} images, in proportion: "
+        f"{scaled_lr(settings.batch_size):g}) after a warm-up of {settings.warmup:,}, "
+        f"a tenth after {first:,} and again after {second:,}"
     )
     if place.ranks.count > 1 and place.device.type == "cpu":
         place.say("  batch norms see one rank's part of the batch: only GPUs synchronise them")

@@ -33,7 +33,7 @@ from jcl.evaluate.labelled_views import crop_and_flip
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
 from jcl.measure import Subject, open_subject
-from jcl.speech import tell
+from jcl.speech import counted, tell
 from jcl.train.checkpoint import Progress
 from jcl.train.folder import free_folder
 from jcl.train.lock import RunLock
@@ -238,9 +238,10 @@ def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFold
     lowest = float(settings.train.lr) * settings.layer_decay ** (len(parts) - 1)
     tell(
         console,
-        f"Fine-tuning {work.subject.info.backbone} from {start} with {len(work.names):,} labelled images "
-        f"({settings.labels} of {len(work.task.train):,}, {len(work.task.classes)} classes) on {work.subject.device}, "
-        f"{settings.train.epochs} epochs in batches of {settings.train.batch_size}, into {folder.path}",
+        f"Fine-tuning {work.subject.info.backbone} from {start} with {counted(len(work.names), 'labelled image')} "
+        f"({settings.labels} of {len(work.task.train):,}, {counted(len(work.task.classes), 'class', 'classes')}) "
+        f"on {work.subject.device}, {counted(settings.train.epochs, 'epoch')} "
+        f"in batches of {settings.train.batch_size}, into {folder.path}",
     )
     tell(
         console,

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jcl.automatic import voters
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError
 from jcl.evaluate.features import Features, FeatureSettings
@@ -58,7 +59,8 @@ def measure_knn(
 ) -> list[KnnResult]:
     """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own).
 
-    Ranks that a launcher started share the images and the queries out among them.
+    Without `k` as many vote as in a run on these images. Ranks that a launcher started share the images and the queries
+    out among them.
     """
     with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
         subject = open_subject(weights, location, str(target))
@@ -68,7 +70,8 @@ def measure_knn(
                 subject.backbone, source, device=target, batch_size=batch_size, workers=workers
             )
 
-        return knn_on(subject.data, features, k=k, temperature=temperature, seed=0, device=target, ranks=ranks)
+        votes = k or [voters(len(subject.data.train))]
+        return knn_on(subject.data, features, k=votes, temperature=temperature, seed=0, device=target, ranks=ranks)
 
 
 def _labelled(weights: Path, location: str | None) -> ImageData:

@@ -19,7 +19,7 @@ from jcl.automatic import Choice, choose, fit_to_ranks
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
-from jcl.errors import DataError, JclError, RunError
+from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
 from jcl.place import Place, console_of
@@ -29,6 +29,7 @@ from jcl.reporting import write_run_report
 from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
 from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
 from jcl.settings import Settings, TrainSettings, settings_from, with_values
+from jcl.speech import counted, typed
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder, newest_folder
@@ -63,7 +64,9 @@ class Run:
         """The figures of a finished run, flat, with plain names."""
         file = self.path / "summary.json"
         if not file.exists():
-            raise RunError(f"the run in {self.path} has not finished; continue it with `jcl resume {self.path}`.")
+            raise RunError(
+                f"the run in {self.path} has not finished; continue it with `{RunFolder(self.path).how_to_resume}`."
+            )
         summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return summary
 
@@ -165,15 +168,15 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place,
     parts = agreed(ranks, ready)
     try:
         with place.locked(folder.path):
-            agreed(ranks, lambda: create() if ranks.first else None)
-            _announce(place, settings, data, choices, folder)
             try:
+                agreed(ranks, lambda: create() if ranks.first else None)
+                _announce(place, settings, data, choices, folder)
                 return _train(settings, folder, data, parts, place, label)
-            except DataError:
+            except (DataError, KeyboardInterrupt):
                 if ranks.first:
-                    folder.forget_unless_begun()  # so that the command can be given again once the data is mended
+                    folder.forget_unless_begun()  # so that the command can be given again
                 raise
-    except JclError:
+    except (JclError, KeyboardInterrupt):
         if ranks.first:
             folder.remove_if_empty()
         raise
@@ -224,8 +227,8 @@ def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
             progress = _loaded(Path(received.name), parts)
     if path is not None and progress.ranks != ranks.count:
         place.say(
-            f"The run was on {_counted(progress.ranks)} and goes on on {_counted(ranks.count)}: batches, views and "
-            "shuffles stay as they were, and results differ by rounding only."
+            f"The run was on {counted(progress.ranks, 'rank')} and goes on on {counted(ranks.count, 'rank')}: "
+            "batches, views and shuffles stay as they were, and results differ by rounding only."
         )
     progress.ranks = ranks.count
     return progress
@@ -235,8 +238,6 @@ def _loaded(path: Path, parts: _Parts) -> Progress:
     return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
 
 
-def _counted(ranks: int) -> str:
-    return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
 @dataclass
@@ -313,7 +314,13 @@ def _train(
         # Last, because it marks the run as finished.
         write_summary(folder, settings, record.newest, progress, memory.read())
 
-    agreed(ranks, lambda: write_results() if ranks.first else None)
+    try:
+        agreed(ranks, lambda: write_results() if ranks.first else None)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Ctrl-C received: the run is trained and saved, but its results are not written yet; "
+            f"have that done with `{folder.how_to_resume}`."
+        ) from None
     if ranks.first and settings.record.report:
         _write_page(folder, data, place)
     return Run(folder.path)
@@ -323,6 +330,11 @@ def _write_page(folder: RunFolder, data: ImageData, place: Place) -> None:
     """The page is an extra: whatever goes wrong with it, the run has finished and all else is written."""
     try:
         write_run_report(folder.path, data, place.device)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Ctrl-C received: the run has finished and only its page is missing; "
+            f"have it made with `jcl report {typed(folder.path)}`."
+        ) from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         place.say(f"The page {folder.report_file} could not be made: {reason}")
@@ -342,11 +354,12 @@ def _writers(
 
 def _announce(place: Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:
     """What is about to happen, and every value that was chosen for the user with the reason."""
-    keys = f", {settings.method.num_keys} keys per image" if METHODS[settings.method.name].several_keys else ""
+    several = METHODS[settings.method.name].several_keys
+    keys = f", {counted(settings.method.num_keys, 'key')} per image" if several else ""
     ranks = f", {place.ranks.count} ranks" if place.ranks.count > 1 else ""
     place.say(
         f"Pre-training {settings.model.backbone} with {settings.method.name}{keys} on {data.train.description} "
-        f"({place.device.type}{ranks}), {settings.train.epochs} epochs, into {folder.path}",
+        f"({place.device.type}{ranks}), {counted(settings.train.epochs, 'epoch')}, into {folder.path}",
     )
     for choice in choices:
         place.say(f"  {choice.name} = {choice.value}: {choice.reason}")

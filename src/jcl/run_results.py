@@ -24,10 +24,12 @@ def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str
     if not skipped:
         return
     lines = [f"{name}\t{reason}\n" for name, reason in sorted(skipped.items())]
-    images = "1 unreadable image was" if len(skipped) == 1 else f"{len(skipped):,} unreadable images were"
+    one = len(skipped) == 1
+    images = "1 unreadable image was" if one else f"{len(skipped):,} unreadable images were"
+    listed = "lists it with the reason" if one else "lists them with the reasons"
     try:
         write_atomically(folder.skipped_file, "".join(lines).encode())
-        say(f"{images} skipped; {folder.skipped_file} lists them with the reasons.")
+        say(f"{images} skipped; {folder.skipped_file} {listed}.")
     except RunError as error:
         say(f"{images} skipped, but {error}")
 

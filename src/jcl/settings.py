@@ -109,7 +109,7 @@ class RecordSettings(Section):
     checkpoint_minutes: NotNegative = Field(15.0, description="minutes between checkpoints within that; 0: none")
     keep: PositiveInt = Field(2, description="newest checkpoints kept")
     knn_every: Annotated[int, Field(ge=0)] = Field(10, description="epochs between online kNN; 0: only at the end")
-    knn_k: PositiveInt = Field(200, description="neighbours that vote")
+    knn_k: PositiveInt | Auto = Field(200, description="neighbours that vote")
     knn_temperature: Positive = Field(0.1, description="of the votes' weights")
     tensorboard: bool = Field(True, description="write TensorBoard events too")
     report: bool = Field(True, description="make a page of the run, report.html, at its end")

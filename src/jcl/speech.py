@@ -1,14 +1,75 @@
-"""How the tool speaks to people: plain lines, whatever they quote."""
+"""How the tool speaks to people: plain lines, whatever they quote, with numbers that read well."""
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
+
+from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
+
+# What stays on one line, so that it can be copied: a word (a path), a command between back quotes, and how to install.
+_UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
-def tell(console: Console, text: str) -> None:
-    """Print a line as it is: paths may hold brackets, which are no markup, and are copied best unbroken.
+def tell(console: Console, text: str, *, lead: str = "", lead_style: str = "bold red") -> None:
+    """Print a line as it is: paths may hold brackets, which are no markup.
 
-    What a file's name may hold to steer a terminal is shown, not sent.
+    A terminal gets lines broken between words; a log or a pipe gets the whole line. What a file's name may hold to
+    steer a terminal is shown, not sent. `lead` comes first and stands out.
     """
-    shown = "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
-    console.print(shown, highlight=False, markup=False, soft_wrap=True)
+    shown = visible(lead + text)
+    if console.is_terminal:
+        shown = "\n".join(_broken(line, console.width) for line in shown.split("\n"))
+    line = Text(shown)
+    line.stylize(lead_style, 0, len(lead))
+    console.print(line, soft_wrap=True)
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal shown, not sent; line ends stay."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 image`, `2,000 images`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def typed(path: Path) -> str:
+    """A path as it is given to a shell: in quotes where it needs them."""
+    return shlex.quote(str(path))
+
+
+def duration(seconds: float) -> str:
+    """`6.3 s`, `1 min 40 s`, `3 h 5 min`."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
+
+
+def readable_size(count: float) -> str:
+    """Bytes in the unit in which they read best."""
+    if abs(count) >= 2**30:
+        return f"{count / 2**30:,.2f} GiB"
+    return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def _broken(line: str, width: int) -> str:
+    """The line in parts of at most `width` columns, unless a word is longer; later parts are set in a little."""
+    if cell_len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    parts, part = [], indent
+    end = len(indent)  # of what has been taken
+    for word in _UNBROKEN.finditer(line):
+        gap = line[end : word.start()]
+        if part.strip() and cell_len(part + gap + word[0]) > width:
+            parts.append(part)
+            part, gap = indent + "  ", ""
+        part, end = part + gap + word[0], word.end()
+    return "\n".join([*parts, part])

@@ -52,3 +52,9 @@ def test_nothing_readable(tmp_path: Path):
     split = check_data(open_data(str(tmp_path))).splits["train"]
     assert split.unreadable == {"a.png": "the file is empty"} and split.widths == (0, 0, 0)
     assert split.class_counts == {} and split.labelled == 0
+
+
+def test_progress_counts_all_splits_together():
+    told = []
+    check_data(open_demo(50, 20), progress=lambda done, total: told.append((done, total)))
+    assert told == [(done, 70) for done in range(1, 71)]

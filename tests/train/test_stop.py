@@ -45,3 +45,12 @@ def test_outside_the_main_thread_nothing_changes():
     thread.start()
     thread.join()
     assert found == [(False, before)]
+
+
+def test_a_wish_is_passed_on_once():
+    heard = []
+    with StopRequest(lambda: heard.append("heard")):
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert heard == ["heard"]

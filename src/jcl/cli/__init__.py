@@ -10,13 +10,14 @@ import importlib
 import sys
 from typing import NoReturn
 
-from rich.markup import escape
-
 from jcl.cli.app import app, err, rank
-from jcl.errors import FailedElsewhere, JclError
+from jcl.errors import FailedElsewhere, Interrupted, JclError
 from jcl.launching import tell_launcher
+from jcl.speech import tell
 
 __all__ = ["app", "main"]
+
+INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
 for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "study", "exchange", "data"):
@@ -36,16 +37,27 @@ def main() -> None:
             raise
         _leave_with(_memory_is_full(error))
     except KeyboardInterrupt:
-        err.print("Interrupted.", highlight=False)
-        sys.exit(130)
+        _leave_interrupted()
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:  # typer has caught the key stroke and says nothing
+            _leave_interrupted()
+        raise
 
 
 def _leave_with(error: JclError) -> NoReturn:
     if tell_launcher(error, rank):
         sys.exit(error.exit_code)
     whose = f" on rank {rank}" if rank > 0 else ""
-    err.print(f"[bold red]Error{whose}:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+    # Whoever asked a run to stop has made no error.
+    tell(err, str(error), lead="" if error.exit_code == Interrupted.exit_code else f"Error{whose}: ")
     sys.exit(error.exit_code)
+
+
+def _leave_interrupted() -> NoReturn:
+    if err.is_terminal:
+        err.print()  # what was typed, ^C, stands on this line
+    tell(err, "Interrupted.")
+    sys.exit(INTERRUPTED)
 
 
 def _memory_is_full(error: RuntimeError) -> JclError:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import STUDY, JsonOption, SetOption, app, err, out
-from jcl.cli.printing import say, say_aside, write_json
+from jcl.cli.printing import in_table, say, say_aside, write_json
 from jcl.cli.run_options import (
     BackboneOption,
     BatchSizeOption,
@@ -180,11 +179,11 @@ def _print(found: Ablation) -> None:
     if not any(point.results or point.failed for point in found.points):
         return
     best = best_of(found.points)
-    table = Table(*(escape(short_name(name)) for name in found.names))
+    table = Table(*(in_table(short_name(name)) for name in found.names))
     for title in ("linear top-1", "kNN top-1", "validation", "seeds"):
         table.add_column(title, justify="right")
     for point in found.points:
-        values = [escape(written(point.values[name])) for name in found.names]
+        values = [in_table(written(point.values[name])) for name in found.names]
         failed = f" ({point.failed} failed)" if point.failed else ""
         figures = [_mean(point, figure) for figure in ("linear_top1", "knn_top1", "validation_top1")]
         table.add_row(*values, *figures, f"{len(point.results)}{failed}", style="bold" if point is best else None)

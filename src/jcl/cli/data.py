@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
-from jcl.speech import tell
-
-if TYPE_CHECKING:
-    pass
+from jcl.speech import counted, readable_size, tell, typed
 
 
 @app.command(rich_help_panel=DATA)
@@ -29,7 +26,10 @@ def recipes(
     from jcl.settings import describe_settings
 
     if settings:
-        table = Table("setting", "default", "meaning")
+        # The whole name is what --set wants.
+        table = Table(
+            Column("setting", no_wrap=True), Column("default", max_width=10), Column("meaning", overflow="fold")
+        )
         for row in describe_settings():
             table.add_row(*row)
         out.print(table)
@@ -53,7 +53,8 @@ def check(
     from jcl.data import open_data
     from jcl.data.check import check_data
 
-    report = check_data(open_data(data))
+    with counting("checking") as progress:
+        report = check_data(open_data(data), progress=progress)
     print_report(report)
     write_json(report.as_dict(), json_file)
 
@@ -78,9 +79,9 @@ def shard(
             progress=progress,
         )
     for name, split in report.splits.items():
-        shards = "1 shard" if split.shards == 1 else f"{split.shards:,} shards"
-        say(f"{name}: {split.images:,} images in {shards}, {split.bytes / 2**20:,.1f} MiB")
+        images, shards = counted(split.images, "image"), counted(split.shards, "shard")
+        say(f"{name}: {images} in {shards}, {readable_size(split.bytes)}")
         for image, reason in split.left_out.items():
             tell(err, f"left out {image}: {reason}")
-    say(f"Train on them with: jcl pretrain {out_folder}")
+    say(f"Train on them with: jcl pretrain {typed(out_folder)}")
     write_json(report.as_dict(), json_file)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import out
-from jcl.cli.printing import say
+from jcl.cli.printing import in_table, say
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
+from jcl.speech import counted
 
 _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
 
 
 def print_report(report: DataReport) -> None:
-    table = Table("", *(escape(split) for split in report.splits), title=f"What is in {escape(report.name)}")
+    table = Table("", *(in_table(split) for split in report.splits), title=f"What is in {in_table(report.name)}")
     for title, values in _rows(report.splits.values()):
-        table.add_row(title, *(escape(value) for value in values))
+        table.add_row(title, *(in_table(value) for value in values))
     out.print(table)
     for split, found in report.splits.items():
         for line in _troubles(split, found):
             say(line)
     if report.shared:
-        say(f"{_count(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
+        say(f"{counted(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
 
 
 def _rows(splits: Iterable[SplitReport]) -> list[tuple[str, list[str]]]:
@@ -47,8 +47,9 @@ def _sides(values: tuple[int, int, int]) -> str:
 def _classes(split: SplitReport) -> str:
     if not split.class_counts:
         return "no labels"
-    counts = split.class_counts.values()
-    return f"{len(split.class_counts):,}, of {min(counts):,} to {max(counts):,} images"
+    least, most = min(split.class_counts.values()), max(split.class_counts.values())
+    each = f"{counted(most, 'image')} each" if least == most else f"{least:,} to {most:,} images"
+    return f"{len(split.class_counts):,}, of {each}"
 
 
 def _troubles(split: str, found: SplitReport) -> list[str]:
@@ -59,16 +60,12 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
     if len(found.unreadable) > _SHOWN:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
     if found.small:
-        many = _count(len(found.small), "image")
+        many = counted(len(found.small), "image")
         lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")
     lines += [f"{split}: the same picture: {_some(group)}" for group in found.duplicates[:_SHOWN]]
     if len(found.duplicates) > _SHOWN:
         lines.append(f"{split}: {len(found.duplicates) - _SHOWN:,} more groups of copies.")
     return lines
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _some(names: Iterable[str]) -> str:

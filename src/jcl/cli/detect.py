@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import JclError, SettingsError
+from jcl.speech import counted
 
 if TYPE_CHECKING:
     from jcl.evaluate.detection.folder import DetectionFolder
@@ -163,7 +163,7 @@ def _write(file: Path, text: str) -> None:
 
 def _print_figures(figures: dict[str, Any]) -> None:
     names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-    table = Table(escape(str(figures["label"])), "AP", "AP50", "AP75", "AP small", "AP medium", "AP large")
+    table = Table(in_table(str(figures["label"])), "AP", "AP50", "AP75", "AP small", "AP medium", "AP large")
     for kind in ("box", "mask", "keypoint"):
         if f"{kind}_ap" in figures:
             values = [figures.get(f"{kind}_{name}") for name in names]
@@ -172,7 +172,8 @@ def _print_figures(figures: dict[str, Any]) -> None:
     source = ", held out of the training images for want of others" if figures["test_held_out"] else ""
     if figures["tested_on_training_images"]:
         source = ", the same that it was trained on"
-    say(f"{figures['iterations']:,} iterations. Tested on {figures['test_images']:,} images{source}.")
+    iterations, images = counted(figures["iterations"], "iteration"), counted(figures["test_images"], "image")
+    say(f"{iterations}. Tested on {images}{source}.")
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 if TYPE_CHECKING:
     from jcl.probing import LinearReport
@@ -26,7 +26,10 @@ WorkersOption = Annotated[
 def knn(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
     data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
-    k: Annotated[list[int] | None, typer.Option("-k", help="Neighbours that vote; may be given several times.")] = None,
+    k: Annotated[
+        list[int] | None,
+        typer.Option("-k", help="Neighbours that vote; repeatable (default: 200, fewer for few images)."),
+    ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the votes; may be given several times.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
@@ -39,7 +42,7 @@ def knn(
     results = measure_knn(
         weights,
         data,
-        k=k or [200],
+        k=k or [],
         temperature=temperature or [0.1],
         batch_size=batch_size,
         workers=workers,
@@ -50,7 +53,7 @@ def knn(
         table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
     out.print(table)
     best = results[0]
-    out.print(f"{best.queries:,} queries against a bank of {best.bank:,} images.", highlight=False)
+    say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
     write_json(_knn_figures(results), json_file)
 
 
@@ -234,9 +237,11 @@ def _print_linear(report: LinearReport) -> None:
         f"{figures['weight_decay']:g}",
     )
     out.print(table)
-    say(f"Trained on {figures['train_images']:,} images of {figures['classes']} classes. {_tested_on(figures)}")
+    trained, classes = counted(figures["train_images"], "image"), counted(figures["classes"], "class", "classes")
+    say(f"Trained on {trained} of {classes}. {_tested_on(figures)}")
     if scores.strangers:
-        say(f"{scores.strangers:,} test images are of classes without training images; they count as wrong.")
+        strangers = counted(scores.strangers, "test image")
+        say(f"Counted as wrong, being of classes without training images: {strangers}.")
     if report.edges:
         say(
             f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
@@ -248,10 +253,10 @@ def _print_classes(report: LinearReport) -> None:
     table = Table("class", "test images", "top-1")
     scores = report.scores
     for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
-        table.add_row(escape(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
+        table.add_row(in_table(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
     out.print(table)
 
 
 def _tested_on(figures: dict[str, Any]) -> str:
     source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
-    return f"Tested on {figures['test_images']:,} images{source}."
+    return f"Tested on {counted(figures['test_images'], 'image')}{source}."

@@ -10,6 +10,7 @@ import typer
 
 from jcl.cli.app import EXCHANGE, app
 from jcl.cli.printing import say
+from jcl.speech import counted, readable_size, typed
 
 
 class Target(StrEnum):
@@ -51,12 +52,12 @@ def import_(
     info = taken.info
     stem = " with the small stem" if info.stem == "small" else ""
     say(f"Recognised: {taken.recognised}.")
-    say(f"Taken: {taken.taken:,} tensors of {info.backbone}{stem}, for images of {info.image_size} px.")
+    say(f"Taken: {counted(taken.taken, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
     parts = ", ".join(f"{part} ({count:,})" for part, count in taken.left_out.items())
     say(f"Left out: {parts or 'nothing'}.")
     for note in taken.notes:
         say(f"Note: {note}.")
-    say(f"Written to {out_file}; use it wherever a run is asked for, as in: jcl knn {out_file} DATA")
+    say(f"Written to {out_file}; use it wherever a run is asked for, as in: `jcl knn {typed(out_file)} DATA`.")
 
 
 @app.command(rich_help_panel=EXCHANGE)
@@ -71,6 +72,7 @@ def export(
     from jcl.exchange import export_backbone
 
     written = export_backbone(weights, target.value, out, force=force, backbone=backbone)
-    say(f"{written.info.backbone}: {written.tensors:,} tensors, {written.bytes / 2**20:,.1f} MiB, written to {out}.")
+    tensors, space = counted(written.tensors, "tensor"), readable_size(written.bytes)
+    say(f"{written.info.backbone}: {tensors}, {space}, written to {out}.")
     for hint in written.hints:
         say(hint)

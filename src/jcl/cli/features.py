@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
-from jcl.speech import tell
+from jcl.speech import counted, tell
 
 if TYPE_CHECKING:
     from jcl.lookup import Matches
@@ -54,8 +53,8 @@ def embed(
     for image, reason in report.skipped.items():
         tell(err, f"left out {image}: {reason}")
     skipped = f", {len(report.skipped):,} left out as unreadable" if report.skipped else ""
-    counts = ", ".join(f"{count:,} {name}" for name, count in report.images.items())
-    say(f"Features of width {report.feature_width} ({counts} images{skipped}) are in {out_file}.")
+    counts = ", ".join(counted(count, f"{name} image") for name, count in report.images.items())
+    say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {out_file}.")
     write_json(report.as_dict(), json_file)
 
 
@@ -98,7 +97,7 @@ def _print_matches(matches: Matches) -> None:
         for name in ("name", *shown):
             table.add_column(name, overflow="fold")
         for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
-            cells = [escape(text or "") for text in texts[: 1 + len(shown)]]
+            cells = [in_table(text or "") for text in texts[: 1 + len(shown)]]
             table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
         out.print(table)
 

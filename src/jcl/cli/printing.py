@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from jcl.cli.app import err, out, rank
 from jcl.errors import JclError
-from jcl.speech import tell
+from jcl.speech import tell, visible
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
@@ -19,6 +21,11 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
         path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise JclError(f"the figures could not be written to {path}: {error.strerror}.") from None
+
+
+def in_table(text: str) -> str:
+    """Somebody's words as they go into a table: on one line, no markup, and nothing that steers a terminal."""
+    return escape(visible(text).replace("\n", "\\n"))
 
 
 def say(text: str) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from jcl.cli.app import EVALUATE, JsonOption, app
 from jcl.cli.printing import say, write_json
+from jcl.speech import readable_size
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -41,5 +42,5 @@ def report(
     for run in made.runs:
         for sentence in run.absent:
             say(f"{run.name}: {sentence}")
-    say(f"The page is in {made.file} ({made.size / 2**20:.1f} MiB); open it in a browser.")
+    say(f"The page is in {made.file} ({readable_size(made.size)}); open it in a browser.")
     write_json(made.as_dict(), json_file)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import out
-from jcl.cli.printing import say
+from jcl.cli.printing import in_table, say
+from jcl.speech import counted, readable_size
 
 if TYPE_CHECKING:
     from jcl.comparing import DistributionReport
@@ -24,7 +24,7 @@ def print_distribution(report: DistributionReport) -> None:
     table = _table("", "similarity", "without self-pairs", "variance", "width")
     for name, spread in zip(report.names, report.spreads, strict=True):
         table.add_row(
-            escape(name),
+            in_table(name),
             f"{spread.similarity.quantile(0.5):.4f}",
             f"{spread.similarity_of_different_views.quantile(0.5):.4f}",
             f"{spread.variance.quantile(0.5):.3e}",
@@ -48,7 +48,7 @@ def print_distribution(report: DistributionReport) -> None:
     for note in report.notes:
         say(f"Note: {note}")
     if about["skipped"]:
-        say(f"{about['skipped']:,} images could not be read and were left out.")
+        say(f"Left out, because it cannot be read: {counted(about['skipped'], 'image')}.")
 
 
 def print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: int, images: int) -> None:
@@ -131,23 +131,16 @@ def print_cost(report: CostReport) -> None:
             continue
         memory, taken = cell.cost.bytes, cell.cost.milliseconds
         ratios = ("", "") if base is None else (f"{memory / base.bytes:.2f}", f"{taken / base.milliseconds:.2f}")
-        table.add_row(title, str(cell.keys), readable(memory), ratios[0], f"{taken:,.1f}", ratios[1])
+        table.add_row(title, str(cell.keys), readable_size(memory), ratios[0], f"{taken:,.1f}", ratios[1])
     out.print(table)
     how = "as PyTorch's allocator counts it" if report.on_gpu else "as PyTorch's profiler sees it allocated and freed"
     say(f"{report.described()}. Memory: the most that is held at any moment of a step, weights included, {how}.")
     for method in COMPARED:
         line = growth(report.cells, method)
         if line is not None:
-            more = readable(line.bytes_per_key)
+            more = readable_size(line.bytes_per_key)
             say(f"{TITLES[method]}: {more} more with each key (R² of a straight line: {line.fit:.3f}).")
     say("Without gradients keys are encoded in parts, as many as train.key_passes says, so that memory need not grow.")
-
-
-def readable(count: float) -> str:
-    """Bytes in the unit in which they read best."""
-    if abs(count) >= 2**30:
-        return f"{count / 2**30:.2f} GiB"
-    return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _table(first: str, *others: str) -> Table:

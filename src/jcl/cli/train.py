@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from jcl.cli.app import TRAIN, JsonOption, SetOption, app, err, out, rank
-from jcl.cli.printing import write_json
+from jcl.cli.printing import say, write_json
 from jcl.cli.run_options import (
     BackboneOption,
     BatchSizeOption,
@@ -31,6 +30,7 @@ from jcl.cli.run_options import (
     given_values,
     run_settings,
 )
+from jcl.cli.run_table import run_table
 
 if TYPE_CHECKING:
     from jcl.pretraining import Run
@@ -135,16 +135,8 @@ def _report_run(run: Run, json_file: Path | None) -> None:
     if rank > 0:
         return  # the first one reports, and only it is sure to see the folder
     folder, summary = run.path, run.summary
-    table = Table("figure", "value", title=escape(f"{summary['method']} on {summary['data']}"))
-    for name, value in summary.items():
-        table.add_row(name, f"{value:,.3f}" if isinstance(value, float) else escape(str(value)))
-    out.print(table)
+    out.print(run_table(summary))
     page = folder / "report.html"
     look = f"look at {page}" if page.exists() else f"curves and example views in {folder / 'figures'}"
-    out.print(
-        f"Everything is in {folder} ({look}).",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+    say(f"Everything is in {folder} ({look}).")
     write_json(summary, json_file)

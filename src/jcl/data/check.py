@@ -4,6 +4,7 @@ import hashlib
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -72,14 +73,24 @@ def _figures(report: SplitReport) -> dict[str, object]:
     return figures
 
 
-def check_data(data: ImageData, threads: int | None = None) -> DataReport:
-    """Read every image of a data set, with as many threads as there are cores unless told otherwise."""
+def check_data(
+    data: ImageData, threads: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
+) -> DataReport:
+    """Read every image of a data set, with as many threads as there are cores unless told otherwise.
+
+    `progress` is told how many of how many images have been looked at.
+    """
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
+    done, total = 0, sum(map(len, sources.values()))
     splits, digests = {}, {}
     for split, source in sources.items():
         started = time.perf_counter()
         with ThreadPoolExecutor(threads or cpu_cores()) as pool:
-            looks = list(pool.map(lambda index, source=source: _look(source, index), range(len(source))))
+            looks = []
+            for look in pool.map(lambda index, source=source: _look(source, index), range(len(source))):
+                looks.append(look)
+                done += 1
+                progress(done, total)
         splits[split] = _report(source, looks, (time.perf_counter() - started) / len(source))
         digests[split] = {look.digest: look.name for look in looks if look.reason is None}
     shared = digests.get("test", {}).keys() & digests["train"].keys()

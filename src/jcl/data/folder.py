@@ -12,6 +12,7 @@ from jcl.data.decoding import decode
 from jcl.data.listing import NameTable, list_images
 from jcl.data.source import UNLABELLED, ImageData
 from jcl.errors import DataError
+from jcl.speech import counted
 
 _TRAIN_FOLDER: Final = "train"
 _TEST_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one found; ImageNet's test set has no labels
@@ -33,8 +34,8 @@ class FolderImages:
 
     @property
     def description(self) -> str:
-        classes = "" if self.class_names is None else f" in {len(self.class_names)} class folders"
-        return f"{len(self):,} image files{classes} below {self.root}"
+        classes = "" if self.class_names is None else f" in {counted(len(self.class_names), 'class folder')}"
+        return f"{counted(len(self), 'image file')}{classes} below {self.root}"
 
     def __len__(self) -> int:
         return len(self._files)

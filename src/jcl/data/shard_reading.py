@@ -22,6 +22,7 @@ from jcl.data.shard_index import NO_CONTENT, ShardIndex, index_shards
 from jcl.data.shard_patterns import expand_braces
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
 from jcl.errors import DataError
+from jcl.speech import counted
 
 _BYTES_LIMIT: Final = 1 << 30  # of one image file
 _OPEN_FILES: Final = 128  # kept open in each process; systems allow 256 or more
@@ -55,10 +56,10 @@ class ShardImages:
 
     @property
     def description(self) -> str:
-        words = f"{len(self):,} images in {_counted(len(self._index.shards), 'shard')}"
+        words = f"{counted(len(self), 'image')} in {counted(len(self._index.shards), 'shard')}"
         if self.damage:
             shard, why = next(iter(self.damage.items()))
-            words += f", of which {_counted(len(self.damage), 'damaged shard')} ({shard}: {why})"
+            words += f", of which {counted(len(self.damage), 'damaged shard')} ({shard}: {why})"
         return words
 
     def __len__(self) -> int:
@@ -257,7 +258,3 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
         numbers = [known.get(text, UNLABELLED) for text in texts]
     # The last entry is what the place -1 means.
     return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.labels])
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" + ("" if count == 1 else "s")

@@ -7,6 +7,7 @@ from pathlib import Path
 from jcl.errors import RunError
 from jcl.evaluate.finetune import FinetuneSettings, finetune_settings
 from jcl.evaluate.training_folder import ClassifierFolder
+from jcl.speech import typed
 from jcl.train.atomic import write_atomically
 
 
@@ -25,7 +26,7 @@ class FinetuneFolder(ClassifierFolder):
 
     @property
     def how_to_resume(self) -> str:
-        return f"continue it with `jcl finetune --resume {self.path}`"
+        return f"continue it with `jcl finetune --resume {typed(self.path)}`"
 
     @property
     def first_files(self) -> tuple[Path, ...]:

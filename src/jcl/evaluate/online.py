@@ -21,8 +21,9 @@ def online_knn(
     """A function that measures `backbone` as it is when called; None where the data has no labels."""
     if data.train.labels is None:
         return None
-    image_size, workers = settings.views.image_size, settings.data.workers
+    image_size, workers, voters = settings.views.image_size, settings.data.workers, settings.record.knn_k
     assert isinstance(image_size, int) and isinstance(workers, int), "settings of a run are resolved"
+    assert isinstance(voters, int), "settings of a run are resolved"
     shown = FeatureSettings(image_size, settings.views.mean, settings.views.std)
     precision = choose_precision(settings.train.precision, device)
     record = settings.record
@@ -31,7 +32,7 @@ def online_knn(
         return shown.extract(backbone, source, device=device, precision=precision, workers=workers)
 
     def measure() -> dict[str, float]:
-        k, temperature = [record.knn_k], [record.knn_temperature]
+        k, temperature = [voters], [record.knn_temperature]
         seed = settings.train.seed
         result = knn_on(data, features, k=k, temperature=temperature, seed=seed, device=device, ranks=ranks)[0]
         return {"knn_top1": result.top1, "knn_top5": result.top5}

@@ -112,7 +112,8 @@ class SupervisedTraining:
         steps, epochs = self.loader.steps_per_epoch, self.train.epochs
         self.network.train()
         self._clock = self._saved_at = time.perf_counter()
-        catching = StopRequest() if self.files is not None else contextlib.nullcontext(StopRequest())
+        heard = StopRequest(self.display.stopping)
+        catching = heard if self.files is not None else contextlib.nullcontext(heard)
         with catching as stop, self.display:
             self.display.start(self.progress.step, steps, epochs)
             for epoch in range(self.progress.step // steps, epochs):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jcl.speech import tell
-from jcl.train.display import LOG_SECONDS
+from jcl.train.display import BarFigures, LogPace, progress_bar, speed
 
 
 class SupervisedDisplay:
@@ -18,19 +16,11 @@ class SupervisedDisplay:
 
     def __init__(self, console: Console, label: str) -> None:
         self.console, self.label = console, label
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-            expand=True,
-        )
-        self._task = self._bar.add_task(label, total=None, figures="")
+        self._figures = BarFigures()
+        self._bar = progress_bar(console, self._figures)
+        self._task = self._bar.add_task(label, total=None)
         self._steps, self._epochs = 1, 1
-        self._last_line = time.monotonic()
+        self._pace = LogPace(console)
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -51,11 +41,15 @@ class SupervisedDisplay:
 
     def show(self, epoch: float, figures: dict[str, float]) -> None:
         """New figures."""
-        text = f"loss {figures['loss']:.3f}  {figures['images_per_second']:,.0f} images/s"
-        self._bar.update(self._task, figures=text)
-        if not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
-            self._last_line = time.monotonic()
+        text = f"loss {figures['loss']:.3f}  {speed(figures['images_per_second'])}"
+        self._figures.text = text
+        if self._pace.due():
+            self._pace.written()
             self.say(f"{self.label} epoch {epoch:.3g}/{self._epochs}: {text}")
+
+    def stopping(self) -> None:
+        """The training is asked to stop, which is heard."""
+        self._figures.stopping = True
 
     def say_skipped(self, skipped: dict[str, str]) -> None:
         """Which training images could not be read, if any."""

@@ -6,9 +6,10 @@ from typing import Any
 
 from jcl.report.contents import Answer, ExampleViews, RunContents, ShownImage
 from jcl.report.inline import image_address
-from jcl.report.page_tables import MISSING, duration, memory, plain_value
+from jcl.report.page_tables import MISSING, plain_value
 from jcl.report.remarks import remarks
 from jcl.report.scatter import class_marks, map_chart
+from jcl.speech import counted, duration, readable_size
 
 
 def shown_run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def _choices(run: RunContents) -> list[tuple[str, str, str]] | None:
 def _about(run: RunContents) -> str:
     settings = run.settings
     keys = f", {settings.method.num_keys} keys an image" if settings.method.num_keys > 1 else ""
-    epochs = "1 epoch" if settings.train.epochs == 1 else f"{settings.train.epochs:,} epochs"
+    epochs = counted(settings.train.epochs, "epoch")
     return f"{settings.method.name}{keys} · {settings.model.backbone} · {epochs} on {settings.data.location}"
 
 
@@ -78,7 +79,7 @@ def _facts(run: RunContents) -> list[tuple[str, str]]:
         ("own image first", None if own is None else f"{own:.1f} %"),
         ("images a second", f"{summary.get('images_per_second', speed):,.0f}" if speed is not None else None),
         ("training time", None if seconds is None else duration(seconds)),
-        ("peak memory", None if peak is None else memory(peak)),
+        ("peak memory", None if peak is None else readable_size(peak)),
     ]
     return [(name, value) for name, value in found if value is not None]
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from jcl.report.contents import RunContents
 from jcl.settings import describe_settings
+from jcl.speech import duration, readable_size
 
 MISSING: Final = "–"
 
@@ -69,7 +70,7 @@ def resource_table(runs: Sequence[RunContents]) -> Table:
     rows = [
         _row("images a second", [_speed(run) for run in runs], lambda value: f"{value:,.0f}"),
         _row("time spent training", [_seconds(run) for run in runs], duration, best=False),
-        _row("peak memory", [_of_summary(run, "peak_memory_bytes") for run in runs], memory, best=False),
+        _row("peak memory", [_of_summary(run, "peak_memory_bytes") for run in runs], readable_size, best=False),
         _row("steps", [_of_summary(run, "steps") for run in runs], lambda value: f"{value:,.0f}", best=False),
         _row("ranks", [_of_summary(run, "ranks") for run in runs], lambda value: f"{value:,.0f}", best=False),
     ]
@@ -86,18 +87,6 @@ def settings_tables(runs: Sequence[RunContents]) -> list[Table]:
             Row(name.rpartition(".")[2], values, meaning, differs=len(set(values)) > 1)
         )
     return [Table(section, rows) for section, rows in sections.items()]
-
-
-def duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, left = divmod(rest, 60)
-    if hours:
-        return f"{hours:,} h {minutes} min"
-    return f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
-
-
-def memory(size: float) -> str:
-    return f"{size / 2**30:,.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
 def _row(name: str, values: Sequence[float | None], write: Callable[[float], str], *, best: bool = True) -> Row | None:

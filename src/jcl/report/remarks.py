@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jcl.report.contents import RunContents
+from jcl.train.folder import RunFolder
 from jcl.train.health import uniform_guess_loss
 
 SATURATED = 99.0  # percent of queries that find their own image first
@@ -45,7 +46,9 @@ def _unfinished(run: RunContents) -> Iterator[Remark]:
     epochs = run.settings.train.epochs
     line = run.newest("train")
     where = f"it stands at epoch {line['epoch']:.1f} of {epochs}" if line else "nothing has been recorded yet"
-    yield Remark("problem", f"This run has not finished: {where}. Continue it with `jcl resume {run.path}`.")
+    yield Remark(
+        "problem", f"This run has not finished: {where}. Continue it with `{RunFolder(run.path).how_to_resume}`."
+    )
 
 
 def _loss(run: RunContents) -> Iterator[Remark]:

@@ -12,21 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+from rich.table import Column
 from rich.text import Text
 
-from jcl.speech import tell
+from jcl.speech import counted, tell
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
+from jcl.train.display import progress_bar
 from jcl.train.lock import NAME as LOCK
 
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -47,20 +40,14 @@ class AblationDisplay:
         """Around the work on those of `total` cells that are to do."""
         done = total - len(todo)
         kept = f"; {done} done before are kept" if done else ""
-        cells = "1 cell" if total == 1 else f"{total} cells"
-        self.say(f"{cells} into {folder}{kept}. Each cell's log.txt tells how it is doing.")
+        self.say(f"{counted(total, 'cell')} into {folder}{kept}. Each cell's log.txt tells how it is doing.")
         self._total, self._ended = total, done
-        self._bar = Progress(
-            TextColumn("cells"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
+        one_line = Column(no_wrap=True)
+        self._bar = progress_bar(
+            self._console,
+            MofNCompleteColumn(table_column=one_line),
             _Epochs(todo),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-            expand=True,
+            TimeElapsedColumn(table_column=one_line),
         )
         with self._bar:
             self._task = self._bar.add_task("cells", total=total, completed=self._ended)
@@ -84,7 +71,7 @@ class _Epochs(ProgressColumn):
     """How far the cells are that are being trained, looked up now and then."""
 
     def __init__(self, todo: Mapping[Path, Cell]) -> None:
-        super().__init__()
+        super().__init__(Column(no_wrap=True))
         self._todo = todo
         self._text, self._looked = Text(""), -math.inf
 

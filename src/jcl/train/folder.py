@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jcl.errors import RunError
 from jcl.settings import Settings, read_settings, settings_text
+from jcl.speech import typed
 from jcl.train.atomic import write_atomically
 
 
@@ -27,6 +28,10 @@ class RunFolder:
         self.report_file = self.path / "report.html"
         self.figures = self.path / "figures"
 
+    @property
+    def how_to_resume(self) -> str:
+        return f"jcl resume {typed(self.path)}"
+
     def refuse_occupied(self) -> None:
         """Raise if something is here already."""
         if self.path.exists() and not self.path.is_dir():
@@ -34,7 +39,7 @@ class RunFolder:
         if self.holds_run():
             raise RunError(
                 f"{self.path} already holds a run and is left as it is; "
-                f"continue it with `jcl resume {self.path}` or choose another folder with --out."
+                f"continue it with `{self.how_to_resume}` or choose another folder with --out."
             )
 
     def create(self, settings: Settings) -> None:
@@ -65,7 +70,8 @@ class RunFolder:
 
     def settings(self) -> Settings:
         if not self.settings_file.is_file():
-            raise RunError(f"{self.path} holds no run: there is no settings.yaml in it.")
+            why = "there is no settings.yaml in it" if self.path.exists() else "there is no such folder"
+            raise RunError(f"{self.path} holds no run: {why}.")
         return read_settings(self.settings_file)
 
 

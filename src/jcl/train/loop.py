@@ -35,6 +35,7 @@ class Display(Protocol):
     def start(self, step: int, total_steps: int, steps_per_epoch: int) -> None: ...
     def advance(self, step: int) -> None: ...
     def show(self, line: dict[str, Any]) -> None: ...
+    def stopping(self) -> None: ...
 
 
 @dataclass
@@ -63,13 +64,15 @@ class Training:
         self.display.start(self.progress.step, epochs * steps, steps)
         self.clock = self.saved_at = time.perf_counter()
         try:
-            with StopRequest() as stop:
+            with StopRequest(self.display.stopping) as stop:
                 self.measure_if_due()  # a run may have been stopped between an epoch's last step and this
                 for epoch in range(self.progress.step // steps, epochs):
                     self.train_epoch(epoch, stop)
                     self.finish_epoch(epoch + 1)
                     if epoch + 1 < epochs and self.ranks.any(stop.requested):
                         self.leave(stop.signal_name)
+        except KeyboardInterrupt:  # asked a second time
+            raise self.about_stopping_at_once() from None
         except LostContact as error:
             raise self.about_lost_contact(error) from error
         except DataError as error:
@@ -118,10 +121,10 @@ class Training:
         progress.window = figures.clone() if progress.window_steps == 0 else progress.window.add_(figures)
         progress.window_steps += 1
         progress.step += 1
-        self.display.advance(progress.step)
         last = progress.step == self.settings.train.epochs * self.loader.steps_per_epoch
         if progress.window_steps == record.log_every or last:
             self.write_window(lr, scale)
+        self.display.advance(progress.step)
 
     def write_window(self, lr: float, scale: float) -> None:
         progress = self.progress
@@ -196,7 +199,7 @@ class Training:
         except RunError as error:
             raise RunError(
                 f"{error} The run stopped after step {self.progress.step}, and {self.last_good()}; once that is "
-                f"mended, continue it with `jcl resume {self.folder.path}`."
+                f"mended, continue it with `{self.folder.how_to_resume}`."
             ) from None
 
     def save_unless_untrained(self, error: DataError) -> None:
@@ -208,7 +211,7 @@ class Training:
         self.finish_saving()
         raise DataError(
             f"{error} The run stopped after step {self.progress.step} and is saved; "
-            f"once the data is mended, continue it with `jcl resume {self.folder.path}`."
+            f"once the data is mended, continue it with `{self.folder.how_to_resume}`."
         ) from None
 
     def lap(self) -> None:
@@ -225,7 +228,13 @@ class Training:
         self.save_for_good()
         raise Interrupted(
             f"{signal_name or 'A signal was'} received: the run stopped after step {self.progress.step} and is saved; "
-            f"continue it with `jcl resume {self.folder.path}`."
+            f"continue it with `{self.folder.how_to_resume}`."
+        )
+
+    def about_stopping_at_once(self) -> Interrupted:
+        return Interrupted(
+            f"Ctrl-C received twice: the run stopped at once, in step {self.progress.step}, and "
+            f"{self.newest_good()}; continue it with `{self.folder.how_to_resume}`."
         )
 
     def about_lost_contact(self, error: LostContact) -> LostContact:
@@ -234,7 +243,7 @@ class Training:
         others = self.heartbeat.whereabouts() if silent else "Another rank has ended."
         return (SilentRank if silent else LostContact)(
             f"{error} {others} The run stopped in step {self.progress.step}, and {self.last_good()}; "
-            f"continue it with `jcl resume {self.folder.path}`."
+            f"continue it with `{self.folder.how_to_resume}`."
         )
 
     def stop_unless_finite(self) -> None:
@@ -256,5 +265,8 @@ class Training:
 
     def last_good(self) -> str:
         self.saver.wait()
+        return self.newest_good()
+
+    def newest_good(self) -> str:
         good = newest_checkpoint(self.folder.checkpoints)
         return f"the last good checkpoint is {good}" if good else "there is no checkpoint yet"

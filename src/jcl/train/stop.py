@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -15,8 +16,10 @@ class StopRequest:
     Outside the main thread signals cannot be caught, and nothing changes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
+        """`heard` is called from within the signal handler, so it may note the wish and no more."""
         self.signal_name = ""
+        self._heard = heard
         self._previous: dict[int, Any] = {}
 
     @property
@@ -39,3 +42,4 @@ class StopRequest:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
+        self._heard()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from jcl.evaluate.supervised_display import SupervisedDisplay
-from jcl.train.display import LOG_SECONDS
+from jcl.train.display import speed
 
 
 class DetectionDisplay(SupervisedDisplay):
@@ -20,8 +18,8 @@ class DetectionDisplay(SupervisedDisplay):
 
     def show(self, epoch: float, figures: dict[str, float]) -> None:
         """New figures, after so many iterations."""
-        text = f"loss {figures['loss']:.3f}  {figures['images_per_second']:,.1f} images/s"
-        self._bar.update(self._task, figures=text)
-        if not self.console.is_terminal and time.monotonic() - self._last_line > LOG_SECONDS:
-            self._last_line = time.monotonic()
+        text = f"loss {figures['loss']:.3f}  {speed(figures['images_per_second'])}"
+        self._figures.text = text
+        if self._pace.due():
+            self._pace.written()
             self.say(f"{self.label} {epoch:,.0f}/{self._iterations:,}: {text}")

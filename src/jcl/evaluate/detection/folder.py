@@ -8,6 +8,7 @@ from typing import Any
 
 from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
 from jcl.evaluate.training_folder import TrainingFolder
+from jcl.speech import typed
 from jcl.train.atomic import write_atomically
 
 
@@ -25,7 +26,7 @@ class DetectionFolder(TrainingFolder):
 
     @property
     def how_to_resume(self) -> str:
-        return f"continue it with `jcl detect --resume {self.path}`"
+        return f"continue it with `jcl detect --resume {typed(self.path)}`"
 
     def results_file(self, kind: str) -> Path:
         return self.path / f"results-{kind}.json"

@@ -65,7 +65,7 @@ class DetectionTraining:
         """Train from where `progress` stands to the last iteration, and save the state that this leads to."""
         self.detector.train()
         self._clock = time.perf_counter()
-        with StopRequest() as stop, self.display:
+        with StopRequest(self.display.stopping) as stop, self.display:
             self.display.begin(self.progress.step, self.settings.iterations)
             while self.progress.step < self.settings.iterations:
                 self.advance()

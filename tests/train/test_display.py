@@ -1,0 +1,108 @@
+"""What a person sees of a run: one line of bar in a terminal of any width, and few lines in a log."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from jcl.evaluate.supervised_display import SupervisedDisplay
+from jcl.recipes import build_settings
+from jcl.train import display as module
+from jcl.train.display import LogPace, RunDisplay
+
+SETTINGS = build_settings("demo", values={"train.epochs": 24})
+FIGURES = {"kind": "train", "step": 19, "epoch": 1.0, "loss": 2.1234, "images_per_second": 12_321.4}
+
+
+class Clock:
+    """Time that passes as a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+
+
+def console(file: io.StringIO, width: int, terminal: bool) -> Console:
+    return Console(file=file, width=width, force_terminal=terminal, no_color=True, _environ={})
+
+
+def frames(width: int, *, stopping: bool = False) -> list[str]:
+    """What the bar has shown, a text for each time that it was drawn."""
+    file = io.StringIO()
+    shown = RunDisplay(console(file, width, terminal=True), SETTINGS, "MoCo v2")
+    with shown:
+        shown.start(0, 456, 19)
+        shown.show(dict(FIGURES))
+        shown.advance(199)
+        if stopping:
+            shown.stopping()
+        shown._bar.refresh()
+        drawn = re.split(r"\r", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()))
+    return [frame for frame in drawn if frame.strip()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_bar_stays_on_one_line(width):
+    newest = frames(width)[-1]
+    assert "\n" not in newest and len(newest) <= width
+    assert "epoch 11/24" in newest and "loss 2.123  12,321 images/s" in newest and "━" in newest
+
+
+def test_whoever_presses_ctrl_c_sees_that_it_was_heard():
+    newest = frames(60, stopping=True)[-1]
+    assert "stopping; Ctrl-C again: at once" in newest and "\n" not in newest
+
+
+def test_a_log_shows_life_before_the_first_figures_and_says_how_long_it_takes(monkeypatch):
+    clock, file = Clock(monkeypatch), io.StringIO()
+    with RunDisplay(console(file, 80, terminal=False), SETTINGS, "jcl") as shown:
+        shown.start(0, 456, 19)
+        for step in range(1, 5):
+            clock.now += 20
+            shown.advance(step)
+    assert file.getvalue().splitlines() == [
+        "jcl epoch 0.105: step 2 of 456, about 2 h 31 min left",
+        "jcl epoch 0.211: step 4 of 456, about 2 h 30 min left",
+    ]
+
+
+def test_a_log_has_whole_lines_without_control_characters(monkeypatch):
+    clock, file = Clock(monkeypatch), io.StringIO()
+    with RunDisplay(console(file, 60, terminal=False), SETTINGS, "jcl") as shown:
+        shown.start(0, 456, 19)
+        clock.now += 40
+        shown.show(FIGURES | {"feature_std": 0.08, "contrastive_accuracy": 18.6, "queue_filled": 0.5})
+        shown.show({"kind": "knn", "step": 19, "epoch": 1.0, "knn_top1": 15.0})
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 2 and all(line.isprintable() for line in lines)
+    assert "step 19 of 456" in lines[0] and "12,321 images/s" in lines[0] and "kNN top-1 15.0 %" in lines[1]
+    assert all(line.endswith("19 % of queries find their own image first") for line in lines)
+
+
+def test_a_run_of_three_days_leaves_hundreds_of_lines_not_thousands(monkeypatch):
+    clock = Clock(monkeypatch)
+    pace, lines = LogPace(console(io.StringIO(), 80, terminal=False)), 0
+    for _ in range(3 * 24 * 360):
+        clock.now += 10
+        if pace.due():
+            pace.written()
+            lines += 1
+    assert 300 < lines < 600
+
+
+def test_a_slow_run_says_more_than_zero_images_a_second():
+    assert module.speed(0.42) == "0.4 images/s" and module.speed(12_321.4) == "12,321 images/s"
+
+
+def test_training_with_labels_stays_on_one_line_and_hears_ctrl_c_too():
+    file = io.StringIO()
+    with SupervisedDisplay(console(file, 60, terminal=True), "fine-tuning") as shown:
+        shown.start(0, 10, 50)
+        shown.advance(5)
+        shown.show(0.5, {"loss": 2.1234, "images_per_second": 12.0})
+        shown._bar.refresh()
+        with_figures = file.getvalue()
+        shown.stopping()
+        shown._bar.refresh()
+    assert "loss 2.123  12 images/s" in with_figures and "stopping; Ctrl-C again: at once" in file.getvalue()
