@@ -12,9 +12,12 @@ from small_runs import drawn_pixels, snapshot, write_image_folder
 
 
 @pytest.fixture(autouse=True)
-def own_listings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests out of the cache of whoever runs them."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the tests out of the cache and the data of whoever runs them."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("JCL_DATA", raising=False)
+    return cache
 
 
 @pytest.fixture(scope="session")
