@@ -1,14 +1,26 @@
 """What tests of whole runs share."""
 
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from jcl.cli import main
 from page_tools import evil_folder, plain_folder, small_run
 from small_runs import drawn_pixels, snapshot, write_image_folder
+
+
+def pytest_configure() -> None:
+    """One thread, here and in every process that is started.
+
+    Networks this small take half the time in one, tests that run side by side do not wait for each other's threads, and
+    what two processes computed can be compared bit for bit: sums over several threads differ in their last digits.
+    """
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """The examples run as they stand, and learn something: each is started as a person would start it."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,6 @@ def printed(example: str, folder: Path, *options: str) -> str:
         check=False,
         cwd=folder,
         timeout=300,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},  # on a busy machine threads that wait for each other take longer
     )
     assert ended.returncode == 0, ended.stderr
     assert list(folder.iterdir()) == []  # nothing is left behind
@@ -77,7 +75,6 @@ def test_the_notebook_runs(tmp_path, monkeypatch):
     import nbformat
     from nbclient import NotebookClient
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     notebook = nbformat.read(EXAMPLES / "demo.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "clear the outputs before committing"
     (parameters,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
