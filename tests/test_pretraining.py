@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -157,23 +155,6 @@ def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypa
             pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
     newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
-    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
-
-
-@pytest.mark.parametrize(("step", "number"), [(10, signal.SIGKILL), (7, signal.SIGINT)])
-def test_a_process_that_is_killed(npz, unbroken, tmp_path, undrawn, step, number):
-    """A process of its own, ended by a real signal in the middle of a step."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import os, pytest, test_pretraining as tests\n"
-        "step, number = int(sys.argv[4]), int(sys.argv[5])\n"
-        "tests.stop_after(pytest.MonkeyPatch(), step, number)\n"
-        "tests.pretrain(tests.tiny_settings(sys.argv[2]), sys.argv[3], console=tests.QUIET)\n"
-    )
-    arguments = [str(Path(__file__).parent), str(npz), str(tmp_path / "run"), str(step), str(int(number))]
-    ended = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
-    assert ended.returncode == (-9 if number == signal.SIGKILL else 1), ended.stderr
-    assert not (tmp_path / "run" / "summary.json").exists()
     assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
 
 
