@@ -16,6 +16,7 @@ import jcl
 from jcl.cli import app
 from jcl.pretraining import Run
 from small_runs import TINY_VALUES, drawn_pixels, snapshot
+from test_pretraining import stop_after
 
 COMMANDS = [
     "pretrain",
@@ -40,6 +41,7 @@ COMMANDS = [
     "import",
     "export",
 ]
+SHORT = ["--set", "train.epochs=1", "--set", "record.knn_every=0"]
 TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
 
 
@@ -336,10 +338,14 @@ def test_after_a_strict_stop_the_same_command_can_be_given_again(call, image_fol
 
 
 def test_a_run_is_resumed_from_another_folder(call, image_folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(image_folder.parent)
-    code, _, err = call("pretrain", image_folder.name, *TINY, "--out", tmp_path / "run")
-    assert code == 0, err
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        patch.chdir(image_folder.parent)
+        code, _, err = call("pretrain", image_folder.name, *TINY, *SHORT, "--out", tmp_path / "run")
+        assert code == 75 and "stopped after step 2" in err
     assert Run(tmp_path / "run").settings.data.location == str(image_folder.resolve())
+    code, _, err = call("resume", tmp_path / "run")
+    assert code == 0 and Run(tmp_path / "run").summary["steps"] == 3, err
 
 
 def test_profiling_needs_data_too(refused):
@@ -348,7 +354,7 @@ def test_profiling_needs_data_too(refused):
 
 def test_a_data_sets_name_stays_a_name_beside_a_folder_of_that_name(call):
     (Path("demo") / "no images here").mkdir(parents=True)
-    code, _, err = call("pretrain", "demo", *TINY, "--out", "run", "--set", "train.batch_size=1000")
+    code, _, err = call("pretrain", "demo", *TINY, *SHORT, "--out", "run", "--set", "train.batch_size=1000")
     assert code == 0, err
     assert Run(Path("run")).settings.data.location == "demo"
 

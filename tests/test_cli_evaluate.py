@@ -135,7 +135,7 @@ def test_finetune_refuses(refused, call, run_folder, npz, tmp_path):
 def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, run_folder, tmp_path):
     """A real process and a real signal; the same command again is told how to continue."""
     tuned = tmp_path / "tuned [1]"
-    arguments = ["finetune", str(run_folder), "--epochs", "40", "--workers", "0", "--out", str(tuned)]
+    arguments = ["finetune", str(run_folder), "--epochs", "25", "--workers", "0", "--out", str(tuned)]
     process = subprocess.Popen([sys.executable, "-m", "jcl", *arguments], stderr=subprocess.PIPE, text=True)
     metrics, deadline = tuned / "metrics.jsonl", time.monotonic() + 60
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:

@@ -251,10 +251,8 @@ def test_labels_without_a_test_set_are_split(tmp_path):
 
 
 def test_settings_of_a_finished_run_are_complete(photos, tmp_path):
-    settings = jcl.build_settings(
-        "folder",
-        values={"data.location": str(photos), "train.epochs": 1, "model.backbone": TINY_BACKBONE},
-    )
+    values = {"data.location": str(photos), "train.epochs": 1, "model.backbone": TINY_BACKBONE}
+    settings = jcl.build_settings("folder", values=values | {"record.report": False, "record.tensorboard": False})
     run = pretrain(settings, tmp_path / "run", console=QUIET)
     assert "auto" not in {run.settings.train.batch_size, run.settings.method.queue_size, run.settings.data.canvas}
     assert run.settings.views.image_size == 32
