@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -110,12 +111,26 @@ def test_a_run_leaves_what_it_should(unbroken):
     assert not any(isinstance(value, dict | list) for value in summary.values())
 
 
-def test_figures_of_a_run_are_plausible(unbroken):
-    train = [line for line in unbroken.metrics if line["kind"] == "train"]
-    assert [line["queue_filled"] for line in train] == [0.75, 1.0, 1.0, 1.0]
-    assert all(0 <= line["contrastive_accuracy"] <= 100 for line in train)
-    assert all(0 < line["loss"] < 50 and 0 < line["feature_std"] < 1 for line in train)
-    assert train[0]["lr"] < 0.05 and train[0]["covariance_scale"] == 4.0
+def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch, undrawn):
+    original, seen = TrainingStep.__call__, []
+
+    def watched(self, batch, number, lr, scale):
+        figures = original(self, batch, number, lr, scale)
+        seen.append([lr, *figures.tolist()])
+        return figures
+
+    monkeypatch.setattr(TrainingStep, "__call__", watched)
+    run = pretrain(tiny_settings(npz, train__epochs=2, record__knn_every=0), tmp_path / "run", console=QUIET)
+    means = ("loss", "contrastive_accuracy", "feature_std", "positive_similarity", "key_variance")
+    lines = [line for line in run.metrics if line["kind"] == "train"]
+    for line, steps in zip(lines, (seen[:3], seen[3:6], seen[6:8]), strict=True):
+        expected = [fmean(values) for values in zip(*steps, strict=True)][1:]
+        expected[1] *= 100  # in percent
+        assert [line[name] for name in means] == pytest.approx(expected, rel=1e-5)
+        assert line["lr"] == steps[-1][0] and line["covariance_scale"] == 4.0
+    warming_up = [0.05 * (step + 1) / 20 for step in range(8)]  # five epochs of four steps
+    assert [lr for lr, *_ in seen] == pytest.approx(warming_up)
+    assert [line["queue_filled"] for line in lines] == [0.75, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("step", "how"), [*((step, signal.SIGTERM) for step in (1, 4, 8, 9)), (7, Crash), (9, Crash)])
