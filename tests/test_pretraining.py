@@ -163,6 +163,21 @@ def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, und
     assert_same(start(), unbroken)
 
 
+def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, monkeypatch, undrawn):
+    """All other tests compute in one thread; what is summed by several must come out the same each time as well."""
+    one = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        whole = pretrain(tiny_settings(npz), tmp_path / "whole", console=QUIET)
+        with monkeypatch.context() as patch:
+            stop_after(patch, 6, signal.SIGTERM)
+            with pytest.raises(Interrupted):
+                pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+        assert_same(resume(tmp_path / "run", console=QUIET), whole)
+    finally:
+        torch.set_num_threads(one)
+
+
 def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypatch, undrawn):
     with monkeypatch.context() as patch:
         stop_after(patch, 10, signal.SIGTERM)
