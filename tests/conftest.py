@@ -43,6 +43,18 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="session")
+def pretrained(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one epoch on those images; only to be read."""
+    return small_run(npz, tmp_path_factory.mktemp("pretrained") / "run", train__epochs=1).path
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves the half second that the pictures of a run take, where they do not matter."""
+    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
+
+
 @pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """26 images of 20 px in two class folders: three batches of 8 and two images left over."""

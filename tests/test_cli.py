@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 import jcl
 from jcl.cli import app
 from jcl.pretraining import Run
+from launch_tools import wait_until
 from small_runs import TINY_VALUES, drawn_pixels, snapshot
 from test_pretraining import stop_after
 
@@ -280,10 +280,10 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
         text=True,
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    try:
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size)
+    finally:
+        process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
     assert (

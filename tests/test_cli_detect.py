@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from jcl.evaluate.detection.training import DetectionTraining
 from jcl.exchange import BackboneInfo, save_backbone
 from jcl.train.checkpoint import newest_checkpoint
 from jcl.train.sealed import read_tensors
+from launch_tools import wait_until
 from small_coco import edit, write_coco
 
 SMALL = ["--heads", "small", "--iterations", "2", "--batch-size", "4", "--short-side", "64", "64"]
@@ -83,9 +83,7 @@ def test_a_signal_saves_and_resuming_ends_in_the_same_state(call, coco, tmp_path
     command = [sys.executable, "-m", "jcl", *map(str, arguments), "--workers", "1", "--checkpoint-every", "1"]
     process = subprocess.Popen([*command, "--out", "parts"], stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        deadline = time.monotonic() + 100
-        while not list(Path("parts/checkpoints").glob("step-*.safetensors")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: list(Path("parts/checkpoints").glob("step-*.safetensors")))
         os.killpg(process.pid, signal.SIGTERM)  # as a scheduler does: the decoding process hears it too
         _, err = process.communicate(timeout=60)
     finally:

@@ -7,18 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 import torchvision
-from rich.console import Console
 
 import jcl
 from jcl.cli.exchange import Target
 from jcl.exchange import TARGETS
-from small_runs import tiny_settings
 
 
-@pytest.fixture(scope="module")
-def run(npz, tmp_path_factory):
-    settings = tiny_settings(npz, train__epochs=1)
-    return jcl.pretrain(settings, tmp_path_factory.mktemp("runs") / "run", console=Console(quiet=True)).path
+@pytest.fixture
+def run(pretrained):
+    return pretrained
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,7 @@ from test_pretraining import assert_same, state, stop_after
 QUIET = Console(quiet=True)
 
 
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(scope="module")

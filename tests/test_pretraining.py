@@ -81,12 +81,6 @@ def unbroken(npz, tmp_path_factory) -> Run:
     return pretrain(tiny_settings(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves the half second that the pictures of a run take, where they do not matter."""
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
-
-
 def test_a_run_leaves_what_it_should(unbroken):
     names = {entry.name for entry in unbroken.path.iterdir()}
     assert names == {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
+from picture_tools import count, pixels
 from PIL import Image
 from torch import Tensor
 
@@ -15,12 +15,6 @@ from jcl.report.pictures import draw_neighbours, draw_views
 
 def flat(colour: tuple[int, int, int], height: int = 32, width: int = 32) -> Tensor:
     return torch.tensor(colour, dtype=torch.uint8)[:, None, None].expand(3, height, width)
-
-
-def count(path: Path, colour: tuple[int, ...] | str) -> int:
-    """Pixels of exactly this colour."""
-    wanted = np.round(np.array(to_rgb(colour)) * 255) if isinstance(colour, str) else np.array(colour)
-    return int((np.asarray(Image.open(path).convert("RGB")) == wanted).all(axis=2).sum())
 
 
 def test_views_stand_in_a_row_each(tmp_path: Path) -> None:
@@ -41,7 +35,7 @@ def test_views_stand_in_a_row_each(tmp_path: Path) -> None:
 
 def test_order_is_image_query_keys(tmp_path: Path) -> None:
     views = torch.stack([flat((0, 200, 0)), flat((0, 0, 200))])[None]
-    picture = np.asarray(Image.open(draw_views([flat((200, 0, 0))], views, tmp_path / "views.png")).convert("RGB"))
+    picture = pixels(draw_views([flat((200, 0, 0))], views, tmp_path / "views.png"))
     columns = [
         np.nonzero((picture == shade).all(axis=2))[1].mean() for shade in ((200, 0, 0), (0, 200, 0), (0, 0, 200))
     ]

@@ -9,9 +9,7 @@ import matplotlib
 import matplotlib.pyplot
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from numpy.typing import NDArray
-from PIL import Image
+from picture_tools import count, pixels
 
 from jcl.report import style
 from jcl.report.plots import RunCurves, plot_comparison, plot_training, points, smoothed
@@ -27,15 +25,6 @@ def metrics(steps: int = 100, knn: bool = True) -> list[dict[str, Any]]:
         if knn and step % 20 == 0:
             lines.append({"kind": "knn", "step": step, "epoch": step / 10, "knn_top1": 40 + step / 10})
     return lines
-
-
-def pixels(path: Path) -> NDArray[np.uint8]:
-    return np.asarray(Image.open(path).convert("RGB"))
-
-
-def count(picture: NDArray[np.uint8], colour: str) -> int:
-    """Pixels of exactly this colour."""
-    return int((picture == np.round(np.array(to_rgb(colour)) * 255).astype(np.uint8)).all(axis=2).sum())
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,9 @@
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
+from picture_tools import count
 from PIL import Image
 
 from jcl.costing import TITLES
@@ -26,13 +25,6 @@ def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
-
-
-def count(path: Path, colour: str) -> int:
-    """Pixels of exactly this colour."""
-    with Image.open(path) as image:
-        picture = np.asarray(image.convert("RGB"))
-    return int((picture == np.round(np.array(to_rgb(colour)) * 255).astype(np.uint8)).all(axis=2).sum())
 
 
 def size(path: Path) -> tuple[int, int]:

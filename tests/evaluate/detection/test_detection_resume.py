@@ -30,7 +30,8 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     task = "keypoint"  # which has all the heads but that of masks, and the same loop
-    values = small_values(task, annotations(task, tmp_path / "coco")) | {"iterations": 4, "batch_size": 2, "accumulate": 2}
+    changes = {"iterations": 4, "batch_size": 2, "accumulate": 2}
+    values = small_values(task, annotations(task, tmp_path / "coco")) | changes
     detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
     advance = DetectionTraining.advance
 
