@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(scope="module")
 def empty_starts() -> Iterator[None]:
-    """Networks start as zeros, which takes no time: here all weights come from files or from `unlike_new`.
+    """Networks start as zeros, which takes no time, where all weights come from files or from `unlike_new`.
 
     A weight that was meant to come from a file and did not is zero, which no sample network's is.
     """

@@ -43,6 +43,7 @@ def sample_backbone(name: str, image_size: int = 64, stem: Any = "imagenet") -> 
 
 @functools.cache
 def _backbone(name: str, image_size: int, stem: Any) -> tuple[nn.Module, int]:
+    torch.manual_seed(0)
     network, width = build_backbone(name, stem=stem, image_size=image_size)
     return unlike_new(network), width
 
@@ -61,6 +62,7 @@ def sample_resnet(name: str = "resnet18", *, stem: str = "imagenet", seed: int =
 
 @functools.cache
 def _resnet(name: str, stem: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
     network = torchvision.models.get_model(name, weights=None)
     if stem == "small":
         network.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)

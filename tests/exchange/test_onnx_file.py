@@ -15,6 +15,8 @@ from jcl.exchange import export_backbone
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.onnx_file import check_onnx
 
+pytestmark = pytest.mark.usefixtures("empty_starts")
+
 
 @pytest.mark.parametrize(
     ("name", "size", "stem"),
