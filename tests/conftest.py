@@ -1,20 +1,35 @@
 """What tests of whole runs share."""
 
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from jcl.cli import main
 from page_tools import evil_folder, plain_folder, small_run
 from small_runs import drawn_pixels, snapshot, write_image_folder
 
 
+def pytest_configure() -> None:
+    """One thread, here and in every process that is started.
+
+    Networks this small take half the time in one, tests that run side by side do not wait for each other's threads, and
+    what two processes computed can be compared bit for bit: sums over several threads differ in their last digits.
+    """
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
 @pytest.fixture(autouse=True)
-def own_listings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests out of the cache of whoever runs them."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the tests out of the cache and the data of whoever runs them."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("JCL_DATA", raising=False)
+    return cache
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +41,18 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pixels[np.arange(44), :4, :4] = (labels * 100)[:, None, None, None]  # what the class is can be seen
     np.savez(file, x_train=pixels[:34], y_train=labels[:34], x_test=pixels[34:], y_test=labels[34:])
     return file
+
+
+@pytest.fixture(scope="session")
+def pretrained(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one epoch on those images; only to be read."""
+    return small_run(npz, tmp_path_factory.mktemp("pretrained") / "run", train__epochs=1).path
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saves the half second that the pictures of a run take, where they do not matter."""
+    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
 
 
 @pytest.fixture

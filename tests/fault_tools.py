@@ -93,7 +93,7 @@ def live(run: Path, settings: Path, lives: list[dict[str, Any]], cache: Path) ->
     """
     program = Path(__file__).parent / "kill_driver.py"
     arguments = [str(program), str(run), str(settings), json.dumps(lives)]
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
     ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]

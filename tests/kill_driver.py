@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from rich.console import Console
 
 import jcl.pretraining as pretraining
@@ -36,7 +35,6 @@ class KillAtEvent:
 
 
 def train(run: Path, settings: Path, life: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
     pretraining.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
     if "event" in life:
         threading.setprofile(KillAtEvent(life["event"]))

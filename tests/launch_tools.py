@@ -44,7 +44,7 @@ class Launch:
 
     def __init__(self, command: list[str], said: Path, **environment: str) -> None:
         self._command, self._said = command, said
-        self._environment = os.environ | {"OMP_NUM_THREADS": "1"} | environment
+        self._environment = os.environ | environment
         self._seen: set[int] = set()
 
     def __enter__(self) -> Self:
@@ -129,7 +129,6 @@ def forked_ranks(scenarios: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run `jcl` as ranks that are forks of one process which has imported everything; see `rank_driver.py`."""
     program = Path(__file__).with_name("rank_driver.py")
     command = [sys.executable, str(program), json.dumps(scenarios)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]

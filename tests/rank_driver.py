@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import jcl.measure
 import jcl.pretraining
 from launch_tools import descendants, wait_until
@@ -30,7 +28,6 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
     jcl.pretraining.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
-    torch.set_num_threads(1)
     sys.argv = ["jcl", *scenario["arguments"]]
     from jcl.cli import main  # which looks at the rank as it is imported
 

@@ -1,9 +1,11 @@
-"""The first steps of each method on however many ranks this is started as: `python rank_steps.py DATA FOLDER OUT`.
+"""The first steps of each method on several ranks: `python rank_steps.py RANKS ARRAYS FOLDER OUT`.
 
-Run by a launcher it writes what rank 0 ends with; imported, it gives the same steps of one process.
+Run, it forks the ranks and writes what rank 0 ends with; imported, it gives the same steps of one process.
 """
 
+import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -70,15 +72,12 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
     return {"losses": torch.stack(losses), **learner.state_dict(), **momenta, **gradients}
 
 
-def main() -> None:
-    arrays, folder, out = sys.argv[1:]
-    dist.init_process_group("gloo")
-    ranks = Ranks(dist.get_rank(), dist.get_world_size())
-    results = {
-        f"{method} {kind}": first_steps(method, location, ranks, ranks.count)
-        for method in METHODS
-        for kind, location in (("arrays", arrays), ("files", folder))
-    }
+def be_rank(ranks: Ranks, arrays: str, folder: str, out: Path) -> None:
+    meeting = out.with_suffix(".meeting")
+    patience = timedelta(seconds=60)  # with a rank that broke
+    dist.init_process_group("gloo", f"file://{meeting}", patience, rank=ranks.rank, world_size=ranks.count)
+    results = {f"{method} arrays": first_steps(method, arrays, ranks, ranks.count) for method in METHODS}
+    results["jcl files"] = first_steps("jcl", folder, ranks, ranks.count)  # how images are dealt is no method's matter
     # Every rank must hold the same, though nothing but keys and gradients was ever exchanged.
     for result in results.values():
         for name, value in result.items():
@@ -86,10 +85,26 @@ def main() -> None:
                 every = ranks.gather(value.flatten().double()).view(ranks.count, -1)
                 assert torch.equal(every, every[:1].expand_as(every)), name
     if ranks.first:
-        torch.save(results, Path(out))
+        torch.save(results, out)
     dist.destroy_process_group()
 
 
+def main() -> None:
+    count, arrays, folder, out = int(sys.argv[1]), *sys.argv[2:4], Path(sys.argv[4])
+    children = []
+    for rank in range(count):
+        child = os.fork()
+        if child == 0:
+            try:
+                be_rank(Ranks(rank, count), arrays, folder, out)
+            except BaseException as error:
+                print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    statuses = [os.waitpid(child, 0)[1] for child in children]
+    sys.exit(any(statuses))
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

@@ -19,12 +19,6 @@ from small_runs import TINY_VALUES
 VALUES = TINY_VALUES | {"record.knn_every": 0}
 
 
-@pytest.fixture
-def one_thread(monkeypatch):
-    """For the processes that are started: sums over several threads differ in their last digits."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-
 def holder(cell: Path) -> int | None:
     """The process that trains in a cell, once it has written a line of metrics."""
     time.sleep(0.05)  # whoever waits for it should leave the cores to others
@@ -36,7 +30,7 @@ def holder(cell: Path) -> int | None:
     return None
 
 
-def test_one_cell_killed_and_the_others_stopped_by_ctrl_c(call, npz, tmp_path, one_thread):
+def test_one_cell_killed_and_the_others_stopped_by_ctrl_c(call, npz, tmp_path):
     """Real processes, one killed as by a lack of memory, and a real signal to the command."""
     out, seen = tmp_path / "out", dict[str, int]()
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,9 @@ from rich.console import Console
 import jcl
 from jcl.cli import app
 from jcl.pretraining import Run
+from launch_tools import wait_until
 from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
+from test_pretraining import stop_after
 
 COMMANDS = [
     "pretrain",
@@ -41,6 +42,7 @@ COMMANDS = [
     "import",
     "export",
 ]
+SHORT = ["--set", "train.epochs=1", "--set", "record.knn_every=0"]
 TINY = [part for name, value in TINY_VALUES.items() for part in ("--set", f"{name}={json.dumps(value)}")]
 
 
@@ -314,10 +316,10 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
         text=True,
     )
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    try:
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size)
+    finally:
+        process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "SIGINT received: the run stopped after step" in err and "jcl resume" in err
@@ -408,10 +410,14 @@ def test_after_a_strict_stop_the_same_command_can_be_given_again(call, image_fol
 
 
 def test_a_run_is_resumed_from_another_folder(call, image_folder, monkeypatch, tmp_path):
-    monkeypatch.chdir(image_folder.parent)
-    code, _, err = call("pretrain", image_folder.name, *TINY, "--out", tmp_path / "run")
-    assert code == 0, err
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        patch.chdir(image_folder.parent)
+        code, _, err = call("pretrain", image_folder.name, *TINY, *SHORT, "--out", tmp_path / "run")
+        assert code == 75 and "stopped after step 2" in err
     assert Run(tmp_path / "run").settings.data.location == str(image_folder.resolve())
+    code, _, err = call("resume", tmp_path / "run")
+    assert code == 0 and Run(tmp_path / "run").summary["steps"] == 3, err
 
 
 def test_profiling_needs_data_too(refused):
@@ -420,7 +426,7 @@ def test_profiling_needs_data_too(refused):
 
 def test_a_data_sets_name_stays_a_name_beside_a_folder_of_that_name(call):
     (Path("demo") / "no images here").mkdir(parents=True)
-    code, _, err = call("pretrain", "demo", *TINY, "--out", "run", "--set", "train.batch_size=1000")
+    code, _, err = call("pretrain", "demo", *TINY, *SHORT, "--out", "run", "--set", "train.batch_size=1000")
     assert code == 0, err
     assert Run(Path("run")).settings.data.location == "demo"
 

@@ -53,8 +53,7 @@ def test_data_that_is_missing_or_cannot_be_measured_on(call, tmp_path):
         assert code == 1 and said in err and not (tmp_path / "out").exists()
 
 
-def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path, monkeypatch):
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])  # which takes most of the time
+def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path, undrawn):
     out = tmp_path / "out"
     changes = {name.replace(".", "__"): value for name, value in VALUES.items()} | {"train__epochs": 1}
     ablated(small_plan(npz, "temperature=0.1,0.3", seeds=(4, 5), **changes), out)

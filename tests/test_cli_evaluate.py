@@ -5,23 +5,15 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jcl.evaluate.finetune_folder import FinetuneFolder
-from jcl.pretraining import pretrain
-from small_runs import drawn_pixels, tiny_settings
+from launch_tools import wait_until
+from small_runs import drawn_pixels
 from supervised_tools import stop_after
-
-
-@pytest.fixture(scope="module")
-def run_folder(npz, tmp_path_factory) -> Path:
-    """A finished pre-training of one epoch."""
-    folder = tmp_path_factory.mktemp("pretrained") / "run"
-    return pretrain(tiny_settings(npz, train__epochs=1, record__knn_every=0), folder).path
 
 
 def figures(file: str) -> dict:
@@ -29,8 +21,8 @@ def figures(file: str) -> dict:
     return {name: value for name, value in values.items() if name != "seconds"}
 
 
-def test_linear_fast(call, run_folder, npz):
-    code, out, err = call("linear", run_folder, "--per-class", "--json", "one.json")
+def test_linear_fast(call, pretrained, npz):
+    code, out, err = call("linear", pretrained, "--per-class", "--json", "one.json")
     assert code == 0, err
     one = figures("one.json")
     assert {"linear_top1", "linear_top5", "lr", "weight_decay", "epochs", "validation_top1"} <= one.keys()
@@ -42,19 +34,19 @@ def test_linear_fast(call, run_folder, npz):
     assert sum(share * count for share, count in zip(by_class, members, strict=True)) / 10 == pytest.approx(
         one["linear_top1"]
     )
-    code, _, err = call("linear", run_folder / "backbone.safetensors", npz, "--per-class", "--json", "two.json")
+    code, _, err = call("linear", pretrained / "backbone.safetensors", npz, "--per-class", "--json", "two.json")
     assert code == 0 and figures("two.json") == one, err
 
 
-def test_linear_says_that_the_choice_lies_at_the_edge(call, run_folder):
-    code, out, _ = call("linear", run_folder, "--lr", 1e-9, "--lr", 1e-8, "--weight-decay", 0, "--epochs", 2)
+def test_linear_says_that_the_choice_lies_at_the_edge(call, pretrained):
+    code, out, _ = call("linear", pretrained, "--lr", 1e-9, "--lr", 1e-8, "--weight-decay", 0, "--epochs", 2)
     assert code == 0 and "lies at its edge" in out and "est learning rate" in out
-    code, out, _ = call("linear", run_folder, "--lr", 0.1, "--weight-decay", 0, "--epochs", 2)
+    code, out, _ = call("linear", pretrained, "--lr", 0.1, "--weight-decay", 0, "--epochs", 2)
     assert code == 0 and "edge" not in out
 
 
-def test_linear_by_the_papers_protocol(call, run_folder):
-    arguments = ("linear", run_folder, "--protocol", "paper", "--epochs", 2, "--lr", 10, "--batch-size", 16)
+def test_linear_by_the_papers_protocol(call, pretrained):
+    arguments = ("linear", pretrained, "--protocol", "paper", "--epochs", 2, "--lr", 10, "--batch-size", 16)
     for file in ("one.json", "two.json"):
         code, out, err = call(*arguments, "--json", file)
         assert code == 0, err
@@ -64,8 +56,8 @@ def test_linear_by_the_papers_protocol(call, run_folder):
     assert "Tested on 10 images." in out
 
 
-def test_linear_in_a_folder_goes_on_with_the_same_command(call, run_folder, monkeypatch):
-    arguments = ("linear", run_folder, "--protocol", "paper", "--epochs", 2, "--batch-size", 16, "--per-class")
+def test_linear_in_a_folder_goes_on_with_the_same_command(call, pretrained, monkeypatch):
+    arguments = ("linear", pretrained, "--protocol", "paper", "--epochs", 2, "--batch-size", 16, "--per-class")
     assert call(*arguments, "--json", "whole.json")[0] == 0 and not Path("probe").exists()
     with monkeypatch.context() as patch:
         stop_after(patch, 3, signal.SIGINT)
@@ -83,8 +75,8 @@ def test_linear_in_a_folder_goes_on_with_the_same_command(call, run_folder, monk
 
 
 @pytest.mark.parametrize("protocol", ["fast", "paper"])
-def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, run_folder, image_folder, protocol):
-    arguments = ("linear", run_folder, image_folder, "--protocol", protocol, "--epochs", 2, "--workers", 0)
+def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretrained, image_folder, protocol):
+    arguments = ("linear", pretrained, image_folder, "--protocol", protocol, "--epochs", 2, "--workers", 0)
     code, out, err = call(*arguments, "--json", "linear.json")
     assert code == 0, err
     assert "held out of the training images for want of a labelled test set" in out
@@ -92,31 +84,31 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, run_f
     assert found["test_held_out"] and found["test_images"] == 3 and found["train_images"] == 23
 
 
-def test_linear_refuses(refused, run_folder, npz, tmp_path):
+def test_linear_refuses(refused, pretrained, npz, tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     np.savez(tmp_path / "one.npz", x_train=drawn_pixels(20), y_train=np.zeros(20, dtype=int))
     assert "no run or weights file" in refused("linear", tmp_path / "missing")
-    assert "has no labels" in refused("linear", run_folder, tmp_path / "bare.npz")
-    assert "at least two classes" in refused("linear", run_folder, tmp_path / "one.npz")
-    assert "say which data" in refused("linear", run_folder / "backbone.safetensors")
-    assert "There is no folder" in refused("linear", run_folder, tmp_path / "nothing")
-    assert "must be above 0" in refused("linear", run_folder, "--lr", 0)
-    assert "must be at least 0" in refused("linear", run_folder, "--weight-decay", -1)
-    assert "one learning rate" in refused("linear", run_folder, "--protocol", "paper", "--lr", 1, "--lr", 2)
-    assert "one learning rate" in refused("linear", run_folder, "--protocol", "paper", "--weight-decay", 0.1)
-    assert "does not work" in refused("linear", run_folder, "--protocol", "paper", "--lr", -1)
-    assert "no device called" in refused("linear", run_folder, "--device", "gpu")
-    assert "add --protocol paper" in refused("linear", run_folder, "--out", tmp_path / "probe")
+    assert "has no labels" in refused("linear", pretrained, tmp_path / "bare.npz")
+    assert "at least two classes" in refused("linear", pretrained, tmp_path / "one.npz")
+    assert "say which data" in refused("linear", pretrained / "backbone.safetensors")
+    assert "There is no folder" in refused("linear", pretrained, tmp_path / "nothing")
+    assert "must be above 0" in refused("linear", pretrained, "--lr", 0)
+    assert "must be at least 0" in refused("linear", pretrained, "--weight-decay", -1)
+    assert "one learning rate" in refused("linear", pretrained, "--protocol", "paper", "--lr", 1, "--lr", 2)
+    assert "one learning rate" in refused("linear", pretrained, "--protocol", "paper", "--weight-decay", 0.1)
+    assert "does not work" in refused("linear", pretrained, "--protocol", "paper", "--lr", -1)
+    assert "no device called" in refused("linear", pretrained, "--device", "gpu")
+    assert "add --protocol paper" in refused("linear", pretrained, "--out", tmp_path / "probe")
 
 
 @pytest.mark.parametrize("option", [("--epochs", 0), ("--protocol", "other"), ("--seed", -1), ("--batch-size", 1)])
-def test_options_out_of_range(call, run_folder, option):
-    code, _, err = call("linear", run_folder, *option)
+def test_options_out_of_range(call, pretrained, option):
+    code, _, err = call("linear", pretrained, *option)
     assert code == 2 and option[0] in err and "Traceback" not in err
 
 
-def test_finetune_writes_its_folder_and_can_go_on_from_there(call, run_folder, npz):
-    arguments = ("finetune", run_folder, "--labels", "50%", "--epochs", 2, "--workers", 0)
+def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, npz):
+    arguments = ("finetune", pretrained, "--labels", "50%", "--epochs", 2, "--workers", 0)
     code, out, err = call(*arguments, "--out", "tuned", "--json", "tuned.json")
     assert code == 0, err
     summary = json.loads(Path("tuned.json").read_text())
@@ -134,33 +126,34 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, run_folder, n
     assert code == 0 and len(list(Path("runs").glob("finetune-small-001/summary.json"))) == 1, err
 
 
-def test_finetune_refuses(refused, call, run_folder, npz, tmp_path):
+def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     (tmp_path / "file").write_text("mine")
     assert "say what to fine-tune" in refused("finetune")
     assert "no run or weights file" in refused("finetune", tmp_path / "missing", npz)
-    assert "has no labels" in refused("finetune", run_folder, tmp_path / "bare.npz")
-    assert "say which data" in refused("finetune", run_folder / "backbone.safetensors")
+    assert "has no labels" in refused("finetune", pretrained, tmp_path / "bare.npz")
+    assert "say which data" in refused("finetune", pretrained / "backbone.safetensors")
     for bad in ("0%", "200%", "ten", "0-per-class"):
-        assert "--labels takes a share" in refused("finetune", run_folder, "--labels", bad)
-    assert "layer_decay does not work" in refused("finetune", run_folder, "--layer-decay", 2)
-    assert "train.lr" in refused("finetune", run_folder, "--lr", 0)
-    assert "is a file" in refused("finetune", run_folder, "--out", tmp_path / "file")
+        assert "--labels takes a share" in refused("finetune", pretrained, "--labels", bad)
+    assert "layer_decay does not work" in refused("finetune", pretrained, "--layer-decay", 2)
+    assert "train.lr" in refused("finetune", pretrained, "--lr", 0)
+    assert "is a file" in refused("finetune", pretrained, "--out", tmp_path / "file")
     assert "holds no fine-tuning" in refused("finetune", "--resume", tmp_path / "nothing")
-    assert "give nothing else" in refused("finetune", run_folder, "--resume", tmp_path / "nothing")
-    shutil.copytree(run_folder, tmp_path / "copy")
-    assert "already holds a run" in refused("finetune", run_folder, "--out", tmp_path / "copy")
+    assert "give nothing else" in refused("finetune", pretrained, "--resume", tmp_path / "nothing")
+    shutil.copytree(pretrained, tmp_path / "copy")
+    assert "already holds a run" in refused("finetune", pretrained, "--out", tmp_path / "copy")
 
 
-def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, run_folder, tmp_path):
+def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_path):
     """A real process and a real signal; the same command again is told how to continue."""
     tuned = tmp_path / "tuned [1]"
-    arguments = ["finetune", str(run_folder), "--epochs", "40", "--workers", "0", "--out", str(tuned)]
+    arguments = ["finetune", str(pretrained), "--epochs", "25", "--workers", "0", "--out", str(tuned)]
     process = subprocess.Popen([sys.executable, "-m", "jcl", *arguments], stderr=subprocess.PIPE, text=True)
-    metrics, deadline = tuned / "metrics.jsonl", time.monotonic() + 60
-    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
+    metrics = tuned / "metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.exists() and metrics.stat().st_size)
+    finally:
+        process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75 and "Traceback" not in err
     assert "SIGINT received: training stopped after step" in err and "Error" not in err

@@ -1,7 +1,6 @@
 """`jcl embed` and `jcl neighbours` as a person calls them."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -94,18 +93,10 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert code == 1 and "number 0" in out and "picture could not be written" in err and "Traceback" not in err
 
 
-def test_without_pyarrow(run_folder, npz, tmp_path):
-    """A real process in which pyarrow cannot be imported: nothing is loaded or written before the sentence."""
-    program = "import sys; sys.modules['pyarrow'] = None\nfrom jcl.cli import main\nmain()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, "embed", str(run_folder), str(npz), "-o", str(tmp_path / "f.parquet")],
-        capture_output=True,
-        text=True,
-        check=False,
+def test_without_pyarrow(refused, tmp_path, monkeypatch):
+    """Nothing is opened before the sentence: there is neither a run nor data."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert refused("embed", tmp_path / "no run", tmp_path / "no data", "-o", "f.parquet") == (
+        "Parquet files need pyarrow, which is not installed; run: "
+        "pip install 'joint-contrastive-learning[parquet]', or use a .npz file."
     )
-    assert ended.returncode == 1 and ended.stdout == ""
-    assert ended.stderr == (
-        "Error: Parquet files need pyarrow, which is not installed; run: "
-        "pip install 'joint-contrastive-learning[parquet]', or use a .npz file.\n"
-    )
-    assert list(tmp_path.iterdir()) == []

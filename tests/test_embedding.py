@@ -6,20 +6,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 import jcl
 from jcl.data import open_data, write_shards
 from jcl.embedding import embed
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import read_feature_file
-from small_runs import drawn_pixels, tiny_settings, write_image_folder
+from small_runs import drawn_pixels, write_image_folder
 
 
-@pytest.fixture(scope="module")
-def run(npz, tmp_path_factory) -> Path:
-    settings = tiny_settings(npz, train__epochs=1)
-    return jcl.pretrain(settings, tmp_path_factory.mktemp("runs") / "run", console=Console(quiet=True)).path
+@pytest.fixture
+def run(pretrained: Path) -> Path:
+    return pretrained
 
 
 def extracted(run: Path, location: Path, split: str, batch_size: int = 256, precision: torch.dtype = torch.float32):

@@ -4,9 +4,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -82,12 +81,6 @@ def unbroken(npz, tmp_path_factory) -> Run:
     return pretrain(tiny_settings(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves the half second that the pictures of a run take, where they do not matter."""
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
-
-
 def test_a_run_leaves_what_it_should(unbroken):
     names = {entry.name for entry in unbroken.path.iterdir()}
     assert names == {
@@ -112,12 +105,26 @@ def test_a_run_leaves_what_it_should(unbroken):
     assert not any(isinstance(value, dict | list) for value in summary.values())
 
 
-def test_figures_of_a_run_are_plausible(unbroken):
-    train = [line for line in unbroken.metrics if line["kind"] == "train"]
-    assert [line["queue_filled"] for line in train] == [0.75, 1.0, 1.0, 1.0]
-    assert all(0 <= line["contrastive_accuracy"] <= 100 for line in train)
-    assert all(0 < line["loss"] < 50 and 0 < line["feature_std"] < 1 for line in train)
-    assert train[0]["lr"] < 0.05 and train[0]["covariance_scale"] == 4.0
+def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch, undrawn):
+    original, seen = TrainingStep.__call__, []
+
+    def watched(self, batch, number, lr, scale):
+        figures = original(self, batch, number, lr, scale)
+        seen.append([lr, *figures.tolist()])
+        return figures
+
+    monkeypatch.setattr(TrainingStep, "__call__", watched)
+    run = pretrain(tiny_settings(npz, train__epochs=2, record__knn_every=0), tmp_path / "run", console=QUIET)
+    means = ("loss", "contrastive_accuracy", "feature_std", "positive_similarity", "key_variance")
+    lines = [line for line in run.metrics if line["kind"] == "train"]
+    for line, steps in zip(lines, (seen[:3], seen[3:6], seen[6:8]), strict=True):
+        expected = [fmean(values) for values in zip(*steps, strict=True)][1:]
+        expected[1] *= 100  # in percent
+        assert [line[name] for name in means] == pytest.approx(expected, rel=1e-5)
+        assert line["lr"] == steps[-1][0] and line["covariance_scale"] == 4.0
+    warming_up = [0.05 * (step + 1) / 20 for step in range(8)]  # five epochs of four steps
+    assert [lr for lr, *_ in seen] == pytest.approx(warming_up)
+    assert [line["queue_filled"] for line in lines] == [0.75, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("step", "how"), [*((step, signal.SIGTERM) for step in (1, 4, 8, 9)), (7, Crash), (9, Crash)])
@@ -150,6 +157,21 @@ def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, und
     assert_same(start(), unbroken)
 
 
+def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, monkeypatch, undrawn):
+    """All other tests compute in one thread; what is summed by several must come out the same each time as well."""
+    one = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        whole = pretrain(tiny_settings(npz), tmp_path / "whole", console=QUIET)
+        with monkeypatch.context() as patch:
+            stop_after(patch, 6, signal.SIGTERM)
+            with pytest.raises(Interrupted):
+                pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+        assert_same(resume(tmp_path / "run", console=QUIET), whole)
+    finally:
+        torch.set_num_threads(one)
+
+
 def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypatch, undrawn):
     with monkeypatch.context() as patch:
         stop_after(patch, 10, signal.SIGTERM)
@@ -157,23 +179,6 @@ def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypa
             pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
     newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     newest.write_bytes(newest.read_bytes()[:1000])
-    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
-
-
-@pytest.mark.parametrize(("step", "number"), [(10, signal.SIGKILL), (7, signal.SIGINT)])
-def test_a_process_that_is_killed(npz, unbroken, tmp_path, undrawn, step, number):
-    """A process of its own, ended by a real signal in the middle of a step."""
-    program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import os, pytest, test_pretraining as tests\n"
-        "step, number = int(sys.argv[4]), int(sys.argv[5])\n"
-        "tests.stop_after(pytest.MonkeyPatch(), step, number)\n"
-        "tests.pretrain(tests.tiny_settings(sys.argv[2]), sys.argv[3], console=tests.QUIET)\n"
-    )
-    arguments = [str(Path(__file__).parent), str(npz), str(tmp_path / "run"), str(step), str(int(number))]
-    ended = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
-    assert ended.returncode == (-9 if number == signal.SIGKILL else 1), ended.stderr
-    assert not (tmp_path / "run" / "summary.json").exists()
     assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
 
 
@@ -270,10 +275,8 @@ def test_labels_without_a_test_set_are_split(tmp_path):
 
 
 def test_settings_of_a_finished_run_are_complete(photos, tmp_path):
-    settings = jcl.build_settings(
-        "folder",
-        values={"data.location": str(photos), "train.epochs": 1, "model.backbone": TINY_BACKBONE},
-    )
+    values = {"data.location": str(photos), "train.epochs": 1, "model.backbone": TINY_BACKBONE}
+    settings = jcl.build_settings("folder", values=values | {"record.report": False, "record.tensorboard": False})
     run = pretrain(settings, tmp_path / "run", console=QUIET)
     assert "auto" not in {run.settings.train.batch_size, run.settings.method.queue_size, run.settings.data.canvas}
     assert run.settings.views.image_size == 32

@@ -13,6 +13,7 @@ import torch
 
 from jcl.pretraining import Run
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
+from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, settings_options, wait_until
 from small_runs import TINY_VALUES, write_image_folder
@@ -122,7 +123,10 @@ def nearly_done(unbroken, tmp_path_factory) -> Path:
 
 
 def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path):
-    """Resumed on 1, 2 and 4 ranks; what cannot be done is said by one rank, and all of them end."""
+    """Resumed on 1, 2 and 4 ranks; what cannot be done is said by one rank, and all of them end.
+
+    One process for all of them: it takes longer to start than what they do.
+    """
     places = {count: tmp_path / str(count) for count in (1, 2, 4)}
     for place in places.values():
         shutil.copytree(nearly_done, place)
@@ -139,8 +143,10 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
         {"ranks": 2, "arguments": command(npz, unbroken.path)},
         {"ranks": 2, "arguments": [*knn, str(tmp_path / "knn-2.json")]},
         {"ranks": 1, "arguments": [*knn, str(tmp_path / "knn-1.json")]},
+        {"ranks": 2, "arguments": ["resume", str(nearly_done)]},
     ]
-    *ended, alone, few, uneven, occupied, measured, measured_alone = forked_ranks([*resumed, *others])
+    with RunLock(nearly_done, warn=print):
+        *ended, alone, few, uneven, occupied, measured, measured_alone, held = forked_ranks([*resumed, *others])
     for (count, place), how in zip(places.items(), ended, strict=True):
         assert how["codes"] == [0] * count, how["said"]
         said = f"The run was on 2 ranks and goes on on {'1 rank' if count == 1 else f'{count} ranks'}"
@@ -157,15 +163,8 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert measured["codes"] == [0, 0] and measured_alone["codes"] == [0]
     assert measured["said"] == measured_alone["said"].replace("knn-1", "knn-2")
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
-
-
-def test_a_run_that_another_process_trains_is_left_alone(nearly_done):
-    from jcl.train.lock import RunLock
-
-    with RunLock(nearly_done, warn=print):
-        (ended,) = forked_ranks([{"ranks": 2, "arguments": ["resume", str(nearly_done)]}])
-    assert ended["codes"] == [1, 1] and ended["said"].count("\n") == 1
-    assert f"is being trained by process {os.getpid()} on" in ended["said"]
+    assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
+    assert f"is being trained by process {os.getpid()} on" in held["said"]
 
 
 @pytest.mark.parametrize("what", ["rank", pytest.param("workers", marks=pytest.mark.faults)])

@@ -30,8 +30,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def on_ranks(count: int, images: tuple[Path, Path], out: Path) -> dict[str, dict[str, torch.Tensor]]:
     script = Path(__file__).with_name("rank_steps.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}", str(script)]
-    done = subprocess.run([*command, *map(str, images), str(out)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, str(script), str(count), *map(str, images), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     results: dict[str, dict[str, torch.Tensor]] = torch.load(out, weights_only=True)
     return results
@@ -42,7 +42,7 @@ def test_ranks_train_as_one_process_with_as_many_batch_norm_groups(images, tmp_p
     together = on_ranks(count, images, tmp_path / "together.pt")
     for method in METHODS:
         alone = first_steps(method, str(images[0]), ALONE, count)
-        for kind in ("arrays", "files"):
+        for kind in ("arrays", "files") if method == "jcl" else ("arrays",):
             for name, expected in alone.items():
                 found = together[f"{method} {kind}"][name]
                 difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))

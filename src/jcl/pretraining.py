@@ -238,8 +238,6 @@ def _loaded(path: Path, parts: _Parts) -> Progress:
     return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
 
 
-
-
 @dataclass
 class _Parts:
     learner: ContrastiveLearner

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from statistics import fmean, pvariance, stdev
 
 import pytest
 import torch
@@ -247,15 +248,21 @@ def test_the_same_step_twice_from_the_same_state_is_bit_identical():
     )
 
 
-def test_figures_of_a_step():
-    learner = make_learner("jcl", bn_groups=1)
-    learner.key_encoder.load_state_dict(learner.query_encoder.state_dict())
-    result = learner(RandomViews(0, 3), IMAGES, 0, SCALE)
-    assert 0 <= result.contrastive_accuracy <= 1
-    assert -1 <= result.positive_similarity <= 1
-    assert 0 < result.feature_std < 1
-    assert 0 < result.key_variance < 1
-    assert not result.feature_std.requires_grad
+def test_figures_of_a_step_are_those_of_plain_loops():
+    draw = torch.Generator().manual_seed(1)
+    query = F.normalize(torch.randn(IMAGES, DIM, generator=draw, dtype=torch.float64), dim=1)
+    keys = F.normalize(query[:, None] + 0.5 * torch.randn(IMAGES, 3, DIM, generator=draw, dtype=torch.float64), dim=2)
+    negatives = F.normalize(torch.randn(QUEUE, DIM, generator=draw, dtype=torch.float64), dim=1)
+    result = make_learner("jcl").contrast(query.clone().requires_grad_(), keys, negatives, SCALE)
+    similarities = [[float(q @ key) for key in own] for q, own in zip(query, keys, strict=True)]
+    closest = [max(float(q @ negative) for negative in negatives) for q in query]
+    found_first = [fmean(own) > negative for own, negative in zip(similarities, closest, strict=True)]
+    assert 0 < sum(found_first) < IMAGES  # or it would say little
+    assert float(result.contrastive_accuracy) == pytest.approx(fmean(found_first))
+    assert float(result.positive_similarity) == pytest.approx(fmean(fmean(own) for own in similarities))
+    assert float(result.key_variance) == pytest.approx(fmean(pvariance(own) for own in similarities))
+    assert float(result.feature_std) == pytest.approx(fmean(stdev(column) for column in query.T.tolist()))
+    assert result.loss.requires_grad and not any(figure.requires_grad for figure in result[1:])
 
 
 def test_passes_that_do_not_divide_the_groups_are_refused():

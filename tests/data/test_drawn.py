@@ -39,10 +39,9 @@ def test_classes_are_balanced_and_pictures_differ():
 
 
 def test_raw_pixels_do_badly():
-    pixels, labels = drawn_objects(6000, seed=0)
-    for neighbours in (1, 20):
-        accuracy = nearest_neighbour_accuracy(pixels, labels, 5000, neighbours)
-        assert accuracy < 0.45, (neighbours, accuracy)
+    pixels, labels = drawn_objects(3000, seed=0)
+    for neighbours, bound in ((1, 0.34), (20, 0.23)):
+        assert nearest_neighbour_accuracy(pixels, labels, 2500, neighbours) < bound
 
 
 def test_background_says_nothing_about_the_class():

@@ -3,7 +3,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from image_files import noise_image, write_images
 
 from jcl.data import ArrayImages, BatchLoader, FolderImages, ImageBatch, ImageSource, open_data, read_all
 from jcl.errors import DataError
+from launch_tools import gone, wait_until
 
 
 def folder_of_sizes(root: Path, count: int) -> FolderImages:
@@ -314,14 +314,6 @@ except KeyboardInterrupt:
 """
 
 
-def is_running(pid: int) -> bool:
-    """Whether the process is there and is more than the entry of one that ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by way of /proc")
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Signals):
@@ -348,10 +340,7 @@ def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Sign
     if blow == signal.SIGINT:
         assert output.splitlines()[-1] == "closed 0"
         assert "Traceback" not in errors, errors
-    deadline = time.monotonic() + 30
-    while any(map(is_running, workers)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(map(is_running, workers))
+    wait_until(lambda: all(map(gone, workers)), seconds=30)
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """Feature files: what was written comes back bit for bit, and a damaged or hostile file is a sentence."""
 
 import json
-import subprocess
+import runpy
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -274,24 +274,20 @@ def test_parquet_tables_of_others(tmp_path):
     assert same(read_feature_file(file), rows())
 
 
-def test_without_pyarrow_parquet_is_a_sentence_and_npz_works(tmp_path):
-    """In a process that cannot import it, as where it is not installed."""
+def test_without_pyarrow_parquet_is_a_sentence_and_npz_works(tmp_path, monkeypatch):
+    """The module is run anew, as where it is not installed."""
     written(tmp_path / "good.parquet"), written(tmp_path / "good.npz")
-    program = (
-        "import sys; sys.modules['pyarrow'] = None\n"
-        "from pathlib import Path\n"
-        "from jcl.errors import SettingsError\n"
-        "from jcl.evaluate.feature_file import check_writable, read_feature_file\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        "print(len(read_feature_file(folder / 'good.npz')))\n"
-        "for call in (lambda: read_feature_file(folder / 'good.parquet'),\n"
-        "             lambda: check_writable(folder / 'new.parquet', force=False)):\n"
-        "    try: call()\n"
-        "    except SettingsError as error: print(error)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    module = runpy.run_path(feature_file.__file__)
+    assert len(module["read_feature_file"](tmp_path / "good.npz")) == 7
     sentence = (
         "Parquet files need pyarrow, which is not installed; run: "
         "pip install 'joint-contrastive-learning[parquet]', or use a .npz file."
     )
-    assert ended.stdout.splitlines() == ["7", sentence, sentence]
+    for call in (
+        lambda: module["read_feature_file"](tmp_path / "good.parquet"),
+        lambda: module["check_writable"](tmp_path / "new.parquet", force=False),
+    ):
+        with pytest.raises(SettingsError) as caught:
+            call()
+        assert str(caught.value) == sentence

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,22 +21,31 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 
 
 def unlike_new(network: nn.Module, seed: int = 0) -> nn.Module:
-    """Whatever starts equal in all layers made different, so that what is left out or mixed up shows."""
+    """All weights drawn, and different where they start equal in all layers: what is left out or mixed up shows."""
     generator = torch.Generator().manual_seed(seed)
     for name, value in network.state_dict().items():
         if name.endswith("num_batches_tracked"):
             value.fill_(int(torch.randint(1, 1000, (), generator=generator)))
         elif name.endswith("running_var"):
             value.uniform_(0.5, 1.5, generator=generator)
-        elif value.dim() < 2:
+        elif value.dim() > 1:
+            bound = math.sqrt(6 / value[0].numel())  # as many inputs as that make outputs of the same size
+            value.uniform_(-bound, bound, generator=generator)
+        else:
             value.add_(torch.randn(value.shape, generator=generator), alpha=0.1)
     return network.eval()
 
 
 def sample_backbone(name: str, image_size: int = 64, stem: Any = "imagenet") -> tuple[nn.Module, BackboneInfo]:
+    network, width = _backbone(name, image_size, stem)
+    return copy.deepcopy(network), BackboneInfo(name, stem, image_size, width, MEAN, STD)
+
+
+@functools.cache
+def _backbone(name: str, image_size: int, stem: Any) -> tuple[nn.Module, int]:
     torch.manual_seed(0)
     network, width = build_backbone(name, stem=stem, image_size=image_size)
-    return unlike_new(network), BackboneInfo(name, stem, image_size, width, MEAN, STD)
+    return unlike_new(network), width
 
 
 def sample_file(folder: Path, name: str, image_size: int = 64, stem: str = "imagenet") -> Path:

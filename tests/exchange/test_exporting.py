@@ -27,6 +27,7 @@ from jcl.exchange import TARGETS, export_backbone, import_backbone
 from jcl.exchange.counterparts import same_features
 from jcl.exchange.layouts import from_detectron2, to_detectron2
 
+pytestmark = pytest.mark.usefixtures("empty_starts")
 SIZE = 64
 NAMES = {"torchvision": "out.pth", "timm": "out.pth", "detectron2": "out.pkl"}
 NAMES |= {"safetensors": "out.safetensors", "onnx": "out.onnx", "hub-folder": "out"}

@@ -7,6 +7,7 @@ from sample_networks import assert_features, assert_the_way_back_is_the_identity
 from jcl.errors import SettingsError
 from jcl.exchange import export_backbone
 
+pytestmark = pytest.mark.usefixtures("empty_starts")
 SIZE = 64
 
 

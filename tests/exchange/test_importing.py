@@ -17,6 +17,8 @@ from jcl.exchange.backbone_file import BackboneInfo
 from jcl.exchange.layouts import resnet_name
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
+pytestmark = pytest.mark.usefixtures("empty_starts")
+
 
 def moco_checkpoint(query: nn.Module, key: nn.Module, prefix: str, head: str) -> dict[str, object]:
     """As MoCo's and JCL's released scripts save: epoch, arch, state_dict and optimizer."""

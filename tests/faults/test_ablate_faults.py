@@ -30,7 +30,6 @@ def test_a_node_killed_in_the_middle_changes_no_digit(npz, tmp_path, monkeypatch
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     small = {"object_store_memory": 80 << 20, "include_dashboard": False}
     watchful = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
@@ -83,7 +82,6 @@ def test_cells_do_not_outlive_the_command_that_started_them(npz, tmp_path):
 
 def test_ray_carries_out_what_is_missing_to_the_same_digits(call, npz, tmp_path, monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     ablated(small_plan(npz, "temperature=0.1,0.3"), tmp_path / "here")
     shutil.copytree(tmp_path / "here", tmp_path / "ray")
     done, missing = sorted((tmp_path / "ray/cells").iterdir())

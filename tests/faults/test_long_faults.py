@@ -15,15 +15,10 @@ from jcl.train.checkpoint import list_checkpoints, search_checkpoints
 from small_runs import tiny_settings
 from test_pretraining import assert_same, stop_after
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("undrawn")]
 QUIET = Console(quiet=True)
 KILLS = 50
 EVENTS_OF_THREE_WRITES = 125
-
-
-@pytest.fixture(autouse=True)
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
 
 
 def settings_for(location: Path, epochs: int = 3) -> Settings:

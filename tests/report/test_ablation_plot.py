@@ -5,12 +5,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import picture_tools
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from PIL import Image
+from picture_tools import pixels
 
 from jcl.report import style
 from jcl.report.ablation_curves import draw_each_alone, on_line
@@ -26,9 +25,9 @@ def point(values: dict[str, Any], *accuracies: float, failed: int = 0) -> Point:
 
 
 def count(path: Path, colour: str) -> int:
-    picture = np.asarray(Image.open(path).convert("RGB"))
+    picture = pixels(path)
     assert picture.shape[1] == 1500
-    return int((picture == np.round(np.array(to_rgb(colour)) * 255).astype(np.uint8)).all(axis=2).sum())
+    return picture_tools.count(picture, colour)
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.colors import to_rgb
+from picture_tools import count, pixels
 from PIL import Image
 from torch import Tensor
 
@@ -15,12 +15,6 @@ from jcl.report.pictures import draw_neighbours, draw_views
 
 def flat(colour: tuple[int, int, int], height: int = 32, width: int = 32) -> Tensor:
     return torch.tensor(colour, dtype=torch.uint8)[:, None, None].expand(3, height, width)
-
-
-def count(path: Path, colour: tuple[int, ...] | str) -> int:
-    """Pixels of exactly this colour."""
-    wanted = np.round(np.array(to_rgb(colour)) * 255) if isinstance(colour, str) else np.array(colour)
-    return int((np.asarray(Image.open(path).convert("RGB")) == wanted).all(axis=2).sum())
 
 
 def test_views_stand_in_a_row_each(tmp_path: Path) -> None:
@@ -41,7 +35,7 @@ def test_views_stand_in_a_row_each(tmp_path: Path) -> None:
 
 def test_order_is_image_query_keys(tmp_path: Path) -> None:
     views = torch.stack([flat((0, 200, 0)), flat((0, 0, 200))])[None]
-    picture = np.asarray(Image.open(draw_views([flat((200, 0, 0))], views, tmp_path / "views.png")).convert("RGB"))
+    picture = pixels(draw_views([flat((200, 0, 0))], views, tmp_path / "views.png"))
     columns = [
         np.nonzero((picture == shade).all(axis=2))[1].mean() for shade in ((200, 0, 0), (0, 200, 0), (0, 0, 200))
     ]
@@ -62,8 +56,8 @@ def test_frames_tell_right_from_wrong(tmp_path: Path) -> None:
 
 
 def test_odd_labels_large_images_and_short_rows(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    images = [torch.randint(0, 256, (3, 90 + 40 * n, 200), generator=generator, dtype=torch.uint8) for n in range(4)]
+    shades = [(50 * number, 20, 30) for number in range(4)]
+    images = [flat(shade, 90 + 40 * number, 200) for number, shade in enumerate(shades)]
     path = draw_neighbours(
         images[:2],
         [images, images[:1]],
@@ -73,7 +67,9 @@ def test_odd_labels_large_images_and_short_rows(tmp_path: Path) -> None:
         similarities=[[0.9, 0.5, -0.1, float("nan")], [1.0]],
         title="$x^",
     )
-    assert np.asarray(Image.open(path)).std() > 0
+    areas = [count(path, shade) / (90 + 40 * number) for number, shade in enumerate(shades)]
+    assert min(areas) > 30  # all are there in their shape: two queries, and their neighbours in rows of four and of one
+    assert [area / areas[3] for area in areas] == pytest.approx([3, 2, 1, 1], rel=0.1)
 
 
 def test_neighbours_without_labels(tmp_path: Path) -> None:

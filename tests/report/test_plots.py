@@ -9,9 +9,7 @@ import matplotlib
 import matplotlib.pyplot
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from numpy.typing import NDArray
-from PIL import Image
+from picture_tools import count, pixels
 
 from jcl.report import style
 from jcl.report.plots import RunCurves, plot_comparison, plot_training, points, smoothed
@@ -27,15 +25,6 @@ def metrics(steps: int = 100, knn: bool = True) -> list[dict[str, Any]]:
         if knn and step % 20 == 0:
             lines.append({"kind": "knn", "step": step, "epoch": step / 10, "knn_top1": 40 + step / 10})
     return lines
-
-
-def pixels(path: Path) -> NDArray[np.uint8]:
-    return np.asarray(Image.open(path).convert("RGB"))
-
-
-def count(picture: NDArray[np.uint8], colour: str) -> int:
-    """Pixels of exactly this colour."""
-    return int((picture == np.round(np.array(to_rgb(colour)) * 255).astype(np.uint8)).all(axis=2).sum())
 
 
 @pytest.fixture(autouse=True)
@@ -66,24 +55,40 @@ def test_uniform_guess_is_drawn_only_where_the_queue_is_known(tmp_path: Path) ->
     assert (with_line[:, 800:] == without[:, 800:]).all()
 
 
+PANELS = {
+    "loss": (slice(100, 490), slice(60, 740)),
+    "accuracy": (slice(100, 490), slice(810, 1490)),
+    "rate": (slice(560, 900), slice(60, 740)),
+    "kNN": (slice(560, 900), slice(810, 1490)),
+}
+
+
 @pytest.mark.parametrize(
-    "lines",
+    ("lines", "drawn"),
     [
-        metrics(knn=False),
-        metrics(steps=1),
-        metrics(steps=30),
-        [],
-        [{"kind": "train", "step": 3, "loss": 2.0}],
-        [line | {"loss": math.nan} for line in metrics()],
-        [line | {"loss": None, "lr": math.inf} if line["step"] % 2 else line for line in metrics()],
-        [{"kind": "train", "step": 0, "epoch": 0.0, "loss": 0.0, "lr": 0.0, "contrastive_accuracy": 0.0}],
+        (metrics(knn=False), {"loss", "accuracy", "rate"}),
+        (metrics(steps=1), {"loss", "accuracy", "rate"}),
+        (metrics(steps=30), {"loss", "accuracy", "rate", "kNN"}),
+        ([], set()),
+        ([{"kind": "train", "step": 3, "loss": 2.0}], {"loss"}),
+        ([line | {"loss": math.nan} for line in metrics()], {"accuracy", "rate", "kNN"}),
+        (
+            [line | {"loss": None, "lr": math.inf} if line["step"] % 5 == 0 else line for line in metrics()],
+            {"loss", "accuracy", "rate", "kNN"},
+        ),
+        (
+            [{"kind": "train", "step": 0, "epoch": 0.0, "loss": 0.0, "lr": 0.0, "contrastive_accuracy": 0.0}],
+            {"loss", "accuracy", "rate"},
+        ),
     ],
     ids=["no kNN", "one step", "short", "nothing", "loss only", "all NaN", "gaps", "zeros"],
 )
-def test_missing_figures_are_borne(lines: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_what_there_is_is_drawn_and_missing_figures_are_borne(
+    lines: list[dict[str, Any]], drawn: set[str], tmp_path: Path
+) -> None:
     picture = pixels(plot_training([RunCurves("a run", lines, 511)], tmp_path / "curves.png"))
     assert picture.shape == (970, 1500, 3)
-    assert picture.std() > 0
+    assert {name for name, panel in PANELS.items() if count(picture[panel], style.BLUE) > 20} == drawn
 
 
 def test_panel_without_figures_says_so(tmp_path: Path) -> None:
@@ -97,7 +102,10 @@ def test_odd_names_are_drawn_as_text(tmp_path: Path) -> None:
     runs = [RunCurves(name, metrics(20), 2**number) for number, name in enumerate(ODD_NAMES, start=3)]
     assert pixels(plot_training(runs, tmp_path / "runs.png", title="$a_b < c")).shape[1] == 1500
     scores = {name: 10.0 * number for number, name in enumerate(ODD_NAMES)}
-    assert pixels(plot_comparison(scores, tmp_path / "bars.png", title="$", subtitle="$_$")).std() > 0
+    picture = pixels(plot_comparison(scores, tmp_path / "bars.png", title="$", subtitle="$_$"))
+    assert picture.shape[0] == pytest.approx((1.15 + 0.46 * len(scores)) * 150, abs=1)
+    bars = [count(picture, colour) for colour in style.colours_for(ODD_NAMES)[3:6]]  # the colours that one bar has
+    assert [bar / bars[0] for bar in bars] == pytest.approx([1, 4 / 3, 5 / 3], rel=0.05)
 
 
 def test_same_figures_give_the_same_file(tmp_path: Path) -> None:

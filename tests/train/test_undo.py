@@ -126,8 +126,7 @@ def go_wrong_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
     monkeypatch.setattr(TrainingStep, "__call__", failing)
 
 
-def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
+def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_path, monkeypatch, undrawn):
     settings = tiny_settings(npz, train__on_nan="skip")
     go_wrong_at(monkeypatch, 2, 5, 7, 8, 9)
     whole = pretrain(settings, tmp_path / "whole", console=QUIET)
@@ -143,7 +142,7 @@ def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_
         assert_same(resume(tmp_path / str(stop), console=QUIET), whole)
 
 
-def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, capsys):
+def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, capsys, undrawn):
     from jcl.cli import main
 
     def command(choice: str) -> object:
@@ -155,7 +154,6 @@ def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, caps
             main()
         return ended.value.code
 
-    monkeypatch.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
     assert command("sometimes") == 1
     assert "'sometimes' of train.on_nan does not work" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert command("skip") == 0

@@ -12,16 +12,13 @@ from small_coco import small_values, write_coco
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Convolutions this small are faster in one thread and without the library that is made for large ones.
+def plain_convolutions() -> Iterator[None]:
+    """Convolutions this small are faster without the library that is made for large ones.
 
     Put back after each file: other tests compare runs bit for bit with those of processes that know nothing of this.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     with torch.backends.mkldnn.flags(enabled=False):
         yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -30,7 +30,8 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     task = "keypoint"  # which has all the heads but that of masks, and the same loop
-    values = small_values(task, annotations(task, tmp_path / "coco")) | {"iterations": 4, "accumulate": 2}
+    changes = {"iterations": 4, "batch_size": 2, "accumulate": 2}
+    values = small_values(task, annotations(task, tmp_path / "coco")) | changes
     detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
     advance = DetectionTraining.advance
 
@@ -54,7 +55,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
 
 
 def test_another_seed_is_another_training(tmp_path):
-    values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 2}
+    values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 1, "batch_size": 2}
     for seed in (0, 1):
         detect(values | {"seed": seed}, out=tmp_path / str(seed), pictures=0, workers=0, console=QUIET)
     name = "model.roi_heads.box_predictor.cls_score.weight"

@@ -16,17 +16,18 @@ from jcl.evaluate.detection.scoring import OTHER_SIGMA
 from small_coco import small_values, write_coco
 
 QUIET = Console(quiet=True)
-ITERATIONS = {"mask": 24, "keypoint": 28}  # enough for each to find most of its shapes
+ITERATIONS = {"mask": 24, "keypoint": 16}  # enough for each to find most of its shapes
+SLOWLY = {"batch_size": 2, "lr": 0.01}
 
 
 @pytest.mark.parametrize("task", ["mask", "keypoint"])  # both find boxes first
 def test_a_short_training_learns(task, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "LOG_ITERATIONS", 4)
     file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
-    values = small_values(task, file) | {"iterations": ITERATIONS[task]}
+    values = small_values(task, file) | SLOWLY | {"iterations": ITERATIONS[task]}
     folder = detect(values, out=tmp_path / "out", pictures=2, workers=0, console=QUIET)
     summary = folder.summary()
-    assert summary[f"{task}_ap50"] > 20 and summary[f"{task}_ap"] > 5 and summary["box_ap50"] > 20, summary
+    assert summary[f"{task}_ap50"] > 40 and summary[f"{task}_ap"] > 15 and summary["box_ap50"] > 40, summary
     assert summary["iterations"] == ITERATIONS[task] and summary["images_per_second"] > 0 and summary["seconds"] > 0
     losses = [json.loads(line)["loss"] for line in folder.metrics_file.read_text().splitlines()]
     assert len(losses) == ITERATIONS[task] // 4 and losses[-1] < 0.75 * losses[0]

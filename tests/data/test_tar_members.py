@@ -1,0 +1,206 @@
+"""Shards that are hostile, damaged or cut off: images and sentences, never anything else."""
+
+import io
+import os
+import random
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from image_files import noise_image
+from shard_files import names, opened, png, write_tar
+
+from jcl.data import ImageData, UnreadableImage, open_data
+from jcl.data.check import check_data
+from jcl.errors import DataError
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type = size, kind
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def write_special(file: Path, members: list[tarfile.TarInfo]) -> Path:
+    """A tar with one good image, then members without content, then another good image."""
+    with tarfile.open(file, "w") as tar:
+        for member in [tarfile.TarInfo("first.png"), *members, tarfile.TarInfo("last.png")]:
+            if member.name in ("first.png", "last.png"):
+                content = png(len(member.name))
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            else:
+                tar.addfile(member)
+    return file
+
+
+def test_names_lead_nowhere(tmp_path: Path):
+    """Odd names are names: the images are read, and no file but the shard is there afterwards."""
+    members = {"../up.png": png(0), "/abs/olute.png": png(1), "a/../../b.png": png(2), "esc\x1b[31m\n.png": png(3)}
+    file = write_tar(tmp_path / "s.tar", members, tarfile.PAX_FORMAT)
+    source = opened(file)
+    for index in range(4):
+        assert source.read(index).shape == (3, 5, 6)
+    assert source.name_of(0) == "s.tar/../up.png" and source.name_of(3) == "s.tar/esc\ufffd[31m\ufffd.png"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_not_followed(tmp_path: Path, kind: bytes):
+    secret = tmp_path / "secret.png"
+    noise_image(3, 3).save(secret)
+    member = tarfile.TarInfo("evil.png")
+    member.type, member.linkname = kind, str(secret) if kind == tarfile.SYMTYPE else "first.png"
+    member.size = 5000  # of what it points to, say some programs; nothing follows
+    source = opened(write_special(tmp_path / "s.tar", [member]))
+    assert len(source) == 3 and source.damage == {}
+    with pytest.raises(UnreadableImage, match=r"s\.tar/evil\.png/? cannot be read: it is a link or no file"):
+        source.read(1)
+    assert source.read(2).shape == (3, 5, 6)
+
+
+@pytest.mark.parametrize("size", [10**6, 2**33, 2**61], ids=["million", "8 GiB", "2^61"])
+def test_huge_declared_size(tmp_path: Path, size: int):
+    good = write_tar(tmp_path / "good.tar", {"0.png": png(0)}).read_bytes()[:1024]
+    file = tmp_path / "s.tar"
+    file.write_bytes(good + header("1.png", size) + png(1))
+    source = opened(file)
+    assert source.read(0).shape == (3, 5, 6) and source.damage == {"s.tar": "its end is cut off"}
+    with pytest.raises(UnreadableImage, match=r"s\.tar/1\.png cannot be read"):
+        source.read(1)
+
+
+@pytest.mark.parametrize("size", [2**62, 2**80, -1])
+def test_size_that_is_no_number_of_bytes(tmp_path: Path, size: int):
+    good = write_tar(tmp_path / "good.tar", {"0.png": png(0)}).read_bytes()[:1024]
+    file = tmp_path / "s.tar"
+    file.write_bytes(good + header("1.png", size) + png(1))
+    source = opened(file)
+    assert len(source) == 1 and "no number where one must be" in source.damage["s.tar"]
+
+
+def test_huge_image_in_a_file_that_is_mostly_hole(tmp_path: Path):
+    file = tmp_path / "s.tar"
+    size = 2**40
+    file.write_bytes(header("0.png", size))
+    try:
+        os.truncate(file, 512 + size + 1024)
+    except OSError:
+        pytest.skip("this file system takes no file of that size")
+    with pytest.raises(UnreadableImage, match="it has 1,099,511,627,776 bytes, more than the limit"):
+        opened(file).read(0)
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_huge_name_or_attributes(tmp_path: Path, kind: bytes):
+    good = write_tar(tmp_path / "good.tar", {"0.png": png(0)}).read_bytes()[:1024]
+    file = tmp_path / "s.tar"
+    file.write_bytes(good + header("long", 2**30, kind))
+    os.truncate(file, 2**31)
+    source = opened(file)
+    assert len(source) == 1 and "claims 1,073,741,824 bytes for a name" in source.damage["s.tar"]
+
+
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_long_and_unicode_names(tmp_path: Path, format: int):
+    wanted = ["d/" * 100 + "ü.png", "日本/富士山.png", "n" * 300 + ".png"]
+    members = dict(zip(wanted, map(png, range(3)), strict=True))
+    source = opened(write_tar(tmp_path / "s.tar", members, format))
+    assert names(source) == wanted
+    assert [source.content_of(index) for index in range(3)] == list(members.values())
+
+
+@pytest.mark.parametrize("text", [b"", b"5", b"99999 path=x\n", b"0 path=x\n", b"12 path=\n", b"9 size=-\n", b"\xff=="])
+def test_malformed_attributes(tmp_path: Path, text: bytes):
+    good = write_tar(tmp_path / "good.tar", {"0.png": png(0)}).read_bytes()
+    file = tmp_path / "s.tar"
+    file.write_bytes(header("x", len(text), tarfile.XHDTYPE) + text.ljust(512 * (len(text) > 0), b"\0") + good)
+    assert opened(file).read(0).shape == (3, 5, 6)
+
+
+def test_empty_member(tmp_path: Path):
+    source = opened(write_tar(tmp_path / "s.tar", {"0.png": b"", "1.png": png(1), "1.cls": b"", "2.json": b""}))
+    with pytest.raises(UnreadableImage, match=r"s\.tar/0\.png cannot be read: the file is empty"):
+        source.read(0)
+    assert source.read(1).shape == (3, 5, 6) and source.labels is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "There are no images in the shard"),
+        (bytes(1024), "There are no images in the shard"),
+        (b"text " * 1000, r"The file .*s\.tar is no tar file"),
+        (b"\x1f\x8b" + bytes(2000), r"s\.tar is compressed \(gzip\).*; unpack it to a plain \.tar first"),
+        (b"short", "There are no images in the shard .*its end is cut off"),
+    ],
+)
+def test_no_shard_at_all(tmp_path: Path, content: bytes, message: str):
+    (tmp_path / "s.tar").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        open_data(str(tmp_path / "s.tar"))
+
+
+def test_any_damage_is_read_up_to_there_or_said(tmp_path: Path):
+    """Bytes changed, lost or put in at random: never anything but images and sentences."""
+    members = {f"{n}.{ending}": png(n) if ending == "png" else b"1" for n in range(6) for ending in ("png", "cls")}
+    good = write_tar(tmp_path / "good.tar", members, tarfile.PAX_FORMAT).read_bytes()
+    file, draw = tmp_path / "s.tar", random.Random(0)
+    outcomes = set()
+    for _ in range(300):
+        content = bytearray(good)
+        place = draw.randrange(len(members) * 1024)
+        length = draw.choice([1, 1, 7, 600])
+        content[place : place + length] = draw.randbytes(draw.choice([0, length, length]))
+        file.write_bytes(content)
+        try:
+            source = opened(file)
+            for index in range(len(source)):
+                source.read(index)
+            outcomes.add("damage" if source.damage else "read")
+        except UnreadableImage:
+            outcomes.add("unreadable")
+        except DataError:
+            outcomes.add("refused")
+    assert {"damage", "read", "unreadable"} <= outcomes
+
+
+def test_only_what_is_cut_off_is_lost(shards: Path):
+    whole = opened(shards)
+    before = [whole.read(index) for index in range(19)]
+    last = shards / "train-0002.tar"
+    with tarfile.open(last) as tar:
+        cut = tar.getmembers()[6]  # the fourth image of seven
+    os.truncate(last, cut.offset_data + cut.size // 2)
+    source = opened(shards)
+    assert len(source) == 8 + 8 + 4
+    for index in range(19):
+        assert torch.equal(source.read(index), before[index])
+    with pytest.raises(UnreadableImage, match=r"train-0002\.tar/000019\.png cannot be read: the end of the shard"):
+        source.read(19)
+    assert source.damage == {"train-0002.tar": "its end is cut off, 4 of its 7 images are there"}
+    assert "1 damaged shard (train-0002.tar: its end is cut off" in source.description
+    assert "train-0002.tar/000019.png" in check_data(ImageData("s", source)).splits["train"].unreadable
+
+
+def test_every_length(tmp_path: Path):
+    """However short, it gives the images that are there, with their labels, and says that more were."""
+    members = {"0.png": png(0), "0.cls": b"12", "1.png": png(1), "1.cls": b"34"}
+    content = write_tar(tmp_path / "whole.tar", members).read_bytes()
+    file = tmp_path / "s.tar"
+    first = 512 + len(png(0))  # bytes until the first image is complete
+    for length in [*range(first, 3600, 37), *range(1536, 1546), *range(2048, 2060)]:
+        file.write_bytes(content[:length])
+        source = opened(file)
+        assert source.damage and source.read(0).shape == (3, 5, 6)
+        assert source.labels is None or source.labels[0] == 12
+
+
+def test_cut_between_images(shards: Path):
+    with tarfile.open(shards / "train-0001.tar") as tar:
+        boundary = tar.getmembers()[4].offset
+    os.truncate(shards / "train-0001.tar", boundary)
+    source = opened(shards)
+    assert len(source) == 8 + 2 + 7
+    assert source.damage["train-0001.tar"].endswith("2 of its 8 images are there")

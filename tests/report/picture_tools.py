@@ -1,0 +1,21 @@
+"""What a picture shows, by the colours of its pixels."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.colors import to_rgb
+from numpy.typing import NDArray
+from PIL import Image
+
+
+def pixels(path: Path) -> NDArray[np.uint8]:
+    """(height, width, 3)"""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def count(picture: Path | NDArray[np.uint8], colour: tuple[int, ...] | str) -> int:
+    """Pixels of exactly this colour."""
+    wanted = np.round(np.array(to_rgb(colour)) * 255) if isinstance(colour, str) else np.array(colour)
+    found = pixels(picture) if isinstance(picture, Path) else picture
+    return int((found == wanted.astype(np.uint8)).all(axis=2).sum())
