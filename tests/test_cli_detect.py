@@ -55,7 +55,7 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     )
     assert code == 0, err
     assert "120 tensors of resnet18 were loaded" in err and "learning rate 0.005 (0.02 for 16" in err
-    assert "a fifth of the same file, held out" in err and "Tested on 1 images, held out" in out
+    assert "a fifth of the same file, held out" in err and "Tested on 1 image, held out" in out
     figures = json.loads(Path("one.json").read_text())
     assert {"box_ap", "box_ap50", "box_ap75", "images_per_second", "iterations", "seconds"} <= figures.keys()
     assert figures["iterations"] == 2 and figures["lr"] == 0.005 and figures["train_images"] == 7

@@ -14,7 +14,7 @@ from rich.text import Text
 _UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
-def tell(console: Console, text: str, *, lead: str = "", lead_style: str = "bold red") -> None:
+def tell(console: Console, text: str, *, lead: str = "") -> None:
     """Print a line as it is: paths may hold brackets, which are no markup.
 
     A terminal gets lines broken between words; a log or a pipe gets the whole line. What a file's name may hold to
@@ -24,7 +24,7 @@ def tell(console: Console, text: str, *, lead: str = "", lead_style: str = "bold
     if console.is_terminal:
         shown = "\n".join(_broken(line, console.width) for line in shown.split("\n"))
     line = Text(shown)
-    line.stylize(lead_style, 0, len(lead))
+    line.stylize("bold red", 0, len(lead))
     console.print(line, soft_wrap=True)
 
 
