@@ -10,9 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from jcl.cli.study_tables import described_growth
 from jcl.comparing import split_arguments
 from jcl.errors import RunError
 from jcl.pretraining import pretrain
+from jcl.studies.cost import Growth, StepCost
 from jcl.trained import open_trained
 from small_runs import drawn_pixels, tiny_settings
 
@@ -183,6 +185,15 @@ def test_a_learner_is_what_its_checkpoint_holds(runs, tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "empty" / "checkpoints")
     with pytest.raises(RunError, match="no checkpoint yet"):
         open_trained(tmp_path / "empty")
+
+
+def test_memory_that_stays_is_not_said_to_grow():
+    base = StepCost(12 * 2**30, 100.0)
+    assert described_growth(Growth(-519_359.0, 0.97), base) == "memory does not grow with the keys"
+    assert described_growth(Growth(10.4 * 2**30, 1.0), base) == (
+        "10.40 GiB more with each key (R² of a straight line: 1.000)"
+    )
+    assert described_growth(Growth(2.0**20, 1.0), None).startswith("1.0 MiB more")  # nothing to compare with
 
 
 def test_cost_refuses(refused):

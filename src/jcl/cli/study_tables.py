@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from jcl.comparing import DistributionReport
     from jcl.costing import CostReport
     from jcl.studies.bound import BoundRow, GaussianCase
+    from jcl.studies.cost import Growth, StepCost
     from jcl.studies.run_bound import RunBounds
+
+_NO_GROWTH = 0.001  # of MoCo v2's memory with each key: 3 % with 32 keys
 
 
 def print_distribution(report: DistributionReport) -> None:
@@ -138,9 +141,15 @@ def print_cost(report: CostReport) -> None:
     for method in COMPARED:
         line = growth(report.cells, method)
         if line is not None:
-            more = readable_size(line.bytes_per_key)
-            say(f"{TITLES[method]}: {more} more with each key (R² of a straight line: {line.fit:.3f}).")
+            say(f"{TITLES[method]}: {described_growth(line, base)}.")
     say("Without gradients keys are encoded in parts, as many as train.key_passes says, so that memory need not grow.")
+
+
+def described_growth(line: Growth, base: StepCost | None) -> str:
+    """How memory grows with the keys, in words; what is lost in MoCo v2's memory is no growth."""
+    if base is not None and abs(line.bytes_per_key) < _NO_GROWTH * base.bytes:
+        return "memory does not grow with the keys"
+    return f"{readable_size(line.bytes_per_key)} more with each key (R² of a straight line: {line.fit:.3f})"
 
 
 def _table(first: str, *others: str) -> Table:
