@@ -77,11 +77,15 @@ PANELS = {
             {"loss", "accuracy", "rate", "kNN"},
         ),
         (
+            [line | {"loss": None, "lr": math.inf} if line["step"] % 2 else line for line in metrics()],
+            {"loss", "accuracy", "rate", "kNN"},
+        ),
+        (
             [{"kind": "train", "step": 0, "epoch": 0.0, "loss": 0.0, "lr": 0.0, "contrastive_accuracy": 0.0}],
             {"loss", "accuracy", "rate"},
         ),
     ],
-    ids=["no kNN", "one step", "short", "nothing", "loss only", "all NaN", "gaps", "zeros"],
+    ids=["no kNN", "one step", "short", "nothing", "loss only", "all NaN", "gaps", "every other one", "zeros"],
 )
 def test_what_there_is_is_drawn_and_missing_figures_are_borne(
     lines: list[dict[str, Any]], drawn: set[str], tmp_path: Path

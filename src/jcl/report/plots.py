@@ -200,8 +200,17 @@ def smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
+def isolated(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which values are finite and have neighbours that are not."""
+    finite = np.pad(np.isfinite(values), 1)
+    return np.asarray(finite[1:-1] & ~finite[:-2] & ~finite[2:])
+
+
 def _line(axes: Axes, where: NDArray[np.float64], values: NDArray[np.float64], look: _Look, width: float) -> None:
     """A curve; a long one as its average over a pale trace of the raw values, a short one with its points marked."""
+    if len(values) > 25:
+        alone = isolated(values)  # a line through one point would not be seen
+        axes.plot(where[alone], values[alone], color=look.colour, linestyle="none", marker="o", markersize=2)
     if len(values) >= 60:
         axes.plot(where, values, color=look.colour, linewidth=0.8, alpha=0.25)
         axes.plot(where, smoothed(values), color=look.colour, linewidth=width, linestyle=look.dash)
