@@ -242,7 +242,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_a_sentence(npz, tmp_path):
 
 
 def test_a_run_that_broke_in_a_log_without_a_terminal_still_says_so(npz, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("jcl.train.display.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("jcl.train.bar.LOG_SECONDS", 0.0)
     with pytest.raises(RunError, match="not finite"):
         pretrain(tiny_settings(npz, train__lr=1e30), tmp_path / "run", console=Console(stderr=True, width=300))
     assert "the loss is not finite" in capsys.readouterr().err

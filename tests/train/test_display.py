@@ -9,7 +9,8 @@ from rich.console import Console
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.recipes import build_settings
 from jcl.train import display as module
-from jcl.train.display import LogPace, RunDisplay
+from jcl.train.bar import LogPace
+from jcl.train.display import RunDisplay
 
 SETTINGS = build_settings("demo", values={"train.epochs": 24})
 FIGURES = {"kind": "train", "step": 19, "epoch": 1.0, "loss": 2.1234, "images_per_second": 12_321.4}

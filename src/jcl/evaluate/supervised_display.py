@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Self
-
 from rich.console import Console
 
 from jcl.speech import tell
-from jcl.train.display import BarFigures, LogPace, progress_bar, speed
+from jcl.train.bar import BarDisplay, speed
 
 
-class SupervisedDisplay:
+class SupervisedDisplay(BarDisplay):
     """Shows epoch, loss, accuracy on the training views, speed and time left."""
 
     def __init__(self, console: Console, label: str) -> None:
-        self.console, self.label = console, label
-        self._figures = BarFigures()
-        self._bar = progress_bar(console, self._figures)
-        self._task = self._bar.add_task(label, total=None)
+        super().__init__(console, label)
         self._steps, self._epochs = 1, 1
-        self._pace = LogPace(console)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def start(self, step: int, steps_per_epoch: int, epochs: int) -> None:
         self._steps, self._epochs = steps_per_epoch, epochs
@@ -46,10 +30,6 @@ class SupervisedDisplay:
         if self._pace.due():
             self._pace.written()
             self.say(f"{self.label} epoch {epoch:.3g}/{self._epochs}: {text}")
-
-    def stopping(self) -> None:
-        """The training is asked to stop, which is heard."""
-        self._figures.stopping = True
 
     def say_skipped(self, skipped: dict[str, str]) -> None:
         """Which training images could not be read, if any."""

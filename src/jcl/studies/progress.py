@@ -19,7 +19,7 @@ from rich.text import Text
 from jcl.speech import counted, tell
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
-from jcl.train.display import progress_bar
+from jcl.train.bar import progress_bar
 from jcl.train.lock import NAME as LOCK
 
 _SECONDS_BETWEEN_LOOKS = 2.0

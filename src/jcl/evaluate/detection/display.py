@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jcl.evaluate.supervised_display import SupervisedDisplay
-from jcl.train.display import speed
+from jcl.train.bar import speed
 
 
 class DetectionDisplay(SupervisedDisplay):
