@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from jcl.automatic import voters
+from jcl.cores import usual_workers
 from jcl.data import ImageData, ImageSource, open_data
 from jcl.errors import DataError, RunError
 from jcl.evaluate.features import Features, FeatureSettings
@@ -54,20 +55,27 @@ def measure_knn(
     k: Sequence[int],
     temperature: Sequence[float],
     batch_size: int = 256,
-    workers: int = 0,
+    workers: int | None = None,
     device: str = "auto",
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[KnnResult]:
     """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own).
 
     Without `k` as many vote as in a run on these images. Ranks that a launcher started share the images and the queries
-    out among them.
+    out among them. `progress` is told how many of how many images are done, of the training and then of the test set.
     """
     with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
         subject = open_subject(weights, location, str(target))
+        decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
 
         def features(source: ImageSource) -> Features:
             return subject.shown.extract(
-                subject.backbone, source, device=target, batch_size=batch_size, workers=workers
+                subject.backbone,
+                source,
+                device=target,
+                batch_size=batch_size,
+                workers=decoding,
+                progress=progress,
             )
 
         votes = k or [voters(len(subject.data.train))]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.console import Console
 
 from jcl.cores import usual_workers
@@ -55,13 +56,15 @@ def measure_linear(
     compiled: bool = False,
     out: Path | None = None,
     console: Console | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> LinearReport:
     """The linear probe of a run's or file's frozen features on the data at `location` (default: the run's own).
 
     `fast` trains a grid of probes on cached features and chooses among them on a part of the training images; `paper`
     trains one on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
     `least_crop` of an image's area, 8 % as usual, which leaves little of images of 32 px. With a folder `out` it keeps
-    checkpoints there, and the same call again goes on where it stopped, exactly.
+    checkpoints there, and the same call again goes on where it stopped, exactly. `progress` is told how many of how
+    many images the features of `fast` are there.
     """
     console = console or Console(stderr=True)
     workers = usual_workers() if workers is None else workers
@@ -72,7 +75,19 @@ def measure_linear(
             )
         subject = open_subject(weights, location, device)
         grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
-        return _fast_linear(subject, classification_task(subject.data), grid, epochs, batch_size, workers, seed)
+        task = classification_task(subject.data)
+
+        def features(source: ImageSource) -> Features:
+            return subject.shown.extract(
+                subject.backbone,
+                source,
+                device=subject.device,
+                batch_size=batch_size,
+                workers=workers,
+                progress=progress,
+            )
+
+        return _fast_linear(features, task, grid, epochs, seed, subject.device)
     if len(learning_rates) > 1 or any(weight_decays):
         raise SettingsError(
             "the paper's protocol has one learning rate and no weight decay; "
@@ -154,25 +169,18 @@ class _PaperProbe:
 
 
 def _fast_linear(
-    subject: Subject,
+    features: Callable[[ImageSource], Features],
     task: ClassificationTask,
     grid: ProbeGrid,
     epochs: int | None,
-    batch_size: int,
-    workers: int,
     seed: int,
+    device: torch.device,
 ) -> LinearReport:
     started = time.perf_counter()
-
-    def features(source: ImageSource) -> Features:
-        return subject.shown.extract(
-            subject.backbone, source, device=subject.device, batch_size=batch_size, workers=workers
-        )
-
     train, test = features(task.train), features(task.test)
     assert train.labels is not None and test.labels is not None
     labelled = (train.values, train.labels, test.values, test.labels)
-    result = linear_probe(*labelled, grid=grid, epochs=epochs, seed=seed, device=subject.device)
+    result = linear_probe(*labelled, grid=grid, epochs=epochs, seed=seed, device=device)
     chosen = {
         "lr": result.lr,
         "weight_decay": result.weight_decay,

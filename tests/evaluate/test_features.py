@@ -47,6 +47,14 @@ def test_features_equal_one_image_at_a_time() -> None:
     assert features.samples.tolist() == list(range(11))
 
 
+def test_progress_is_told_after_each_batch() -> None:
+    told: list[tuple[int, int]] = []
+    FeatureSettings(8).extract(
+        small_backbone(), random_images(), batch_size=4, device=CPU, progress=lambda *counts: told.append(counts)
+    )
+    assert told == [(4, 11), (8, 11), (11, 11)]
+
+
 def test_backbone_is_left_as_it_was() -> None:
     backbone = small_backbone()
     backbone[1].eval()  # a part frozen by its owner stays frozen, the others go on training

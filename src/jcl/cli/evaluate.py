@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
 from jcl.cli.printing import in_table, say, write_json
+from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 from jcl.speech import counted
 
@@ -32,22 +34,24 @@ def knn(
     ] = None,
     temperature: Annotated[list[float] | None, typer.Option(help="Of the votes; may be given several times.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
+    workers: WorkersOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
     """Measure frozen features by weighted k-nearest neighbours."""
     from jcl.measure import measure_knn
 
-    results = measure_knn(
-        weights,
-        data,
-        k=k or [],
-        temperature=temperature or [0.1],
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-    )
+    with counting("features") as progress:
+        results = measure_knn(
+            weights,
+            data,
+            k=k or [],
+            temperature=temperature or [0.1],
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
+            progress=progress,
+        )
     table = Table("k", "temperature", "top-1", "top-5")
     for result in results:
         table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
@@ -111,22 +115,30 @@ def linear(
     """
     from jcl.probing import measure_linear
 
-    report = measure_linear(
-        weights,
-        data,
-        protocol=protocol.value,
-        learning_rates=lr or [],
-        weight_decays=weight_decay or [],
-        epochs=epochs,
-        batch_size=batch_size,
-        workers=workers,
-        device=device,
-        seed=seed,
-        least_crop=least_crop,
-        compiled=compiled,
-        out=out_folder,
-        console=err,
-    )
+    def measured(progress: Callable[[int, int], None] | None = None) -> LinearReport:
+        return measure_linear(
+            weights,
+            data,
+            protocol=protocol.value,
+            learning_rates=lr or [],
+            weight_decays=weight_decay or [],
+            epochs=epochs,
+            batch_size=batch_size,
+            workers=workers,
+            device=device,
+            seed=seed,
+            least_crop=least_crop,
+            compiled=compiled,
+            out=out_folder,
+            console=err,
+            progress=progress,
+        )
+
+    if protocol is Protocol.fast:
+        with counting("features") as progress:
+            report = measured(progress)
+    else:
+        report = measured()  # which has a bar of its own
     figures = report.figures
     _print_linear(report)
     if per_class:

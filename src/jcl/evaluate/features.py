@@ -54,12 +54,13 @@ class FeatureSettings:
         batch_size: int = 256,
         workers: int = 0,
         strict: bool = False,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Features:
         """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
 
         The backbone is moved to `device` and runs in evaluation mode, so nothing in it changes, and each of its modules
         gets back the mode it had. `precision` bfloat16 runs it under autocast. Unreadable images are left out; `strict`
-        raises.
+        raises. `progress` is told how many of how many images are done.
         """
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
@@ -80,6 +81,8 @@ class FeatureSettings:
             values[count : count + len(found)] = found
             samples[count : count + len(found)] = found_samples
             count += len(found)
+            if progress is not None:
+                progress(count, len(source))
         values, samples = values[:count], samples[:count]
         labels = None if source.labels is None else source.labels[samples]
         return Features(values, labels, samples, skipped)
