@@ -253,6 +253,14 @@ def test_a_centre_that_is_automatic_gets_a_place_among_the_values(npz):
     assert [cell.settings.method.queue_size for cell in plan.cells] == [256, 64, 256]
 
 
+def test_what_auto_becomes_is_trained_once(npz):
+    plan = small_plan(npz, "queue_size=auto,64", "temperature=0.1,0.2", alone=True, method__queue_size="auto")
+    assert plan.centre is not None
+    centre = plan.centre["method.queue_size"]
+    sizes = [cell.values["method.queue_size"] for cell in plan.cells]
+    assert sorted(set(sizes)) == sorted({centre, 64}) and sizes.count(64) == 1
+
+
 def test_alone_a_setting_is_judged_by_the_centre(npz):
     """One key at the centre: there is no covariance to see, though another panel has more keys."""
     over = ("num_keys=1,5", "covariance_scale=0,4")

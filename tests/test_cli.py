@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -325,6 +326,27 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
     assert "SIGINT received: the run stopped after step" in err and "jcl resume" in err
     assert "Error" not in err and "Traceback" not in err  # it did as it was told
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1
+
+
+def test_ctrl_c_while_the_workers_start(tmp_path):
+    """Sent to all processes, as a terminal does, while the one that workers are forked from imports torch."""
+    photos = write_image_folder(tmp_path / "photos")
+    run = tmp_path / "run"
+    options = ["--set", "data.workers=2", "--set", "train.epochs=2000", "--set", "record.knn_every=0"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jcl", "pretrain", str(photos), *TINY, *options, "--out", str(run)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_until((run / "settings.yaml").exists)
+        time.sleep(0.3)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err and "Aborted" not in err, err
+    assert process.returncode == 75 and "SIGINT received: the run stopped after step" in err
 
 
 def press_ctrl_c(*_: object, **__: object) -> None:

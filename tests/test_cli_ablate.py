@@ -74,7 +74,7 @@ def test_one_cell_by_hand(call, npz, tmp_path):
     values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "train.lr")}
     options = ("--out", tmp_path / "out", "--plan-only", *settings_options(values | {"train.epochs": 1}))
     code, out, err = call("ablate", npz, "--over", "num_keys=2", "--over", "lr=0.05,1e30", *options)
-    assert code == 0 and "2 cells are planned" in out and "jcl ablate-cell" in out, err
+    assert code == 0 and "2 cells, each" in out and "jcl ablate-cell" in out, err
     assert {path.name for path in tmp_path.iterdir()} == {"out", "work"}
     fine, too_fast = sorted((tmp_path / "out/cells").iterdir())
     assert too_fast.name.startswith("num_keys-2-lr-1e+30-seed-0-")
@@ -95,7 +95,7 @@ def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path)
     over = ("--over", "num_keys=1,2,5", "--over", "temperature=0.1,0.2", "--each-alone", "--temperature", "0.1")
     options = ("--out", tmp_path / "out", "--plan-only", *settings_options(VALUES))
     code, out, err = call("ablate", npz, *over, *options)
-    assert code == 0 and "4 cells are planned" in out, err
+    assert code == 0 and "4 cells, each" in out, err
     planned = [json.loads(file.read_text()) for file in (tmp_path / "out/cells").glob("*/cell.json")]
     assert sorted(tuple(cell["values"].values()) for cell in planned) == [(1, 0.1), (2, 0.1), (2, 0.2), (5, 0.1)]
     assert all(cell["settings"]["method"]["num_keys"] == cell["values"]["method.num_keys"] for cell in planned)

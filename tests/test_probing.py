@@ -20,7 +20,7 @@ from jcl.probing import LinearReport, measure_linear
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
-from small_runs import snapshot
+from small_runs import snapshot, write_image_folder
 from supervised_tools import same_tensors, stop_after, untrained_weights
 
 QUIET = Console(quiet=True)
@@ -186,6 +186,16 @@ def test_the_same_weights_and_images_may_have_moved(weights, npz, unbroken, tmp_
         shutil.copy(file, tmp_path / name)
     found = probed(tmp_path / "tiny.safetensors", tmp_path / "small.npz", unbroken)
     assert found.scores == ProbeFolder(unbroken).scores()
+
+
+def test_a_probe_among_the_images_is_refused(weights, tmp_path):
+    photos = write_image_folder(tmp_path / "photos")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunError, match="lies inside the images' folder"):
+        probed(weights, photos, photos / "probe")
+    with pytest.raises(RunError, match="lies inside the images' folder"):
+        finetune(weights, str(photos), out=photos / "tuned", device="cpu", workers=0, console=QUIET)
+    assert snapshot(tmp_path) == before
 
 
 def test_folders_of_something_else_are_left_alone(weights, npz, tmp_path):

@@ -196,8 +196,9 @@ def test_figures_of_other_commands(page_runs: Path, tmp_path: Path) -> None:
     shutil.copytree(page_runs / "arrays/run", run)
     (run / "linear.json").write_text('{"linear_top1": 71.25, "linear_top5": true, "other": 1}')
     (run / "broken.json").write_text('{"finetune_top1": 1')
+    (run / "knn.json").write_text('{"knn_top1": 12.5}')  # measured later than what is in summary.json
     page = Reader(render_page([read_run(run, "run")]))
-    assert "linear probe, first guess 71.2 %" in page.text
+    assert "linear probe, first guess 71.2 %" in page.text and "kNN, first guess 12.5 %" in page.text
     assert "linear probe, first five" not in page.text and "fine-tuned" not in page.text
 
 

@@ -71,7 +71,7 @@ def prepare(plan: Plan, out: Path | None) -> AblationFolder:
 def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
     """The folder of a plan, unless it is, or holds, something else."""
     folder = AblationFolder(out or plan.usual_folder)
-    keep_apart(folder.path, plan.cells[0].settings)
+    keep_apart(folder.path, plan.cells[0].settings.data.location)
     folder.refuse_other(plan.study)
     return folder
 

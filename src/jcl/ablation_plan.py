@@ -58,7 +58,8 @@ def plan_ablation(
     facts = data_facts(data.train)
     if alone and (chosen := _chosen_centre(base, names, facts)):
         base = with_whole_path(build(chosen))
-        cells = arrange(axes, seeds, lambda own: build(chosen | dict(own)))
+        named = [replace(axis, values=_named(axis.values, chosen.get(axis.name))) for axis in axes]
+        cells = arrange(named, seeds, lambda own: build(chosen | dict(own)))
     cells = [replace(cell, settings=with_whole_path(cell.settings)) for cell in cells]
     study = {"over": list(names), "settings": shared_values(base, names), "data": _about(data)}
     check_cells(cells, data.train, facts)
@@ -70,6 +71,11 @@ def _chosen_centre(base: Settings, names: Sequence[str], facts: DataFacts) -> di
     """What "auto" becomes of the settings to be varied, so that the centre has a place among their other values."""
     chosen = values_of(choose(base, facts)[0], names)
     return {name: chosen[name] for name, value in values_of(base, names).items() if value == "auto"}
+
+
+def _named(values: Sequence[Any], chosen: Any) -> tuple[Any, ...]:
+    """The values of an axis with what "auto" becomes at the centre in its place: they would be the same cell."""
+    return tuple(chosen if value == "auto" and chosen is not None else value for value in values)
 
 
 def _about(data: ImageData) -> dict[str, Any]:

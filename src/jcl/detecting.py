@@ -25,7 +25,7 @@ from jcl.detecting_work import (
     whole_paths,
     whole_settings,
 )
-from jcl.errors import DataError, RunError
+from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection.batching import training_batches
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.folder import DetectionFolder
@@ -187,7 +187,12 @@ def _train(
             progress=progress,
             ranks=ranks,
         ).run()
-    results, figures = judge(settings, work, place)
+    try:
+        results, figures = judge(settings, work, place)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Ctrl-C received: training is done and saved, but not yet tested; {folder.how_to_resume}."
+        ) from None
     if ranks.first:
         folder.write_results(results)
         draw(settings, folder, work, results, pictures)

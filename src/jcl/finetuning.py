@@ -32,7 +32,8 @@ from jcl.evaluate.label_subset import label_amount, label_subset, part_of
 from jcl.evaluate.labelled_views import crop_and_flip
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
-from jcl.measure import Subject, open_subject
+from jcl.measure import Subject, data_location, open_subject
+from jcl.run_data import keep_apart
 from jcl.speech import counted, tell
 from jcl.train.checkpoint import Progress
 from jcl.train.folder import free_folder
@@ -102,6 +103,7 @@ def finetune(
     }
     settings = finetune_settings(values, "the options of `jcl finetune`")
     folder = FinetuneFolder(free_folder(Path("runs"), f"finetune-{subject.data.name}") if out is None else out)
+    keep_apart(folder.path, data_location(weights, location))
     folder.refuse_occupied()
     work = _prepare(settings, subject, task, workers)
     with folder.begun(warn=lambda text: tell(console, text)):

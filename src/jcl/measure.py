@@ -48,6 +48,11 @@ def open_subject(weights: Path, location: str | None, device: str = "auto") -> S
     return Subject(found.network, found.info, _labelled(weights, location), choose_device(device))
 
 
+def data_location(weights: Path, location: str | None) -> str:
+    """Where the data lies that a run or file is measured on."""
+    return RunFolder(weights).settings().data.location if location is None else location
+
+
 def measure_knn(
     weights: Path,
     location: str | None,

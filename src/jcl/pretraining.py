@@ -155,7 +155,7 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place,
     folder = RunFolder(ranks.from_first(str(folder.path).encode()).decode())
 
     def ready() -> _Parts:
-        keep_apart(folder.path, settings)
+        keep_apart(folder.path, settings.data.location)
         if ranks.first:
             folder.refuse_occupied()
         # Everything that can be wrong with the settings shows while building, before the folder is touched.

@@ -23,7 +23,8 @@ from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear
 from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.exchange.backbone_file import weights_digest
-from jcl.measure import Subject, open_subject
+from jcl.measure import Subject, data_location, open_subject
+from jcl.run_data import keep_apart
 from jcl.settings import TrainSettings
 from jcl.speech import tell
 
@@ -101,6 +102,8 @@ def measure_linear(
         compiled=compiled,
     )
     subject = open_subject(weights, location, device)
+    if out is not None:
+        keep_apart(out, data_location(weights, location))
     probe = _PaperProbe(subject, classification_task(subject.data), train, workers, least_crop, console)
     return probe.report() if out is None else probe.report_kept_in(ProbeFolder(out), weights)
 

@@ -89,9 +89,9 @@ def _skipped(folder: RunFolder) -> dict[str, str]:
 
 
 def _measured(path: Path) -> dict[str, float]:
-    """Figures that commands wrote into the folder with --json, by their plain names."""
+    """Figures that commands wrote into the folder with --json, by their plain names; they go before the run's own."""
     found: dict[str, float] = {}
-    for file in sorted(path.glob("*.json")):
+    for file in sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name)):
         figures = _object(file) or {}
         found |= {name: figures[name] for name in MEASURED_NAMES if _is_number(figures, name)}
     return found

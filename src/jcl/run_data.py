@@ -35,11 +35,11 @@ def with_whole_path(settings: Settings) -> Settings:
     return with_values(settings, {"data.location": whole_location(settings.data.location)})
 
 
-def keep_apart(folder: Path, settings: Settings) -> None:
-    """A run inside the images' folder would train on its own pictures when it is resumed."""
-    data = Path(settings.data.location)
-    if data.is_dir() and folder.resolve().is_relative_to(data):
-        raise RunError(f"the run folder {folder} lies inside the images' folder {data}; choose another --out.")
+def keep_apart(folder: Path, location: str) -> None:
+    """What is written inside the images' folder would be among the images the next time."""
+    data = Path(location)
+    if data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
+        raise RunError(f"the folder {folder} lies inside the images' folder {data}; choose another --out.")
 
 
 def data_facts(source: ImageSource) -> DataFacts:

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 from jcl.settings import Settings
-from jcl.studies.ablation import as_csv, best_of, plain_figures, points_of
+from jcl.studies.ablation import as_csv, best_of, equally_good, plain_figures, points_of
 from jcl.studies.ablation_folder import CellRecord
 from jcl.studies.cells import Cell
 
@@ -29,6 +29,12 @@ RECORDS = [
     record(5, 0, None, '=the loss is not finite, "so" it stopped.'),
     record(7, 0, None),
 ]
+
+
+def test_of_equally_good_points_none_is_best():
+    points = points_of([record(2, 0, 60.0), record(5, 0, 60.0), record(7, 0, 72.0)], NAMES)
+    assert best_of(points) is None and [point.values["method.num_keys"] for point in equally_good(points)] == [2, 5]
+    assert "best_num_keys" not in plain_figures(points)
 
 
 def test_points_rise_and_count_what_failed():

@@ -20,7 +20,8 @@ def test_a_run_is_created_once(tmp_path):
 def test_any_trace_of_a_run_protects_it(tmp_path, left):
     place = tmp_path / left
     place.mkdir() if left == "checkpoints" else place.write_text("")
-    with pytest.raises(RunError, match="already holds a run"):
+    what = "a run and is left" if left == "settings.yaml" else "what another command trained and is left"
+    with pytest.raises(RunError, match=f"already holds {what} as it is"):
         RunFolder(tmp_path).create(Settings())
     assert list(tmp_path.iterdir()) == [place]
 

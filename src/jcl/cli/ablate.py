@@ -34,6 +34,7 @@ from jcl.cli.run_options import (
     run_settings,
 )
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 if TYPE_CHECKING:
     from jcl.ablating import Ablation
@@ -123,7 +124,8 @@ def ablate(
     plan = plan_ablation(axes, parse_seeds(seeds or "1", first), build, err, alone=each_alone)
     if plan_only:
         folder = prepare(plan, out_folder)
-        say(f"{len(plan.cells)} cells are planned in {folder.cells}; each is carried out by `jcl ablate-cell CELL`.")
+        cells = counted(len(plan.cells), "cell")
+        say(f"Planned in {folder.cells}: {cells}, each to be carried out by `jcl ablate-cell CELL`.")
         return
     chosen = plan.cells[0].settings.train.device
     with _engine(engine, chosen, at_once, address, gpus_per_cell, cpus_per_cell) as carry_out:
@@ -172,7 +174,7 @@ def _engine(
 
 
 def _print(found: Ablation) -> None:
-    from jcl.studies.ablation import best_of
+    from jcl.studies.ablation import best_of, equally_good
     from jcl.studies.cells import described, short_name
     from jcl.train.json_object import written
 
@@ -188,8 +190,11 @@ def _print(found: Ablation) -> None:
         figures = [_mean(point, figure) for figure in ("linear_top1", "knn_top1", "validation_top1")]
         table.add_row(*values, *figures, f"{len(point.results)}{failed}", style="bold" if point is best else None)
     out.print(table)
+    ahead = equally_good(found.points)
     if best is not None:
         say(f"Best on held-out training images (validation): {described(best.values)}.")
+    elif len(ahead) > 1:
+        say(f"None is best on held-out training images (validation): {len(ahead)} are equally good.")
     picture = "ablation.png shows it, " if (found.folder / "ablation.png").is_file() else ""
     say(f"Everything is in {found.folder}: {picture}ablation.csv lists all cells.")
 

@@ -57,6 +57,8 @@ def knn(
         table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
     out.print(table)
     best = results[0]
+    if any(result.neighbours < result.k for result in results):
+        say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
     say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
     write_json(_knn_figures(results), json_file)
 

@@ -110,7 +110,7 @@ class _Team:
         self._tasks: Any = context.SimpleQueue()
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
-        with _without_main_module(reader), _deaf_to_sigterm():
+        with _without_main_module(reader), _deaf_to_signals():
             for _ in range(workers):
                 report, into = context.Pipe(duplex=False)
                 arguments = (reader, self._ring, self._tasks, into)
@@ -225,16 +225,17 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """Have processes that start here inherit a blocked SIGTERM: launchers and schedulers send it to whole groups.
+def _deaf_to_signals() -> Iterator[None]:
+    """Have processes that start here inherit blocked signals: terminals and schedulers send them to whole groups.
 
-    It is for the parent to answer, who may need further images up to the end of a step.
+    They are for the parent to answer, who may need further images up to the end of a step. One that comes meanwhile
+    reaches it afterwards; the process that all workers are forked from would die of Ctrl-C while it imports torch.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     multiprocessing.resource_tracker.ensure_running()  # or the first process starts it, which unblocks the signal
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         yield
     finally:

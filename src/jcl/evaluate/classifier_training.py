@@ -9,6 +9,7 @@ import torch
 from rich.console import Console
 
 from jcl.data import ImageSource
+from jcl.errors import Interrupted
 from jcl.evaluate.classification import ClassificationTask, Scores, positions
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import judge, training_batches
@@ -67,7 +68,15 @@ def train_and_judge(
             files=files,
             progress=progress,
         ).run()
-    return judge(network, training.task, training.shown, train, device=device, workers=training.workers), progress
+    try:
+        scores = judge(network, training.task, training.shown, train, device=device, workers=training.workers)
+    except KeyboardInterrupt:
+        if folder is None:
+            raise
+        raise Interrupted(
+            f"Ctrl-C received: training is done and saved, but not yet measured; {folder.how_to_resume}."
+        ) from None
+    return scores, progress
 
 
 def _restored(training: ClassifierTraining, folder: TrainingFolder, console: Console) -> Progress:

@@ -34,7 +34,9 @@ class ProbeFolder(ClassifierFolder):
         self.refuse_other_kinds()
         if not self.settings_file.exists():
             return
-        differences = named_differences(self.stored_settings(), probe)
+        stored = self.stored_settings()
+        moved = {name for name in ("weights", "data") if _content(stored.get(name)) == _content(probe[name])}
+        differences = named_differences(stored, {**probe, **{name: stored[name] for name in moved}})
         if differences:
             raise RunError(
                 f"the linear probe in {self.path} was begun with {differences}; "
@@ -66,3 +68,8 @@ class ProbeFolder(ClassifierFolder):
             raise RunError(
                 f"{self.scores_file} is damaged: it holds no scores; remove it to have it made again."
             ) from None
+
+
+def _content(described: Any) -> str:
+    """The fingerprints at the end of what weights or data are called; their names may change."""
+    return str(described).rpartition(" (")[2]

@@ -36,10 +36,15 @@ class RunFolder:
         """Raise if something is here already."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; give the run a folder of its own with --out.")
-        if self.holds_run():
+        if self.settings_file.exists():
             raise RunError(
                 f"{self.path} already holds a run and is left as it is; "
                 f"continue it with `{self.how_to_resume}` or choose another folder with --out."
+            )
+        if self.holds_run():
+            raise RunError(
+                f"{self.path} already holds what another command trained and is left as it is; "
+                "choose another folder with --out."
             )
 
     def create(self, settings: Settings) -> None:
