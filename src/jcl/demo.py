@@ -19,7 +19,7 @@ from torch import nn
 from jcl.building import known
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
-from jcl.errors import RunError
+from jcl.errors import Interrupted, RunError
 from jcl.evaluate import Features, FeatureSettings, knn_accuracy, nearest_neighbours
 from jcl.pretraining import Run, pretrain
 from jcl.recipes import build_settings
@@ -55,7 +55,11 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
         chosen = build_settings("demo", method=method, values={"train.seed": seed})
-        runs[name] = pretrain(chosen, folder / method, console=err, label=name)
+        try:
+            runs[name] = pretrain(chosen, folder / method, console=err, label=name)
+        except Interrupted as stopped:
+            again = "For the whole demo give `jcl demo` again, without --out or with another."
+            raise Interrupted(f"{stopped} {again}") from None
         summary = runs[name].summary
         rows.append(Row(name, summary["knn_top1"], summary["seconds"], summary["peak_memory_bytes"]))
     _draw(folder, runs, rows, data, settings)
