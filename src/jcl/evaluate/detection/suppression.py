@@ -25,13 +25,14 @@ def keep_greedily(boxes: Tensor, candidates: Tensor, threshold: float) -> Tensor
     # A product of half-precision matrices adds the kept overlapping ones up fastest; only whether there is any counts.
     weights = suppresses.to(torch.float16 if boxes.device.type == "cuda" else torch.float32)
     kept, rounds = candidates, 0
-    while rounds < boxes.shape[1]:
-        before = kept
-        for _ in range(_ROUNDS_BETWEEN_LOOKS):
-            before, kept = kept, candidates & (kept[:, None].to(weights.dtype) @ weights)[:, 0].eq(0)
-            rounds += 1
-        if bool((before == kept).all()):
-            break
+    with torch.autocast(boxes.device.type, enabled=False):  # which would copy the whole matrix in every round
+        while rounds < boxes.shape[1]:
+            before = kept
+            for _ in range(_ROUNDS_BETWEEN_LOOKS):
+                before, kept = kept, candidates & (kept[:, None].to(weights.dtype) @ weights)[:, 0].eq(0)
+                rounds += 1
+            if bool((before == kept).all()):
+                break
     return kept
 
 
