@@ -51,7 +51,7 @@ def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled):
             step(batch(number, "cuda"), number, lr=0.05, covariance_scale=4.0)
     assert alone.graph is not None and talking.graph is not None
     # Gradients collected in one block are added up in another order, and a GPU adds in an order of its own from run to
-    # run; ten steps turn that into differences of up to 4e-4 (seen on an H200). A rank left out would make it 1.
+    # run; ten steps turn that into differences of up to 4e-4 (seen on an H200).
     torch.testing.assert_close(alone.figures, talking.figures, rtol=1e-3, atol=1e-4)
     mine, theirs = state(alone), state(talking)
     for name in differing(mine, theirs):
