@@ -35,6 +35,7 @@ def test_of_equally_good_points_none_is_best():
     points = points_of([record(2, 0, 60.0), record(5, 0, 60.0), record(7, 0, 72.0)], NAMES)
     assert best_of(points) is None and [point.values["method.num_keys"] for point in equally_good(points)] == [2, 5]
     assert "best_num_keys" not in plain_figures(points)
+    assert best_of(points_of([record(2, 0, 60.0), record(5, 0, None, "it failed")], NAMES)) is None  # no choice
 
 
 def test_points_rise_and_count_what_failed():

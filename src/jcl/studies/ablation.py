@@ -72,14 +72,16 @@ def _point(records: Sequence[CellRecord]) -> Point:
 
 def best_of(points: Sequence[Point]) -> Point | None:
     """The point that is best on held-out training images, if there are several to choose from and none is as good."""
-    best = equally_good(points)
-    return best[0] if len(best) == 1 and len(points) > 1 else None
+    judged = [point for point in points if point.mean(CHOSEN_BY) is not None]
+    ahead = equally_good(judged)
+    return ahead[0] if len(judged) > 1 and len(ahead) == 1 else None
 
 
 def equally_good(points: Sequence[Point]) -> list[Point]:
     """The points that none is better than on held-out training images."""
-    means = {number: mean for number, point in enumerate(points) if (mean := point.mean(CHOSEN_BY)) is not None}
-    return [points[number] for number, mean in means.items() if mean == max(means.values())]
+    means = [point.mean(CHOSEN_BY) for point in points]
+    highest = max((mean for mean in means if mean is not None), default=None)
+    return [point for point, mean in zip(points, means, strict=True) if mean is not None and mean == highest]
 
 
 def plain_figures(points: Sequence[Point]) -> dict[str, Any]:
