@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -117,8 +117,10 @@ def linear(
     """
     from jcl.probing import measure_linear
 
-    def measured(progress: Callable[[int, int], None] | None = None) -> LinearReport:
-        return measure_linear(
+    # The paper's probe has a bar of its own.
+    bar = counting("features") if protocol is Protocol.fast else contextlib.nullcontext()
+    with bar as progress:
+        report = measure_linear(
             weights,
             data,
             protocol=protocol.value,
@@ -135,12 +137,6 @@ def linear(
             console=err,
             progress=progress,
         )
-
-    if protocol is Protocol.fast:
-        with counting("features") as progress:
-            report = measured(progress)
-    else:
-        report = measured()  # which has a bar of its own
     figures = report.figures
     _print_linear(report)
     if per_class:

@@ -1,6 +1,6 @@
 """torchvision's region proposals and its choice of regions to learn from, for all images of a batch at once.
 
-The same rules, with far fewer and larger pieces of work for a GPU, which otherwise waits for the host most of the time.
+The same rules, with far fewer and larger pieces of work for a GPU, which waited for the host a third of the time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def treat_batches_at_once(detector: GeneralizedRCNN) -> None:
 
 
 class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
-    """Proposals of all images and levels are suppressed together on a GPU; on a CPU torchvision's way is faster."""
+    """Proposals of all images of a level are suppressed together on a GPU; on a CPU torchvision's way stays."""
 
     def filter_proposals(
         self,
