@@ -51,8 +51,9 @@ def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled):
             step(batch(number, "cuda"), number, lr=0.05, covariance_scale=4.0)
     assert alone.graph is not None and talking.graph is not None
     # Gradients collected in one block are added up in another order, and a GPU adds in an order of its own from run to
-    # run; ten steps turn that into differences of up to 4e-4 (seen on an H200).
-    torch.testing.assert_close(alone.figures, talking.figures, rtol=1e-3, atol=1e-4)
+    # run. Seen on an H200 after these steps: 1.6e-5 of the loss, 4e-4 where the passes are compiled.
+    near = {"rtol": 1e-3, "atol": 1e-4} if compiled else {"rtol": 1e-4, "atol": 1e-6}
+    torch.testing.assert_close(alone.figures, talking.figures, **near)
     mine, theirs = state(alone), state(talking)
     for name in differing(mine, theirs):
-        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(mine[name], theirs[name], rtol=1e-3, atol=1e-3 if compiled else 1e-5)
