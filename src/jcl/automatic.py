@@ -144,17 +144,29 @@ def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
 
 
 def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    groups, keys = settings.model.bn_groups, settings.method.num_keys
-    assert isinstance(groups, int)
+    groups, keys = _known(settings.model.bn_groups), settings.method.num_keys
     if settings.method.name == "multi-key-backprop":
         return 1, "gradients need all keys in one pass"
     # A pass without gradients holds a few layers' activations, a query all of them: four batches stay below it.
+    # Small views take little memory either way, and a GPU is faster at many of them together.
     passes = 1
-    while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
+    small = _pixels_of_keys(settings) <= _FOUR_BATCHES_OF_PHOTOGRAPHS
+    while not small and passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
         passes *= 2
+    if small and keys > 4:
+        return passes, f"{keys} views of {settings.views.image_size} px per image take little memory at once"
     if keys / passes > 4:
         return passes, f"no more parts than BN groups ({groups}), so {keys} key views per image take more memory"
     return passes, f"{counted(keys, 'key view')} per image at no more memory than the query takes"
+
+
+_FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them
+
+
+def _pixels_of_keys(settings: Settings) -> int:
+    """Of a batch's keys, as the layers behind the stem see them: the small stem keeps 16 times as many."""
+    views = _known(settings.train.batch_size) * settings.method.num_keys
+    return views * _known(settings.views.image_size) ** 2 * (16 if settings.model.stem == "small" else 1)
 
 
 def voters(images: int) -> int:

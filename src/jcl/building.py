@@ -14,6 +14,8 @@ from jcl.train.runtime import choose_precision, on_device
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 
+LARGEST_SMALL_VIEW = 64  # px; larger ones fill a GPU, and keys beside queries would take memory for nothing
+
 
 def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE) -> tuple[ContrastiveLearner, int]:
     """The learner, initialised from the seed, and the width of its features."""
@@ -32,6 +34,7 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         bn_groups=known(model.bn_groups),
         # The groups of one rank allow no more passes; how many there are does not change the result.
         key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
+        keys_beside_queries=known(settings.views.image_size) <= LARGEST_SMALL_VIEW and ranks.count == 1,
         seed=train.seed,
         ranks=ranks,
     )

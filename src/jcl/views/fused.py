@@ -63,7 +63,23 @@ def _change_colours(planes: Planes, parameters: ViewParameters) -> Planes:
     change = jitter_change(parameters)
     before_contrast = _chain(planes, _up_to_contrast(change, parameters.order), None)
     mean = _gray(before_contrast).mean(dim=(1, 2))
-    return _chain(planes, change, mean)
+    return _chain(planes, change, completed(mean))
+
+
+@torch.library.custom_op("jcl::completed", mutates_args=())
+def completed(values: Tensor) -> Tensor:
+    """The same values; a compiler, which cannot look into this, has to end its kernel before it and begin another.
+
+    Left alone it takes a mean and what follows from it in one kernel, which keeps what both need in memory and reads it
+    back. That is not safe: Triton may let a thread read what another one has not written yet
+    (https://github.com/triton-lang/triton/issues/10924), and views then hold whatever was there before.
+    """
+    return values.clone()
+
+
+@completed.register_fake
+def _(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
 
 
 def _up_to_contrast(change: ColourChange, order: Tensor) -> ColourChange:
@@ -127,7 +143,10 @@ def _blur(planes: Planes, sigma: Tensor) -> Planes:
 def blur_matrix(sigma: Tensor, size: int) -> Tensor:
     """The weights (n, size, size) by which each output row takes each input row; the identity where sigma is 0.
 
-    Row j is reached from row i directly and through the reflection at either border.
+    Row j is reached from row i directly and through the reflection at either border. Together these are all distances
+    of at least up to `size` - 1 to both sides, so every output row has the same sum, that of the whole bell.
+
+    Dividing each row by its own sum would be as good, but a kernel would read back what it wrote (see `completed`).
     """
     place = torch.arange(size, device=sigma.device)
     out, into = place[:, None], place[None, :]
@@ -139,7 +158,8 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
     weight = gaussian(into - out)
     weight = weight + gaussian(into + out) * (into > 0)
     weight = weight + gaussian(2 * (size - 1) - into - out) * (into < size - 1)
-    return weight / weight.sum(dim=2, keepdim=True)
+    bell = gaussian(torch.arange(1 - size, size, device=sigma.device)).sum(dim=2, keepdim=True)
+    return weight / bell
 
 
 def _kept(planes: Planes) -> Planes:
