@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from jcl.core.beside import SecondStream
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
@@ -88,9 +87,8 @@ class ContrastiveLearner(nn.Module):
     """Query encoder f, key encoder g, queue Q, and the step that ties them together.
 
     `bn_groups` splits queries and shuffled keys into that many batch-norm groups (ShuffleBN). `key_passes` sends the
-    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'.
-    `keys_beside_queries` lets a GPU encode both at the same time, for more memory. On several `ranks` each has an equal
-    share of the groups; the step is that of one process on all images of the batch.
+    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'. On
+    several `ranks` each has an equal share of the groups; the step is that of one process on all images of the batch.
     """
 
     later_passes: Tensor
@@ -107,7 +105,6 @@ class ContrastiveLearner(nn.Module):
         key_momentum: float,
         bn_groups: int = 1,
         key_passes: int = 1,
-        keys_beside_queries: bool = False,
         seed: int = 0,
         ranks: Ranks = ALONE,
     ) -> None:
@@ -121,7 +118,6 @@ class ContrastiveLearner(nn.Module):
         self.temperature = temperature
         self.key_momentum = key_momentum
         self.key_passes = key_passes
-        self.beside = SecondStream(keys_beside_queries)
         self.seed = seed
         self.ranks = ranks
         self.query_encoder = group_batch_norm(encoder) if bn_groups > ranks.count else encoder
@@ -144,11 +140,9 @@ class ContrastiveLearner(nn.Module):
         # keys may as well be encoded before it: the results are the same, and what they need in between is free
         # again when the query's activations, kept for the backward pass, take their place. (Where f encodes the keys
         # too, only its running statistics tell the order.)
-        with self.beside.work(self.queue.rows.device):
-            self.update_key_encoder()
-            keys = self.encode_keys(views, images, step)
+        self.update_key_encoder()
+        keys = self.encode_keys(views, images, step)
         query = self.encode_queries(views, images)
-        self.beside.join()
         # A copy, because the queue moves on below while the backward pass still needs these negatives.
         result = self.contrast(query, self.ranks.share(keys), self.queue.rows.clone(), covariance_scale)
         # The mean keys go in as they are, and only now: no query meets a key of its own image from this step.

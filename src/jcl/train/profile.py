@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from jcl.core.beside import SecondStream
 from jcl.data import BatchLoader
 from jcl.train.step import TrainingStep
 
@@ -40,7 +39,6 @@ def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, 
     """
     clock = _PartClock(step.options.device)
     learner, optimiser = step.learner, step.optimiser
-    learner.beside = SecondStream(wanted=False)  # parts that run at the same time have no time of their own
     step.views.make = clock.timed("views", step.views.make)
     for owner, method, name in (
         (learner, "encode_keys", "keys"),
