@@ -46,6 +46,7 @@ CASES = {
     case.name: case
     for case in (
         Case("resnet18-32-b512", "cifar10", 32, 512, limit=30_000),
+        Case("resnet18-32-b256", "cifar10", 32, 256),  # as the recipe has it
         Case("resnet18-32-b128", "cifar10", 32, 128, limit=20_000),
         Case("resnet50-224-b256", "imagenet-paper", 320, 256, ceiling_share=0.9),
     )

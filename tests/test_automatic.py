@@ -30,7 +30,8 @@ def test_choices_hold_together_for_any_size_of_data(images):
     assert settings.method.queue_size <= max(256, images // 8)
     assert settings.method.key_momentum in (0.95, 0.99, 0.999)
     assert groups % settings.train.key_passes == 0
-    assert settings.train.lr == pytest.approx(0.06 * batch / 256, abs=1e-6)
+    assert settings.train.lr == pytest.approx((0.06 if images < 100_000 else 0.03) * batch / 256, abs=1e-6)
+    assert settings.method.covariance_scale == (1.0 if images < 100_000 else 4.0)
     assert all(choice.reason and re.match(r"\w+\.\w+$", choice.name) for choice in choices)
 
 
@@ -108,6 +109,29 @@ def test_groups_that_no_chosen_batch_can_have_are_a_sentence():
 @pytest.mark.parametrize(("keys", "passes"), [(1, 1), (4, 1), (5, 2), (9, 4)])
 def test_keys_take_about_the_memory_of_the_query(keys, passes):
     assert chosen(50_000, method__num_keys=keys)[0].train.key_passes == passes
+
+
+def test_small_views_are_encoded_at_once():
+    settings, choices = chosen(50_000, 32, decoded=True)
+    assert settings.train.key_passes == 1
+    assert "little memory" in next(choice.reason for choice in choices if choice.name == "train.key_passes")
+    assert chosen(50_000, 32, decoded=True, method__num_keys=64)[0].train.key_passes > 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "images", "short_side"), [("cifar10", 50_000, 32), ("cifar100", 50_000, 32), ("photos", 10_000, 240)]
+)
+def test_images_of_ones_own_are_treated_as_the_recipe_for_such_images_says(recipe, images, short_side):
+    named = choose(build_settings(recipe), DataFacts(images, short_side, decoded=False))[0]
+    own = chosen(images, short_side)[0]
+    same = {"recipe": own.recipe, "data": own.data, "record": own.record}
+    same["views"] = named.views.model_copy(update={"mean": own.views.mean, "std": own.views.std})
+    assert named.model_copy(update=same) == own
+
+
+def test_what_a_method_does_not_use_is_not_spoken_of():
+    names = [choice.name for choice in chosen(5_000, method__name="moco-v2", method__num_keys=1)[1]]
+    assert "method.covariance_scale" not in names and "train.lr" in names
 
 
 def test_gradients_through_keys_need_one_pass():

@@ -59,7 +59,7 @@ def test_cifar_recipe_has_the_small_stem():
 
 
 def test_there_are_the_recipes_that_are_promised_and_all_of_them_work():
-    assert {"cifar10", "demo", "folder", *PRESETS} <= set(recipe_names())
+    assert {"cifar10", "cifar100", "photos", "demo", "folder", *PRESETS} <= set(recipe_names())
     for name in recipe_names():
         assert build_settings(name).recipe == name
         assert recipe_summary(name)
@@ -69,6 +69,7 @@ def test_there_are_the_recipes_that_are_promised_and_all_of_them_work():
 def test_the_folder_recipe_leaves_to_the_data_what_depends_on_it():
     settings = build_settings("folder")
     chosen = ["method.queue_size", "method.key_momentum", "views.image_size", "model.bn_groups", "train.batch_size"]
+    chosen += ["views.recipe", "method.covariance_scale", "train.lr", "train.weight_decay"]
     assert {value_of(settings, name) for name in chosen} == {"auto"}
 
 

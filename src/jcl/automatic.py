@@ -39,7 +39,8 @@ def choose(settings: Settings, facts: DataFacts) -> tuple[Settings, list[Choice]
         if getattr(getattr(settings, section), key) == "auto":
             value, reason = rule.choose(settings, facts)
             settings = with_values(settings, {rule.name: value})
-            choices.append(Choice(rule.name, value, reason))
+            if reason:  # what has no bearing on the run is not worth a line
+                choices.append(Choice(rule.name, value, reason))
     return settings, choices
 
 
@@ -60,11 +61,26 @@ def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]
     return with_values(settings, {"model.bn_groups": fitting}), [Choice("model.bn_groups", fitting, reason)]
 
 
+_COLLECTION = 100_000  # images: fewer are somebody's collection, more begin to be like ImageNet
+_SMALL_VIEW = 32  # px
+
+
+def _small(settings: Settings) -> bool:
+    """Whether views are as small as CIFAR's, for which its recipe was made."""
+    return _known(settings.views.image_size) <= _SMALL_VIEW
+
+
 def _image_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     for limit, size in ((48, 32), (96, 64), (192, 128)):
         if facts.short_side <= limit:
             return size, f"the images' short side is about {facts.short_side} px"
     return 224, f"the images' short side is about {facts.short_side} px, enough for the usual size"
+
+
+def _views(settings: Settings, facts: DataFacts) -> tuple[str, str]:
+    if _small(settings):
+        return "small", f"as for CIFAR: at {settings.views.image_size} px a blur would leave little to see"
+    return "moco-v2", "the paper's"
 
 
 def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
@@ -120,7 +136,23 @@ def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 
 def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     batch = _known(settings.train.batch_size)
-    return round(0.06 * batch / 256, 6), f"0.06 for a batch of 256, in proportion to {batch}"
+    rate, whose = 0.03, ", the paper's"
+    if facts.images < _COLLECTION:
+        rate, whose = (0.15, ", as for CIFAR") if _small(settings) else (0.06, "")
+    return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, in proportion to {batch}"
+
+
+def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    if _small(settings):
+        return 5e-4, f"as for CIFAR, whose images have {_SMALL_VIEW} px too"
+    return 1e-4, "the paper's"
+
+
+def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    scale, reason = 4.0, "the paper's"
+    if facts.images < _COLLECTION:
+        scale, reason = 1.0, f"the paper's 4 is for a queue of 65,536; {facts.images:,} images allow a shorter one"
+    return scale, reason if settings.method.name == "jcl" else ""
 
 
 def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
@@ -190,14 +222,17 @@ class _Rule:
 # In the order in which they rest on each other.
 RULES = (
     _Rule("views.image_size", _image_size),
+    _Rule("views.recipe", _views),
     _Rule("model.stem", _stem),
     _Rule("data.canvas", _canvas),
     _Rule("data.workers", _workers),
     _Rule("train.batch_size", _batch_size),
     _Rule("model.bn_groups", _bn_groups),
     _Rule("train.lr", _lr),
+    _Rule("train.weight_decay", _weight_decay),
     _Rule("method.queue_size", _queue_size),
     _Rule("method.key_momentum", _key_momentum),
+    _Rule("method.covariance_scale", _covariance_scale),
     _Rule("train.key_passes", _key_passes),
     _Rule("record.knn_k", _knn_k),
 )

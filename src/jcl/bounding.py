@@ -60,7 +60,8 @@ def bound_along_training(
         canvas=known(settings.data.canvas),
         workers=usual_workers() if workers is None else workers,
     )
-    wanted = sorted({1.0, settings.method.covariance_scale, *scales})
+    own_scale = float(settings.method.covariance_scale)
+    wanted = sorted({1.0, own_scale, *scales})
     steps = []
     for number, (learner, step) in enumerate(run.along_training(target)):
         steps.append(_step_bound(learner, step, data.train, rows, passes, run, keys, wanted))
@@ -71,7 +72,7 @@ def bound_along_training(
         steps=tuple(steps),
         reference=gaussian_reference(max(count, 2000), keys, seed),
         temperature=settings.method.temperature,
-        own_scale=settings.method.covariance_scale,
+        own_scale=own_scale,
         images=count,
         keys=keys,
     )

@@ -14,8 +14,6 @@ from jcl.train.runtime import choose_precision, on_device
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 
-LARGEST_SMALL_VIEW = 64  # px; larger ones fill a GPU, and keys beside queries would take memory for nothing
-
 
 def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE) -> tuple[ContrastiveLearner, int]:
     """The learner, initialised from the seed, and the width of its features."""
@@ -34,7 +32,6 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         bn_groups=known(model.bn_groups),
         # The groups of one rank allow no more passes; how many there are does not change the result.
         key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
-        keys_beside_queries=known(settings.views.image_size) <= LARGEST_SMALL_VIEW and ranks.count == 1,
         seed=train.seed,
         ranks=ranks,
     )
@@ -48,7 +45,7 @@ def build_optimiser(settings: Settings, learner: ContrastiveLearner, device: tor
         learner.query_encoder.parameters(),
         lr=float(train.lr),
         momentum=train.momentum,
-        weight_decay=train.weight_decay,
+        weight_decay=float(train.weight_decay),
         fused=device.type == "cuda",
     )
 
@@ -69,6 +66,7 @@ def step_options(settings: Settings, device: torch.device) -> StepOptions:
 def run_view_recipe(settings: Settings) -> ViewRecipe:
     """The views of a run, complete."""
     views = settings.views
+    assert views.recipe != "auto", "automatic values are chosen before anything is built"
     return view_recipe(views.recipe, known(views.image_size), min_scale=views.min_scale, mean=views.mean, std=views.std)
 
 

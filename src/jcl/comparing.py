@@ -163,6 +163,7 @@ def _view_drawing(
         return lambda size, mean, std: view_recipe(wanted or _USUAL_VIEWS, size, mean=mean, std=std), ()
     first = next(path for path in paths if path in settings)
     chosen = settings[first].views
+    assert chosen.recipe != "auto", "settings of a run are resolved"
 
     def draw(size: int, mean: tuple[float, float, float], std: tuple[float, float, float]) -> ViewRecipe:
         return view_recipe(chosen.recipe, size, min_scale=chosen.min_scale, mean=mean, std=std)

@@ -181,7 +181,7 @@ def _training_step(settings: Settings, device: torch.device) -> Step:
     sizes = torch.full((count, 2), side, device=device)
     batch = ImageBatch(pixels, sizes, torch.arange(count, device=device))
     numbers = iter(range(1_000_000))
-    return lambda: step(batch, next(numbers), 0.01, settings.method.covariance_scale)
+    return lambda: step(batch, next(numbers), 0.01, float(settings.method.covariance_scale))
 
 
 def _device_name(device: torch.device) -> str:

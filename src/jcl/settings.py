@@ -23,6 +23,7 @@ Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Triple = tuple[float, float, float]
 
+ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
 MethodName = Literal["jcl", "moco-v2", "moco-v1", "multi-key", "multi-key-backprop"]
 SINGLE_KEY_METHODS = ("moco-v2", "moco-v1")
 
@@ -49,7 +50,7 @@ class DataSettings(Section):
 class ViewSettings(Section):
     """How a view of an image is made."""
 
-    recipe: Literal["moco-v2", "moco-v1", "small", "none"] = Field("moco-v2", description="kind of views")
+    recipe: ViewName | Auto = Field("moco-v2", description="kind of views")
     image_size: PositiveInt | Auto = Field("auto", description="side in pixels of the views")
     min_scale: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.2, description="least share of the image in a crop")
     mean: Triple = Field((0.485, 0.456, 0.406), description="subtracted per channel")
@@ -71,7 +72,7 @@ class MethodSettings(Section):
 
     name: MethodName = Field("jcl", description="contrastive method")
     num_keys: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="key views per image, M'")
-    covariance_scale: NotNegative = Field(4.0, description="weight of the keys' covariance, lambda")
+    covariance_scale: NotNegative | Auto = Field(4.0, description="weight of the keys' covariance, lambda")
     covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
     temperature: Positive = Field(0.2, description="softmax temperature, tau")
     queue_size: PositiveInt | Auto = Field("auto", description="past keys kept as negatives, K")
@@ -84,7 +85,7 @@ class TrainSettings(Section):
     epochs: PositiveInt = Field(200, description="passes over the data")
     batch_size: Annotated[int, Field(ge=2)] | Auto = Field("auto", description="images per step, over all devices")
     lr: Positive | Auto = Field("auto", description="learning rate at the start")
-    weight_decay: NotNegative = Field(1e-4, description="on all parameters, as MoCo has it")
+    weight_decay: NotNegative | Auto = Field(1e-4, description="on all parameters, as MoCo has it")
     momentum: Share = Field(0.9, description="of SGD")
     schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
     schedule_by: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")

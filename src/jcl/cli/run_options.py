@@ -57,11 +57,12 @@ def given_values(parameters: Mapping[str, Any], assignments: list[str] | None) -
 
 def run_settings(recipe: str | None, method: str | None, values: Mapping[str, Any]) -> Settings:
     """The settings of a run; the recipe of a data set known by name is the one called after it."""
+    from jcl.data.opening import KNOWN_SETS
     from jcl.recipes import build_settings, recipe_names
 
     location = values.get("data.location")
-    usual = location if location in recipe_names() else "folder"
-    return build_settings(recipe or usual, method=method, values=values)
+    named = location in KNOWN_SETS and location in recipe_names()
+    return build_settings(recipe or (str(location) if named else "folder"), method=method, values=values)
 
 
 def _assigned(texts: list[str]) -> dict[str, Any]:

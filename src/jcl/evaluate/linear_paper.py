@@ -96,7 +96,7 @@ def paper_probe(
 def probe_optimiser(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
     """SGD over the layer alone."""
     group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
-    return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=train.weight_decay)
+    return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=float(train.weight_decay))
 
 
 def state_of(backbone: nn.Module) -> dict[str, Tensor]:

@@ -32,6 +32,5 @@ def _shape(train: TrainSettings, epoch: float) -> float:
 
 def covariance_scale(method: MethodSettings, epoch: int, epochs: int) -> float:
     """Lambda in epoch `epoch` (from 0): constant, or ramped to its full value in the last epoch."""
-    if method.covariance_schedule == "linear":
-        return method.covariance_scale * (epoch + 1) / epochs
-    return method.covariance_scale
+    scale = float(method.covariance_scale)  # an automatic one is chosen before training
+    return scale * (epoch + 1) / epochs if method.covariance_schedule == "linear" else scale
