@@ -14,7 +14,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,14 +22,12 @@ import numpy as np
 from machine import save
 
 HELD_OUT = 5000
-# Low and high values. The learning rate is for a batch of 256 and goes with the batch.
-FACTORS: dict[str, tuple[Any, Any]] = {
-    "train.batch_size": (128, 256),
-    "train.lr": (0.06, 0.2),
-    "train.weight_decay": (2e-4, 8e-4),
-    "method.key_momentum": (0.98, 0.995),
+FACTORS: dict[str, tuple[Any, Any]] = {  # low and high values
+    "train.lr": (0.1, 0.3),
+    "train.weight_decay": (3e-4, 1e-3),
+    "method.key_momentum": (0.97, 0.99),
     "method.queue_size": (4096, 16384),
-    "method.temperature": (0.12, 0.22),
+    "method.temperature": (0.15, 0.25),
     "method.covariance_scale": (0.5, 3.0),
     "views.min_scale": (0.1, 0.25),
     "model.embedding_dim": (128, 256),
@@ -44,7 +41,7 @@ def main() -> None:
     split = arguments.out / "held-out.npz"
     if not split.exists():
         hold_out(arguments.data, split)
-    rows = list(design())
+    rows = design()
     run_all(rows, split, arguments)
     figures = report(rows, arguments)
     save(figures, arguments.json, arguments.device)
@@ -72,20 +69,17 @@ def hold_out(data: Path, split: Path) -> None:
     np.savez(split, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
 
 
-def design() -> Iterator[dict[str, int]]:
-    """Twelve rows of 0 (low) and 1 (high), one for each setting."""
+def design() -> list[tuple[int, ...]]:
+    """Twelve rows of 0 (low) and 1 (high); the first columns are the settings', the others tell how large chance is."""
     shifted = [FIRST_ROW[-shift:] + FIRST_ROW[:-shift] for shift in range(len(FIRST_ROW))]
-    for levels in (*shifted, (0,) * len(FIRST_ROW)):
-        yield dict(zip(FACTORS, levels, strict=False))  # there are more columns than settings
+    return [*shifted, (0,) * len(FIRST_ROW)]
 
 
-def values_of(row: dict[str, int]) -> dict[str, Any]:
-    values = {name: FACTORS[name][level] for name, level in row.items()}
-    values["train.lr"] *= values["train.batch_size"] / 256
-    return values
+def values_of(row: tuple[int, ...]) -> dict[str, Any]:
+    return {name: levels[level] for (name, levels), level in zip(FACTORS.items(), row, strict=False)}
 
 
-def run_all(rows: list[dict[str, int]], split: Path, arguments: argparse.Namespace) -> None:
+def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
     waiting = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
     running: list[subprocess.Popen[bytes]] = []
     while waiting or running:
@@ -97,14 +91,19 @@ def run_all(rows: list[dict[str, int]], split: Path, arguments: argparse.Namespa
 
 
 def start(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
-    if arguments.method != "jcl":  # settings of JCL's loss mean nothing to the others
-        values = {name: value for name, value in values.items() if name != "method.covariance_scale"}
-    values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
-    words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method]
-    words += ["--epochs", arguments.epochs, "--device", arguments.device]
-    words += [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
-    words += ["--out", arguments.out / f"run-{number}", "--json", result_file(arguments, number)]
-    with (arguments.out / f"run-{number}.txt").open("wb") as log:
+    """Begin a run, or go on with what there is of it."""
+    folder = arguments.out / f"run-{number}"
+    if (folder / "settings.yaml").exists():
+        words = ["resume", folder]
+    else:
+        if arguments.method != "jcl":  # settings of JCL's loss mean nothing to the others
+            values = {name: value for name, value in values.items() if name != "method.covariance_scale"}
+        values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
+        words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method, "--out", folder]
+        words += ["--epochs", arguments.epochs, "--device", arguments.device]
+        words += [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    words += ["--json", result_file(arguments, number)]
+    with (arguments.out / f"run-{number}.txt").open("ab") as log:
         command = [sys.executable, "-m", "jcl", *map(str, words)]
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
@@ -114,26 +113,38 @@ def result_file(arguments: argparse.Namespace, number: int) -> Path:
     return path
 
 
-def report(rows: list[dict[str, int]], arguments: argparse.Namespace) -> dict[str, Any]:
-    results = {}
-    for number in range(len(rows)):
-        if result_file(arguments, number).exists():
-            results[number] = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
-    runs = [
-        {"values": values_of(rows[number]), **{name: found[name] for name in ("knn_top1", "loss", "seconds")}}
-        for number, found in results.items()
-    ]
+def report(rows: list[tuple[int, ...]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Print the runs, best first, and the effects; a run that failed leaves the effects out."""
+    runs = []
+    for number, row in enumerate(rows):
+        if not result_file(arguments, number).exists():
+            print(f"Run {number} has no result; {arguments.out / f'run-{number}.txt'} says why.")
+            continue
+        found = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
+        kept = {name: found[name] for name in ("knn_top1", "loss", "seconds")}
+        runs.append({"run": number, "values": values_of(row), **kept})
     for run in sorted(runs, key=lambda run: -run["knn_top1"]):
         print(f"{run['knn_top1']:6.2f} %  " + "  ".join(f"{n.split('.')[1]}={v:g}" for n, v in run["values"].items()))
-    effects = {}
-    if len(results) == len(rows):
-        for name, (low, high) in FACTORS.items():
-            by_level = [
-                [results[n]["knn_top1"] for n, row in enumerate(rows) if row[name] == level] for level in (0, 1)
-            ]
-            effects[name] = fmean(by_level[1]) - fmean(by_level[0])
-            print(f"{effects[name]:+6.2f}  {name} from {low} to {high}")
+    effects: dict[str, float] = {}
+    if len(runs) == len(rows):
+        effects = effects_of(rows, [run["knn_top1"] for run in runs])
+        for name, effect in effects.items():
+            low_and_high = f" from {FACTORS[name][0]} to {FACTORS[name][1]}" if name in FACTORS else ""
+            print(f"{effect:+6.2f}  {name}{low_and_high}")
     return {"method": arguments.method, "epochs": arguments.epochs, "effects": effects, "runs": runs}
+
+
+def effects_of(rows: list[tuple[int, ...]], accuracies: list[float]) -> dict[str, float]:
+    """High minus low for every setting, and for columns that stand for nothing, which show what chance alone does."""
+    names = [*FACTORS, *(f"chance {number}" for number in range(1, len(FIRST_ROW) - len(FACTORS) + 1))]
+    effects = {}
+    for column, name in enumerate(names):
+        low, high = (
+            fmean(accuracy for row, accuracy in zip(rows, accuracies, strict=True) if row[column] == level)
+            for level in (0, 1)
+        )
+        effects[name] = high - low
+    return effects
 
 
 if __name__ == "__main__":
