@@ -51,7 +51,7 @@ def test_reading_back_is_noticed():
 @needs_gpu
 @pytest.mark.parametrize(
     ("recipe", "backbone", "canvas"),
-    [("folder", "resnet18", 224), ("cifar10", "resnet18", 32), ("folder", "resnet50", 320)],
+    [("folder", "resnet18", 224), ("cifar10", "resnet18", 32), ("imagenet-paper", "resnet50", 320)],
 )
 def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas):
     device, images = torch.device("cuda"), 64
