@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,10 @@ def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]
     while batch % fitting:
         fitting -= ranks
     reason = f"instead of {groups}: each of {ranks} ranks normalises whole groups"
-    return with_values(settings, {"model.bn_groups": fitting}), [Choice("model.bn_groups", fitting, reason)]
+    # Each pass takes whole groups too; with fewer groups there may be fewer passes, as each rank has anyway.
+    passes = math.gcd(_known(settings.train.key_passes), fitting)
+    fitted = with_values(settings, {"train.key_passes": passes, "model.bn_groups": fitting})
+    return fitted, [Choice("model.bn_groups", fitting, reason)]
 
 
 _COLLECTION = 100_000  # images: fewer are somebody's collection, more begin to be like ImageNet
@@ -144,7 +148,7 @@ def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
 
 def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     if _small(settings):
-        return 5e-4, f"as for CIFAR, whose images have {_SMALL_VIEW} px too"
+        return 5e-4, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
     return 1e-4, "the paper's"
 
 
@@ -152,7 +156,8 @@ def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]
     scale, reason = 4.0, "the paper's"
     if facts.images < _COLLECTION:
         scale, reason = 1.0, f"the paper's 4 is for a queue of 65,536; {facts.images:,} images allow a shorter one"
-    return scale, reason if settings.method.name == "jcl" else ""
+    looked_at = settings.method.name == "jcl" and settings.method.num_keys > 1  # one key has no covariance
+    return scale, reason if looked_at else ""
 
 
 def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
