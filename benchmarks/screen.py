@@ -6,11 +6,13 @@ Every setting below has a low and a high value. Twelve runs after Plackett and B
 them high in six runs and low in six, balanced against all others, so that every run tells about every setting: the
 effect of one is the mean of its six high runs minus that of its six low ones. 5,000 images of the training set, the
 same in every run, are held out and classified by kNN; the test set is not opened. What was measured already in `--out`
-is kept, so a screening that was stopped goes on when it is started again.
+is kept, and a run that was stopped in the middle is resumed, so a screening goes on when it is started again.
 """
 
 import argparse
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -40,14 +42,16 @@ FIRST_ROW = (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0)
 
 def main() -> None:
     arguments = parse_arguments()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    split = arguments.out / "held-out.npz"
-    if not split.exists():
-        hold_out(arguments.data, split)
+    split = prepare(arguments)
     rows = list(design())
     run_all(rows, split, arguments)
     figures = report(rows, arguments)
     save(figures, arguments.json, arguments.device)
+    failed = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
+    if failed:
+        log = arguments.out / f"run-{failed[0]}.txt"
+        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["nothing"])[-1]
+        raise SystemExit(f"{len(failed)} of {len(rows)} runs failed; {log} ends with: {last}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -60,16 +64,43 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.at_once < 1:
+        parser.error(f"--at-once is {arguments.at_once}; at least one run goes on at a time")
+    return arguments
+
+
+def prepare(arguments: argparse.Namespace) -> Path:
+    """The folder with the split in it; results of another screening in it would be taken for this one's."""
+    asked = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs")}
+    asked["data"] = str(arguments.data.resolve())
+    split: Path = arguments.out / "held-out.npz"
+    note = arguments.out / "screen.json"
+    if note.exists() and (found := json.loads(note.read_text(encoding="utf-8"))) != asked:
+        raise SystemExit(f"{arguments.out} holds another screening, {found}; choose another folder with --out.")
+    if not split.exists():
+        hold_out(arguments.data, split)
+    note.write_text(json.dumps(asked), encoding="utf-8")
+    return split
 
 
 def hold_out(data: Path, split: Path) -> None:
     """Training images in two parts, the second in the place of a test set."""
-    with np.load(data) as arrays:
-        images, labels = arrays["x_train"], arrays["y_train"]
+    try:
+        with np.load(data) as arrays:
+            images, labels = arrays["x_train"], arrays["y_train"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{data} is no npz file with x_train and y_train: {error}") from None
+    if len(images) <= HELD_OUT:
+        raise SystemExit(
+            f"{data} has {len(images):,} training images; more than {HELD_OUT:,} are needed to hold some out."
+        )
     order = np.random.default_rng(0).permutation(len(images))
     held, kept = np.sort(order[:HELD_OUT]), np.sort(order[HELD_OUT:])
-    np.savez(split, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
+    split.parent.mkdir(parents=True, exist_ok=True)
+    half = split.with_name("half.npz")  # a file cut short must not be taken for the whole one
+    np.savez(half, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
+    half.replace(split)
 
 
 def design() -> Iterator[dict[str, int]]:
@@ -88,25 +119,48 @@ def values_of(row: dict[str, int]) -> dict[str, Any]:
 def run_all(rows: list[dict[str, int]], split: Path, arguments: argparse.Namespace) -> None:
     waiting = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
     running: list[subprocess.Popen[bytes]] = []
-    while waiting or running:
-        running = [process for process in running if process.poll() is None]
-        while waiting and len(running) < arguments.at_once:
-            number = waiting.pop(0)
-            running.append(start(number, values_of(rows[number]), split, arguments))
-        time.sleep(0.2)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        while waiting or running:
+            running = [process for process in running if process.poll() is None]
+            while waiting and len(running) < arguments.at_once:
+                number = waiting.pop(0)
+                words = command(number, values_of(rows[number]), split, arguments)
+                with (arguments.out / f"run-{number}.txt").open("wb") as log:
+                    running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT))
+            time.sleep(0.2)
+    finally:  # nobody would wait for what is still running; a run saves itself when it is asked to end
+        for process in running:
+            process.terminate()
+        signal.signal(signal.SIGTERM, before)
 
 
-def start(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
-    if arguments.method != "jcl":  # settings of JCL's loss mean nothing to the others
+def end(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` and others send it twice
+    sys.exit(75)
+
+
+def command(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> list[str]:
+    """What starts a run, or goes on with one that got as far as a checkpoint."""
+    folder = arguments.out / f"run-{number}"
+    python = [sys.executable, "-m", "jcl"]
+    if (folder / "checkpoints").exists():
+        return [*python, "resume", str(folder), "--json", str(result_file(arguments, number))]
+    if folder.exists():
+        shutil.rmtree(folder)
+    if not looks_at_covariance(arguments):
         values = {name: value for name, value in values.items() if name != "method.covariance_scale"}
     values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
     words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method]
     words += ["--epochs", arguments.epochs, "--device", arguments.device]
     words += [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
-    words += ["--out", arguments.out / f"run-{number}", "--json", result_file(arguments, number)]
-    with (arguments.out / f"run-{number}.txt").open("wb") as log:
-        command = [sys.executable, "-m", "jcl", *map(str, words)]
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    words += ["--out", folder, "--json", result_file(arguments, number)]
+    return [*python, *map(str, words)]
+
+
+def looks_at_covariance(arguments: argparse.Namespace) -> bool:
+    """Settings of JCL's loss mean nothing to the other methods."""
+    return bool(arguments.method == "jcl")
 
 
 def result_file(arguments: argparse.Namespace, number: int) -> Path:
@@ -128,6 +182,8 @@ def report(rows: list[dict[str, int]], arguments: argparse.Namespace) -> dict[st
     effects = {}
     if len(results) == len(rows):
         for name, (low, high) in FACTORS.items():
+            if name == "method.covariance_scale" and not looks_at_covariance(arguments):
+                continue
             by_level = [
                 [results[n]["knn_top1"] for n, row in enumerate(rows) if row[name] == level] for level in (0, 1)
             ]
