@@ -6,11 +6,13 @@ Every setting below has a low and a high value. Twelve runs after Plackett and B
 them high in six runs and low in six, balanced against all others, so that every run tells about every setting: the
 effect of one is the mean of its six high runs minus that of its six low ones. 5,000 images of the training set, the
 same in every run, are held out and classified by kNN; the test set is not opened. What was measured already in `--out`
-is kept, so a screening that was stopped goes on when it is started again.
+is kept, and a run that was stopped in the middle is resumed, so a screening goes on when it is started again.
 """
 
 import argparse
 import json
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -32,19 +34,22 @@ FACTORS: dict[str, tuple[Any, Any]] = {  # low and high values
     "views.min_scale": (0.1, 0.25),
     "model.embedding_dim": (128, 256),
 }
+COVARIANCE = "method.covariance_scale"  # means nothing to methods other than JCL
 FIRST_ROW = (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0)
 
 
 def main() -> None:
     arguments = parse_arguments()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    split = arguments.out / "held-out.npz"
-    if not split.exists():
-        hold_out(arguments.data, split)
+    split = prepare(arguments)
     rows = design()
     run_all(rows, split, arguments)
     figures = report(rows, arguments)
     save(figures, arguments.json, arguments.device)
+    failed = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
+    if failed:
+        log = arguments.out / f"run-{failed[0]}.txt"
+        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["nothing"])[-1]
+        raise SystemExit(f"{len(failed)} of {len(rows)} runs failed; {log} ends with: {last}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -57,16 +62,43 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.at_once < 1:
+        parser.error(f"--at-once is {arguments.at_once}; at least one run goes on at a time")
+    return arguments
+
+
+def prepare(arguments: argparse.Namespace) -> Path:
+    """The folder with the split in it; results of another screening in it would be taken for this one's."""
+    asked = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs")}
+    asked["data"] = str(arguments.data.resolve())
+    split: Path = arguments.out / "held-out.npz"
+    note = arguments.out / "screen.json"
+    if note.exists() and (found := json.loads(note.read_text(encoding="utf-8"))) != asked:
+        raise SystemExit(f"{arguments.out} holds another screening, {found}; choose another folder with --out.")
+    if not split.exists():
+        hold_out(arguments.data, split)
+    note.write_text(json.dumps(asked), encoding="utf-8")
+    return split
 
 
 def hold_out(data: Path, split: Path) -> None:
     """Training images in two parts, the second in the place of a test set."""
-    with np.load(data) as arrays:
-        images, labels = arrays["x_train"], arrays["y_train"]
+    try:
+        with np.load(data) as arrays:
+            images, labels = arrays["x_train"], arrays["y_train"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{data} is no npz file with x_train and y_train: {error}") from None
+    if len(images) <= HELD_OUT:
+        raise SystemExit(
+            f"{data} has {len(images):,} training images; more than {HELD_OUT:,} are needed to hold some out."
+        )
     order = np.random.default_rng(0).permutation(len(images))
     held, kept = np.sort(order[:HELD_OUT]), np.sort(order[HELD_OUT:])
-    np.savez(split, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
+    split.parent.mkdir(parents=True, exist_ok=True)
+    half = split.with_name("half.npz")  # a file cut short must not be taken for the whole one
+    np.savez(half, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
+    half.replace(split)
 
 
 def design() -> list[tuple[int, ...]]:
@@ -75,37 +107,51 @@ def design() -> list[tuple[int, ...]]:
     return [*shifted, (0,) * len(FIRST_ROW)]
 
 
-def values_of(row: tuple[int, ...]) -> dict[str, Any]:
-    return {name: levels[level] for (name, levels), level in zip(FACTORS.items(), row, strict=False)}
+def values_of(row: tuple[int, ...], method: str) -> dict[str, Any]:
+    values = {name: levels[level] for (name, levels), level in zip(FACTORS.items(), row, strict=False)}
+    if method != "jcl":
+        del values[COVARIANCE]
+    return values
 
 
 def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
     waiting = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
     running: list[subprocess.Popen[bytes]] = []
-    while waiting or running:
-        running = [process for process in running if process.poll() is None]
-        while waiting and len(running) < arguments.at_once:
-            number = waiting.pop(0)
-            running.append(start(number, values_of(rows[number]), split, arguments))
-        time.sleep(0.2)
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        while waiting or running:
+            running = [process for process in running if process.poll() is None]
+            while waiting and len(running) < arguments.at_once:
+                number = waiting.pop(0)
+                words = command(number, values_of(rows[number], arguments.method), split, arguments)
+                with (arguments.out / f"run-{number}.txt").open("wb") as log:
+                    running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT))
+            time.sleep(0.2)
+    finally:  # nobody would wait for what is still running; a run saves itself when it is asked to end
+        for process in running:
+            process.terminate()
+        signal.signal(signal.SIGTERM, before)
 
 
-def start(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> subprocess.Popen[bytes]:
-    """Begin a run, or go on with what there is of it."""
+def end(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` and others send it twice
+    sys.exit(75)
+
+
+def command(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> list[str]:
+    """What starts a run, or goes on with one that got as far as a checkpoint."""
     folder = arguments.out / f"run-{number}"
-    if (folder / "settings.yaml").exists():
-        words = ["resume", folder]
-    else:
-        if arguments.method != "jcl":  # settings of JCL's loss mean nothing to the others
-            values = {name: value for name, value in values.items() if name != "method.covariance_scale"}
-        values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
-        words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method, "--out", folder]
-        words += ["--epochs", arguments.epochs, "--device", arguments.device]
-        words += [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
-    words += ["--json", result_file(arguments, number)]
-    with (arguments.out / f"run-{number}.txt").open("ab") as log:
-        command = [sys.executable, "-m", "jcl", *map(str, words)]
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    python = [sys.executable, "-m", "jcl"]
+    if (folder / "checkpoints").exists():
+        return [*python, "resume", str(folder), "--json", str(result_file(arguments, number))]
+    if folder.exists():
+        shutil.rmtree(folder)
+    values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
+    words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method]
+    words += ["--epochs", arguments.epochs, "--device", arguments.device]
+    words += [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    words += ["--out", folder, "--json", result_file(arguments, number)]
+    return [*python, *map(str, words)]
 
 
 def result_file(arguments: argparse.Namespace, number: int) -> Path:
@@ -117,26 +163,26 @@ def report(rows: list[tuple[int, ...]], arguments: argparse.Namespace) -> dict[s
     """Print the runs, best first, and the effects; a run that failed leaves the effects out."""
     runs = []
     for number, row in enumerate(rows):
-        if not result_file(arguments, number).exists():
-            print(f"Run {number} has no result; {arguments.out / f'run-{number}.txt'} says why.")
-            continue
-        found = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
-        kept = {name: found[name] for name in ("knn_top1", "loss", "seconds")}
-        runs.append({"run": number, "values": values_of(row), **kept})
+        if result_file(arguments, number).exists():
+            found = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
+            kept = {name: found[name] for name in ("knn_top1", "loss", "seconds")}
+            runs.append({"run": number, "values": values_of(row, arguments.method), **kept})
     for run in sorted(runs, key=lambda run: -run["knn_top1"]):
         print(f"{run['knn_top1']:6.2f} %  " + "  ".join(f"{n.split('.')[1]}={v:g}" for n, v in run["values"].items()))
     effects: dict[str, float] = {}
     if len(runs) == len(rows):
-        effects = effects_of(rows, [run["knn_top1"] for run in runs])
-        for name, effect in effects.items():
-            low_and_high = f" from {FACTORS[name][0]} to {FACTORS[name][1]}" if name in FACTORS else ""
-            print(f"{effect:+6.2f}  {name}{low_and_high}")
+        effects = effects_of(rows, [run["knn_top1"] for run in runs], arguments.method)
+    for name, effect in effects.items():
+        low_and_high = f" from {FACTORS[name][0]} to {FACTORS[name][1]}" if name in FACTORS else ""
+        print(f"{effect:+6.2f}  {name}{low_and_high}")
     return {"method": arguments.method, "epochs": arguments.epochs, "effects": effects, "runs": runs}
 
 
-def effects_of(rows: list[tuple[int, ...]], accuracies: list[float]) -> dict[str, float]:
+def effects_of(rows: list[tuple[int, ...]], accuracies: list[float], method: str) -> dict[str, float]:
     """High minus low for every setting, and for columns that stand for nothing, which show what chance alone does."""
     names = [*FACTORS, *(f"chance {number}" for number in range(1, len(FIRST_ROW) - len(FACTORS) + 1))]
+    if method != "jcl":
+        names[names.index(COVARIANCE)] = "chance"
     effects = {}
     for column, name in enumerate(names):
         low, high = (

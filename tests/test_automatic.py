@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from jcl.automatic import DataFacts, choose, voters
+from jcl.automatic import DataFacts, choose, fit_to_ranks, voters
 from jcl.errors import SettingsError
 from jcl.recipes import build_settings
 
@@ -132,6 +132,13 @@ def test_images_of_ones_own_are_treated_as_the_recipe_for_such_images_says(recip
 def test_what_a_method_does_not_use_is_not_spoken_of():
     names = [choice.name for choice in chosen(5_000, method__name="moco-v2", method__num_keys=1)[1]]
     assert "method.covariance_scale" not in names and "train.lr" in names
+    assert "method.covariance_scale" not in [choice.name for choice in chosen(5_000, method__num_keys=1)[1]]
+
+
+@pytest.mark.parametrize(("batch", "ranks"), [(240, 3), (256, 2), (384, 6), (448, 7)])
+def test_any_number_of_ranks_can_carry_out_what_was_chosen(batch, ranks):
+    settings, _ = fit_to_ranks(chosen(50_000, train__batch_size=batch)[0], ranks)
+    assert settings.model.bn_groups % ranks == 0 and settings.model.bn_groups % settings.train.key_passes == 0
 
 
 def test_gradients_through_keys_need_one_pass():

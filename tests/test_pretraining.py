@@ -16,6 +16,7 @@ import jcl
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.pretraining import Run, pretrain, resume
 from jcl.train.checkpoint import list_checkpoints
+from jcl.train.folder import RunFolder
 from jcl.train.sealed import read_tensors
 from jcl.train.step import TrainingStep
 from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder
@@ -360,3 +361,11 @@ def test_bad_settings_are_found_before_the_folder_is_made(npz, tmp_path):
 def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_path, capsys):
     pretrain(tiny_settings(npz, train__epochs=1), tmp_path / "[bold]run[", console=Console(stderr=True, width=40))
     assert str(tmp_path / "[bold]run[") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["method.covariance_scale", "train.weight_decay", "views.recipe", "train.lr"])
+def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
+    values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "train.key_passes": 1, name: "auto"}
+    RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
+    with pytest.raises(RunError, match=rf"auto for {name}, but a run that has begun keeps its values"):
+        resume(tmp_path / "run", console=QUIET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,10 @@ def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]
     while batch % fitting:
         fitting -= ranks
     reason = f"instead of {groups}: each of {ranks} ranks normalises whole groups"
-    return with_values(settings, {"model.bn_groups": fitting}), [Choice("model.bn_groups", fitting, reason)]
+    # Each pass takes whole groups too; with fewer groups there may be fewer passes, as each rank has anyway.
+    passes = math.gcd(_known(settings.train.key_passes), fitting)
+    fitted = with_values(settings, {"train.key_passes": passes, "model.bn_groups": fitting})
+    return fitted, [Choice("model.bn_groups", fitting, reason)]
 
 
 _COLLECTION = 100_000  # images: fewer are somebody's collection, more begin to be like ImageNet
@@ -136,23 +140,25 @@ def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 
 def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     batch = _known(settings.train.batch_size)
-    rate, whose = 0.03, ", the paper's"
-    if facts.images < _COLLECTION:
-        rate, whose = (0.15, ", as for CIFAR") if _small(settings) else (0.06, "")
+    if _small(settings):
+        rate, whose = 0.15, ", as for CIFAR"
+    else:
+        rate, whose = (0.06, "") if facts.images < _COLLECTION else (0.03, ", the paper's")
     return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, in proportion to {batch}"
 
 
 def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     if _small(settings):
-        return 5e-4, f"as for CIFAR, whose images have {_SMALL_VIEW} px too"
+        return 5e-4, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
     return 1e-4, "the paper's"
 
 
 def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     scale, reason = 4.0, "the paper's"
     if facts.images < _COLLECTION:
-        scale, reason = 1.0, f"the paper's 4 is for a queue of 65,536; {facts.images:,} images allow a shorter one"
-    return scale, reason if settings.method.name == "jcl" else ""
+        scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
+    looked_at = settings.method.name == "jcl" and settings.method.num_keys > 1  # one key has no covariance
+    return scale, reason if looked_at else ""
 
 
 def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
@@ -179,17 +185,24 @@ def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     groups, keys = _known(settings.model.bn_groups), settings.method.num_keys
     if settings.method.name == "multi-key-backprop":
         return 1, "gradients need all keys in one pass"
-    # A pass without gradients holds a few layers' activations, a query all of them: four batches stay below it.
     # Small views take little memory either way, and a GPU is faster at many of them together.
-    passes = 1
-    small = _pixels_of_keys(settings) <= _FOUR_BATCHES_OF_PHOTOGRAPHS
-    while not small and passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
-        passes *= 2
-    if small and keys > 4:
-        return passes, f"{keys} views of {settings.views.image_size} px per image take little memory at once"
+    if keys > 4 and _pixels_of_keys(settings) <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
+        return 1, f"{keys} views of {settings.views.image_size} px per image take little memory at once"
+    passes = passes_of_flat_memory(keys, groups)
     if keys / passes > 4:
         return passes, f"no more parts than BN groups ({groups}), so {keys} key views per image take more memory"
     return passes, f"{counted(keys, 'key view')} per image at no more memory than the query takes"
+
+
+def passes_of_flat_memory(keys: int, groups: int) -> int:
+    """Passes of whole BN groups in which so many keys an image take no more memory than the query, if groups allow.
+
+    A pass without gradients holds a few layers' activations, a query all of them: four batches stay below it.
+    """
+    passes = 1
+    while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
+        passes *= 2
+    return passes
 
 
 _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from jcl.automatic import DataFacts, choose
+from jcl.automatic import DataFacts, choose, passes_of_flat_memory
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import SettingsError
 from jcl.recipes import build_settings
-from jcl.settings import Settings
+from jcl.settings import Settings, with_values
 from jcl.speech import counted
 from jcl.studies.apart import OutOfMemory, run_apart
 from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, most_keys
@@ -161,7 +161,12 @@ class CostPlan:
         settings = build_settings(self.recipe, method=method, values=values)
         size = settings.views.image_size
         side = 320 if size == "auto" else max(32, round(size * 10 / 7))
-        return choose(settings, DataFacts(images=_IMAGES, short_side=side, decoded=True))[0]
+        chosen = choose(settings, DataFacts(images=_IMAGES, short_side=side, decoded=True))[0]
+        if settings.train.key_passes == "auto" and not METHODS[method].gradient_through_keys:
+            # Memory is what is compared; training may take small views at once, because they are small.
+            passes = passes_of_flat_memory(chosen.method.num_keys, known(chosen.model.bn_groups))
+            chosen = with_values(chosen, {"train.key_passes": passes})
+        return chosen
 
 
 def measure_cell(task: tuple[CostPlan, str, int]) -> StepCost:

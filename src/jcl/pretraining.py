@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.automatic import Choice, choose, fit_to_ranks
+from jcl.automatic import RULES, Choice, choose, fit_to_ranks
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
@@ -196,9 +196,23 @@ def _of_first(settings: Settings | None, ranks: Ranks) -> Settings:
     return settings_from(json.loads(ranks.from_first(text.encode())), "the first rank's settings")
 
 
+def _settled(folder: RunFolder) -> Settings:
+    """The settings of a run that has begun, all of them chosen; "auto" could only come from somebody's editing."""
+    settings = folder.settings()
+    dumped = settings.model_dump()
+    for rule in RULES:
+        section, key = rule.name.split(".")
+        if dumped[section][key] == "auto":
+            raise RunError(
+                f"{folder.settings_file} has auto for {rule.name}, but a run that has begun keeps its values; "
+                f"write down the one it began with (what was chosen is in {folder.choices_file})."
+            )
+    return settings
+
+
 def _resume(path: Path, place: Place) -> Run:
     ranks, folder = place.ranks, RunFolder(path)
-    settings = _of_first(agreed(ranks, lambda: folder.settings() if ranks.first else None), ranks)
+    settings = _of_first(agreed(ranks, lambda: _settled(folder) if ranks.first else None), ranks)
     settings, changes = agreed(ranks, lambda: fit_to_ranks(settings, ranks.count))
     if ranks.any(ranks.first and (folder.path / "summary.json").exists()):
         place.say(f"The run in {folder.path} has finished; there is nothing to resume.")

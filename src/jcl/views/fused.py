@@ -144,7 +144,8 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
     """The weights (n, size, size) by which each output row takes each input row; the identity where sigma is 0.
 
     Row j is reached from row i directly and through the reflection at either border. Together these are all distances
-    of at least up to `size` - 1 to both sides, so every output row has the same sum, that of the whole bell.
+    of at least up to `size` - 1 to both sides, so every output row has the same sum, that of the whole bell, as long as
+    the bell is narrower than the view (to 1e-4 from 8 px on with the paper's blur).
 
     Dividing each row by its own sum would be as good, but a kernel would read back what it wrote (see `completed`).
     """
