@@ -24,17 +24,17 @@ import numpy as np
 from machine import save
 
 HELD_OUT = 5000
+COVARIANCE = "method.covariance_scale"  # means nothing to methods other than JCL
 FACTORS: dict[str, tuple[Any, Any]] = {  # low and high values
     "train.lr": (0.1, 0.3),
     "train.weight_decay": (3e-4, 1e-3),
     "method.key_momentum": (0.97, 0.99),
     "method.queue_size": (4096, 16384),
     "method.temperature": (0.15, 0.25),
-    "method.covariance_scale": (0.5, 3.0),
+    COVARIANCE: (0.5, 3.0),
     "views.min_scale": (0.1, 0.25),
     "model.embedding_dim": (128, 256),
 }
-COVARIANCE = "method.covariance_scale"  # means nothing to methods other than JCL
 FIRST_ROW = (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0)
 
 

@@ -35,14 +35,24 @@ class Choice:
 def choose(settings: Settings, facts: DataFacts) -> tuple[Settings, list[Choice]]:
     """Replace every "auto"; later choices may rest on earlier ones (the queue on the batch, and so on)."""
     choices: list[Choice] = []
-    for rule in RULES:
-        section, key = rule.name.split(".")
-        if getattr(getattr(settings, section), key) == "auto":
-            value, reason = rule.choose(settings, facts)
-            settings = with_values(settings, {rule.name: value})
-            if reason:  # what has no bearing on the run is not worth a line
-                choices.append(Choice(rule.name, value, reason))
+    for rule in _undecided(settings):
+        value, reason = rule.choose(settings, facts)
+        settings = with_values(settings, {rule.name: value})
+        if reason:  # what has no bearing on the run is not worth a line
+            choices.append(Choice(rule.name, value, reason))
     return settings, choices
+
+
+def undecided(settings: Settings) -> list[str]:
+    """The settings that still read "auto" and that `choose` would replace."""
+    return [rule.name for rule in _undecided(settings)]
+
+
+def _undecided(settings: Settings) -> list[_Rule]:
+    def value_of(section: str, key: str) -> Any:
+        return getattr(getattr(settings, section), key)
+
+    return [rule for rule in RULES if value_of(*rule.name.split(".")) == "auto"]
 
 
 def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]]:

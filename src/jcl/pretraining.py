@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.automatic import RULES, Choice, choose, fit_to_ranks
+from jcl.automatic import Choice, choose, fit_to_ranks, undecided
 from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
@@ -199,14 +199,12 @@ def _of_first(settings: Settings | None, ranks: Ranks) -> Settings:
 def _settled(folder: RunFolder) -> Settings:
     """The settings of a run that has begun, all of them chosen; "auto" could only come from somebody's editing."""
     settings = folder.settings()
-    dumped = settings.model_dump()
-    for rule in RULES:
-        section, key = rule.name.split(".")
-        if dumped[section][key] == "auto":
-            raise RunError(
-                f"{folder.settings_file} has auto for {rule.name}, but a run that has begun keeps its values; "
-                f"write down the one it began with (what was chosen is in {folder.choices_file})."
-            )
+    names = undecided(settings)
+    if names:
+        raise RunError(
+            f"{folder.settings_file} has auto for {names[0]}, but a run that has begun keeps its values; "
+            f"write down the one it began with (what was chosen is in {folder.choices_file})."
+        )
     return settings
 
 

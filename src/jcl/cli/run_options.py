@@ -57,12 +57,18 @@ def given_values(parameters: Mapping[str, Any], assignments: list[str] | None) -
 
 def run_settings(recipe: str | None, method: str | None, values: Mapping[str, Any]) -> Settings:
     """The settings of a run; the recipe of a data set known by name is the one called after it."""
-    from jcl.data.opening import KNOWN_SETS
-    from jcl.recipes import build_settings, recipe_names
+    from jcl.recipes import build_settings
 
-    location = values.get("data.location")
-    named = location in KNOWN_SETS and location in recipe_names()
-    return build_settings(recipe or (str(location) if named else "folder"), method=method, values=values)
+    usual = _recipe_of(values.get("data.location")) if recipe is None else recipe
+    return build_settings(usual, method=method, values=values)
+
+
+def _recipe_of(location: object) -> str:
+    """A folder may happen to be called as a recipe is; only names of data sets count."""
+    from jcl.data.opening import KNOWN_SETS
+    from jcl.recipes import recipe_names
+
+    return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"
 
 
 def _assigned(texts: list[str]) -> dict[str, Any]:
