@@ -33,7 +33,7 @@ FACTORS: dict[str, tuple[Any, Any]] = {  # low and high values
     "method.temperature": (0.15, 0.25),
     COVARIANCE: (0.5, 3.0),
     "views.min_scale": (0.1, 0.25),
-    "model.embedding_dim": (128, 256),
+    "model.bn_groups": (4, 16),
 }
 FIRST_ROW = (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0)
 

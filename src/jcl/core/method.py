@@ -7,7 +7,7 @@ keys as negatives. They differ in the loss, in how many keys they use and in whe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -141,8 +141,12 @@ class ContrastiveLearner(nn.Module):
         # again when the query's activations, kept for the backward pass, take their place. (Where f encodes the keys
         # too, only its running statistics tell the order.)
         self.update_key_encoder()
-        keys = self.encode_keys(views, images, step)
-        query = self.encode_queries(views, images)
+        order = permutation(
+            self.seed, KEY_SHUFFLE, step, self.ranks.count * images * self.num_keys, self.queue.rows.device
+        )
+        made = self._views_in_turn(views, images, order)
+        keys = self.encode_keys(made, order)
+        query = self.encode_queries(made)
         # A copy, because the queue moves on below while the backward pass still needs these negatives.
         result = self.contrast(query, self.ranks.share(keys), self.queue.rows.clone(), covariance_scale)
         # The mean keys go in as they are, and only now: no query meets a key of its own image from this step.
@@ -182,33 +186,43 @@ class ContrastiveLearner(nn.Module):
         query_parameters: list[Tensor] = list(self.query_encoder.parameters())
         torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
 
-    def encode_queries(self, views: ViewFunction, images: int) -> Tensor:
-        """One query per image of this rank, in batch order: (N/W, d)."""
-        rows = self.ranks.rank * images + torch.arange(images, device=self.queue.rows.device)
-        query: Tensor = self.query_encoder(views(rows, torch.zeros_like(rows)))
-        return query
+    def _views_in_turn(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
+        """The views of this rank as a step takes them: the shuffled keys of one pass after the other, then the queries.
 
-    def encode_keys(self, views: ViewFunction, images: int, step: int | Tensor) -> Tensor:
-        """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
-        device = self.queue.rows.device
-        order = permutation(self.seed, KEY_SHUFFLE, step, self.ranks.count * images * self.num_keys, device)
+        Where several keys an image go in one pass, the queries' views are made with theirs: a compiler of views then
+        has one shape to prepare for, not two.
+        """
         own = self.ranks.share(order)
-        rows, numbers = own // self.num_keys, 1 + own % self.num_keys
+        passes = [part.chunk(self.key_passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
+        rows = self.ranks.rank * images + torch.arange(images, device=order.device)
+        parts = [*zip(*passes, strict=True), (rows, torch.zeros_like(rows))]
+        if self.key_passes == 1 and self.num_keys > 1:
+            together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
+            yield from torch.split(together, [len(own), images])
+        else:
+            yield from (views(*part) for part in parts)
+
+    def encode_keys(self, made: Iterator[Tensor], order: Tensor) -> Tensor:
+        """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
         if self.method.gradient_through_keys:
             # End to end: f encodes its own keys, so that gradients reach everything that made them.
-            encoded = self.query_encoder(views(rows, numbers))
+            encoded = self.query_encoder(next(made))
         else:
-            encoded = self._encode_without_gradient(views, rows, numbers)
-        return unshuffle(self.ranks.gather(encoded), order).view(self.ranks.count * images, self.num_keys, -1)
+            encoded = self._encode_without_gradient(made)
+        return unshuffle(self.ranks.gather(encoded), order).view(-1, self.num_keys, encoded.shape[1])
 
     @torch.no_grad()
-    def _encode_without_gradient(self, views: ViewFunction, rows: Tensor, numbers: Tensor) -> Tensor:
-        parts = zip(rows.chunk(self.key_passes), numbers.chunk(self.key_passes), strict=True)
+    def _encode_without_gradient(self, made: Iterator[Tensor]) -> Tensor:
         encoded = []
-        for number, (part_rows, part_numbers) in enumerate(parts):
-            self.later_passes.fill_(self.key_passes - 1 - number)
-            encoded.append(self.key_encoder(views(part_rows, part_numbers)))
+        for later in reversed(range(self.key_passes)):
+            self.later_passes.fill_(later)
+            encoded.append(self.key_encoder(next(made)))
         return torch.cat(encoded)
+
+    def encode_queries(self, made: Iterator[Tensor]) -> Tensor:
+        """One query per image of this rank, in batch order: (N/W, d)."""
+        query: Tensor = self.query_encoder(next(made))
+        return query
 
 
 @torch.no_grad()

@@ -182,5 +182,6 @@ class _BatchViews:
         batch = self.batch
         if batch.places is not None:  # rows count in the whole batch, of which this rank holds a part
             rows = batch.places[rows]
-        with torch.autocast(batch.pixels.device.type, enabled=False):
+        # Keys are encoded without gradients and queries with; views have none, and are compiled once for both.
+        with torch.no_grad(), torch.autocast(batch.pixels.device.type, enabled=False):
             return self.function.make(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
