@@ -1,4 +1,4 @@
-"""What a step has compiled: its views once, though queries and keys are made in turn and not with the same gradients."""
+"""What a step has compiled: its views once, though keys are made without gradients and queries with them."""
 
 from functools import partial
 from typing import Any

@@ -51,7 +51,7 @@ class FeatureSettings:
         *,
         device: torch.device,
         precision: torch.dtype = torch.float32,
-        batch_size: int = 256,
+        batch_size: int | None = None,
         workers: int = 0,
         strict: bool = False,
         progress: Callable[[int, int], None] | None = None,
@@ -59,8 +59,9 @@ class FeatureSettings:
         """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
 
         The backbone is moved to `device` and runs in evaluation mode, so nothing in it changes, and each of its modules
-        gets back the mode it had. `precision` bfloat16 runs it under autocast. Unreadable images are left out; `strict`
-        raises. `progress` is told how many of how many images are done.
+        gets back the mode it had. `precision` bfloat16 runs it under autocast. Without `batch_size` a device gets as
+        many images at once as it is quick with. Unreadable images are left out; `strict` raises. `progress` is told how
+        many of how many images are done.
         """
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
@@ -70,7 +71,7 @@ class FeatureSettings:
             source,
             device=device,
             precision=precision,
-            batch_size=batch_size,
+            batch_size=batch_size or _usual_batch(self.image_size, device),
             workers=workers,
             skipped=skipped,
             strict=strict,
@@ -120,6 +121,11 @@ class FeatureSettings:
                 with torch.inference_mode(), autocast(device, precision):
                     found = backbone(centre_views(batch.pixels, batch.sizes, *shown))
                 yield found, batch.samples
+
+
+def _usual_batch(image_size: int, device: torch.device) -> int:
+    """256 photographs, and on a GPU, which small images would leave waiting, as many of those as have their pixels."""
+    return min(256 * max(1, 224 // image_size) ** 2, 2048) if device.type == "cuda" else 256
 
 
 def extract_features(
