@@ -1,15 +1,19 @@
 """Which settings matter: many varied together in few runs, judged on held-out training images.
 
-    python benchmarks/screen.py cifar.npz --method jcl --epochs 24 --at-once 4 --out screen-jcl [--json FILE]
+    python benchmarks/screen.py cifar.npz --epochs 24 --at-once 4 --out screen-jcl \\
+      --vary train.lr=0.1,0.3 --vary method.temperature=0.15,0.25 --vary views.min_scale=0.1,0.25
 
-Every setting below has a low and a high value. Twelve runs after Plackett and Burman (Biometrika 33, 1946) set each of
-them high in six runs and low in six, balanced against all others, so that every run tells about every setting: the
-effect of one is the mean of its six high runs minus that of its six low ones. 5,000 images of the training set, the
-same in every run, are held out and classified by kNN; the test set is not opened. What was measured already in `--out`
-is kept, and a run that was stopped in the middle is resumed, so a screening goes on when it is started again.
+Every setting has a low and a high value. Eight runs for up to seven settings, or twelve for up to eleven, after
+Plackett and Burman (Biometrika 33, 1946), set each of them high in half of the runs and low in the other half, balanced
+against all others, so that every run tells about every setting: the effect of one is the mean of its high runs minus
+that of its low ones. Columns of the design that are left over stand for nothing and show what chance alone does. 5,000
+images of the training set, the same in every run, are held out and classified by kNN; the test set is not opened. What
+was measured already in `--out` is kept, and a run that was stopped in the middle is resumed, so a screening goes on
+when it is started again.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import signal
@@ -24,24 +28,14 @@ import numpy as np
 from machine import save
 
 HELD_OUT = 5000
-COVARIANCE = "method.covariance_scale"  # means nothing to methods other than JCL
-FACTORS: dict[str, tuple[Any, Any]] = {  # low and high values
-    "train.lr": (0.1, 0.3),
-    "train.weight_decay": (3e-4, 1e-3),
-    "method.key_momentum": (0.97, 0.99),
-    "method.queue_size": (4096, 16384),
-    "method.temperature": (0.15, 0.25),
-    COVARIANCE: (0.5, 3.0),
-    "views.min_scale": (0.1, 0.25),
-    "model.bn_groups": (4, 16),
-}
-FIRST_ROW = (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0)
+FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs of 8 and 12 runs
+Levels = dict[str, tuple[Any, Any]]  # low and high value of each setting
 
 
 def main() -> None:
     arguments = parse_arguments()
     split = prepare(arguments)
-    rows = design()
+    rows = design(len(arguments.vary))
     run_all(rows, split, arguments)
     figures = report(rows, arguments)
     save(figures, arguments.json, arguments.device)
@@ -62,16 +56,41 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--vary", type=varied, action="append", default=[], metavar="SECTION.NAME=LOW,HIGH")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="the same in all runs")
     arguments = parser.parse_args()
     if arguments.at_once < 1:
         parser.error(f"--at-once is {arguments.at_once}; at least one run goes on at a time")
+    names = [name for name, _ in arguments.vary]
+    if len(set(names)) < len(names):
+        parser.error(f"--vary names a setting twice: {', '.join(names)}")
+    if not 1 <= len(names) <= len(FIRST_ROWS[-1]):
+        parser.error(f"{len(names)} settings to --vary; choose from 1 to {len(FIRST_ROWS[-1])}")
+    arguments.vary = dict(arguments.vary)
     return arguments
+
+
+def varied(text: str) -> tuple[str, tuple[Any, Any]]:
+    """`train.lr=0.1,0.3` as a name and two values."""
+    name, _, values = text.partition("=")
+    levels = [plain(value.strip()) for value in values.split(",")]
+    if not name or len(levels) != 2 or "" in levels or levels[0] == levels[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a setting with a low and a high value, as train.lr=0.1,0.3")
+    return name, (levels[0], levels[1])
+
+
+def plain(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def prepare(arguments: argparse.Namespace) -> Path:
     """The folder with the split in it; results of another screening in it would be taken for this one's."""
-    asked = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs")}
+    asked = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs", "set")}
     asked["data"] = str(arguments.data.resolve())
+    asked["vary"] = {name: list(levels) for name, levels in arguments.vary.items()}
     split: Path = arguments.out / "held-out.npz"
     note = arguments.out / "screen.json"
     if note.exists() and (found := json.loads(note.read_text(encoding="utf-8"))) != asked:
@@ -101,17 +120,15 @@ def hold_out(data: Path, split: Path) -> None:
     half.replace(split)
 
 
-def design() -> list[tuple[int, ...]]:
-    """Twelve rows of 0 (low) and 1 (high); the first columns are the settings', the others tell how large chance is."""
-    shifted = [FIRST_ROW[-shift:] + FIRST_ROW[:-shift] for shift in range(len(FIRST_ROW))]
-    return [*shifted, (0,) * len(FIRST_ROW)]
+def design(settings: int) -> list[tuple[int, ...]]:
+    """Rows of 0 (low) and 1 (high), one a run; the first columns are the settings', the others are chance's."""
+    first = next(row for row in FIRST_ROWS if len(row) >= settings)
+    shifted = [first[-shift:] + first[:-shift] for shift in range(len(first))]
+    return [*shifted, (0,) * len(first)]
 
 
-def values_of(row: tuple[int, ...], method: str) -> dict[str, Any]:
-    values = {name: levels[level] for (name, levels), level in zip(FACTORS.items(), row, strict=False)}
-    if method != "jcl":
-        del values[COVARIANCE]
-    return values
+def values_of(row: tuple[int, ...], vary: Levels) -> dict[str, Any]:
+    return {name: levels[level] for (name, levels), level in zip(vary.items(), row, strict=False)}
 
 
 def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
@@ -123,7 +140,7 @@ def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namesp
             running = [process for process in running if process.poll() is None]
             while waiting and len(running) < arguments.at_once:
                 number = waiting.pop(0)
-                words = command(number, values_of(rows[number], arguments.method), split, arguments)
+                words = command(number, values_of(rows[number], arguments.vary), split, arguments)
                 with (arguments.out / f"run-{number}.txt").open("wb") as log:
                     running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT))
             time.sleep(0.2)
@@ -149,7 +166,8 @@ def command(number: int, values: dict[str, Any], split: Path, arguments: argpars
     values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
     words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method]
     words += ["--epochs", arguments.epochs, "--device", arguments.device]
-    words += [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    pairs = [*arguments.set, *(f"{name}={value}" for name, value in values.items())]
+    words += [part for pair in pairs for part in ("--set", pair)]
     words += ["--out", folder, "--json", result_file(arguments, number)]
     return [*python, *map(str, words)]
 
@@ -166,23 +184,22 @@ def report(rows: list[tuple[int, ...]], arguments: argparse.Namespace) -> dict[s
         if result_file(arguments, number).exists():
             found = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
             kept = {name: found[name] for name in ("knn_top1", "loss", "seconds")}
-            runs.append({"run": number, "values": values_of(row, arguments.method), **kept})
+            runs.append({"run": number, "values": values_of(row, arguments.vary), **kept})
     for run in sorted(runs, key=lambda run: -run["knn_top1"]):
-        print(f"{run['knn_top1']:6.2f} %  " + "  ".join(f"{n.split('.')[1]}={v:g}" for n, v in run["values"].items()))
+        values = "  ".join(f"{name.rpartition('.')[2]}={value}" for name, value in run["values"].items())
+        print(f"{run['knn_top1']:6.2f} %  {values}")
     effects: dict[str, float] = {}
     if len(runs) == len(rows):
-        effects = effects_of(rows, [run["knn_top1"] for run in runs], arguments.method)
+        effects = effects_of(rows, [run["knn_top1"] for run in runs], list(arguments.vary))
     for name, effect in effects.items():
-        low_and_high = f" from {FACTORS[name][0]} to {FACTORS[name][1]}" if name in FACTORS else ""
-        print(f"{effect:+6.2f}  {name}{low_and_high}")
+        levels = arguments.vary.get(name)
+        print(f"{effect:+6.2f}  {name}" + (f" from {levels[0]} to {levels[1]}" if levels else ""))
     return {"method": arguments.method, "epochs": arguments.epochs, "effects": effects, "runs": runs}
 
 
-def effects_of(rows: list[tuple[int, ...]], accuracies: list[float], method: str) -> dict[str, float]:
-    """High minus low for every setting, and for columns that stand for nothing, which show what chance alone does."""
-    names = [*FACTORS, *(f"chance {number}" for number in range(1, len(FIRST_ROW) - len(FACTORS) + 1))]
-    if method != "jcl":
-        names[names.index(COVARIANCE)] = "chance"
+def effects_of(rows: list[tuple[int, ...]], accuracies: list[float], settings: list[str]) -> dict[str, float]:
+    """High minus low for every setting, and for the columns that stand for nothing."""
+    names = [*settings, *(f"chance {number}" for number in range(1, len(rows[0]) - len(settings) + 1))]
     effects = {}
     for column, name in enumerate(names):
         low, high = (

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -23,14 +24,25 @@ def screen(monkeypatch):
 def asked(tmp_path):
     np.savez(tmp_path / "a.npz", x_train=np.zeros((6, 8, 8, 3), np.uint8), y_train=np.arange(6))
     return argparse.Namespace(
-        data=tmp_path / "a.npz", recipe="demo", method="jcl", epochs=1, device="cpu", out=tmp_path / "out", at_once=1
+        data=tmp_path / "a.npz",
+        recipe="demo",
+        method="jcl",
+        epochs=1,
+        device="cpu",
+        out=tmp_path / "out",
+        at_once=1,
+        vary={"train.lr": (0.1, 0.3), "method.queue_size": (16, 32)},
+        set=["method.temperature=0.1"],
     )
 
 
 def test_a_run_that_was_stopped_is_resumed(screen, asked):
     split = screen.prepare(asked)
-    values = screen.values_of(screen.design()[0], "jcl")
-    assert "pretrain" in screen.command(0, values, split, asked)
+    values = screen.values_of((1, 0, 1), asked.vary)
+    words = screen.command(0, values, split, asked)
+    assert "pretrain" in words
+    settings = [word for before, word in itertools.pairwise(words) if before == "--set"]
+    assert settings[:3] == ["method.temperature=0.1", "train.lr=0.3", "method.queue_size=16"]
     (asked.out / "run-0/checkpoints").mkdir(parents=True)
     assert screen.command(0, values, split, asked)[3:5] == ["resume", str(asked.out / "run-0")]
 
@@ -39,14 +51,14 @@ def test_a_run_without_a_checkpoint_is_begun_anew(screen, asked):
     split = screen.prepare(asked)
     (asked.out / "run-0").mkdir()
     (asked.out / "run-0/settings.yaml").write_text("")
-    assert "pretrain" in screen.command(0, screen.values_of(screen.design()[0], "jcl"), split, asked)
+    assert "pretrain" in screen.command(0, screen.values_of((0, 0), asked.vary), split, asked)
     assert not (asked.out / "run-0").exists()
 
 
 def test_results_of_another_screening_are_not_taken_for_this_ones(screen, asked):
     screen.prepare(asked)
     screen.prepare(asked)
-    asked.epochs = 2
+    asked.vary |= {"train.lr": (0.1, 0.2)}
     with pytest.raises(SystemExit, match="holds another screening"):
         screen.prepare(asked)
 
@@ -59,26 +71,47 @@ def test_bad_input_ends_with_a_sentence_and_leaves_nothing(screen, asked, monkey
     with pytest.raises(SystemExit, match="no npz file"):
         screen.prepare(asked)
     assert not asked.out.exists()
-    monkeypatch.setattr(sys, "argv", ["screen.py", "a.npz", "--out", "o", "--at-once", "0"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--at-once 0 --vary train.lr=1,2", "at least one run"),
+        ("", "0 settings to --vary"),
+        ("--vary train.lr=1,2 --vary train.lr=2,3", "a setting twice"),
+        ("--vary train.lr=1,1", "not a setting with a low and a high value"),
+        ("--vary train.lr=1", "not a setting with a low and a high value"),
+        ("--vary train.lr=1,", "not a setting with a low and a high value"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(screen, monkeypatch, capsys, words, message):
+    monkeypatch.setattr(sys, "argv", ["screen.py", "a.npz", "--out", "o", *words.split()])
     with pytest.raises(SystemExit):
         screen.parse_arguments()
+    assert message in capsys.readouterr().err
+
+
+def test_numbers_are_read_as_they_are_written(screen, monkeypatch):
+    words = "--vary train.weight_decay=3e-4,0.001 --vary model.bn_groups=4,16 --vary model.head=mlp,linear"
+    monkeypatch.setattr(sys, "argv", ["screen.py", "a.npz", "--out", "o", *words.split()])
+    found = screen.parse_arguments().vary
+    assert list(found.values()) == [(3e-4, 0.001), (4, 16), ("mlp", "linear")]
 
 
 def test_a_run_that_fails_is_said(screen, asked, monkeypatch):
     asked.json = None
     monkeypatch.setattr(screen, "parse_arguments", lambda: asked)
     monkeypatch.setattr(screen, "command", lambda *_: [sys.executable, "-c", "print('Error: no good.')"])
-    monkeypatch.setattr(screen, "design", lambda: [(0,) * 11])
+    monkeypatch.setattr(screen, "design", lambda _: [(0,) * 7])
     with pytest.raises(SystemExit, match=r"1 of 1 runs failed; .*run-0.txt ends with: Error: no good"):
         screen.main()
 
 
-def test_an_effect_is_what_a_setting_adds_and_chance_adds_nothing(screen):
-    rows = screen.design()
-    accuracies = [50.0 + 2.0 * row[0] - 1.0 * row[5] for row in rows]
-    effects = screen.effects_of(rows, accuracies, "jcl")
-    names = list(screen.FACTORS)
-    assert effects[names[0]] == pytest.approx(2.0) and effects[names[5]] == pytest.approx(-1.0)
-    others = [effect for name, effect in effects.items() if name not in (names[0], names[5])]
-    assert len(others) == 9 and others == pytest.approx([0.0] * 9)
-    assert screen.COVARIANCE not in screen.effects_of(rows, accuracies, "moco-v2")
+@pytest.mark.parametrize(("settings", "runs"), [(7, 8), (5, 8), (8, 12), (11, 12)])
+def test_an_effect_is_what_a_setting_adds_and_chance_adds_nothing(screen, settings, runs):
+    rows, names = screen.design(settings), [f"section.s{number}" for number in range(settings)]
+    assert len(rows) == runs
+    effects = screen.effects_of(rows, [50.0 + 2.0 * row[0] - 1.0 * row[4] for row in rows], names)
+    assert len(effects) == runs - 1
+    assert effects.pop(names[0]) == pytest.approx(2.0) and effects.pop(names[4]) == pytest.approx(-1.0)
+    assert list(effects.values()) == pytest.approx([0.0] * (runs - 3))
