@@ -7,6 +7,8 @@ number, the learning rate, the covariance scale) is therefore a tensor that the 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +59,6 @@ class TrainingStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
         learner.train()
-        if options.device.type == "cuda":
-            torch.backends.cudnn.benchmark = True  # shapes never change, so trying every kernel once pays
         if options.compiled:
             learner.compile_parts()
 
@@ -71,12 +71,13 @@ class TrainingStep:
         self.scale.fill_(covariance_scale)
         self._set_lr(lr)
         self._take(batch)
-        if not self.options.recorded or self.done < STEPS_BEFORE_RECORDING:
-            self._work()
-        else:
-            if self.graph is None:
-                self.graph = self._record()
-            self.graph.replay()
+        with _convolutions_tried_out():
+            if not self.options.recorded or self.done < STEPS_BEFORE_RECORDING:
+                self._work()
+            else:
+                if self.graph is None:
+                    self.graph = self._record()
+                self.graph.replay()
         self.done += 1
         return self.figures
 
@@ -142,6 +143,17 @@ class TrainingStep:
         else:
             for kept, new in zip(self.batch.tensors(), batch.tensors(), strict=True):
                 kept.copy_(new)
+
+
+@contextlib.contextmanager
+def _convolutions_tried_out() -> Iterator[None]:
+    """Have cuDNN try every kernel once: it pays for steps, whose shapes never change, but not for what else is done."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 class _ViewFunction:

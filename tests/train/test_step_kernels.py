@@ -1,4 +1,4 @@
-"""What a step has compiled: its views once, though keys are made without gradients and queries with them."""
+"""How a step has kernels made and chosen: views are compiled once, and what is set for steps is set for them alone."""
 
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from jcl.automatic import choose
 from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.data import BatchLoader
 from jcl.run_data import data_facts, open_run_data
+from jcl.settings import Settings
 from jcl.train.step import TrainingStep
 from small_runs import tiny_settings
 
@@ -31,7 +32,12 @@ def test_views_are_compiled_once(method, changes, npz, monkeypatch):
         return module.forward
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
-    settings = tiny_settings(npz, method, train__compile=True, **changes)
+    steps = train(tiny_settings(npz, method, train__compile=True, **changes))
+    assert steps > 1 and len(prepared) == 1
+
+
+def train(settings: Settings) -> int:
+    """Train for an epoch and say how many steps it had."""
     data = open_run_data(settings, Console(quiet=True)).train
     settings, _ = choose(settings, data_facts(data))
     device = torch.device("cpu")
@@ -41,4 +47,14 @@ def test_views_are_compiled_once(method, changes, npz, monkeypatch):
     with BatchLoader(data, batch_size=8, canvas=16, seed=0, num_keys=learner.num_keys) as loader:
         for number, batch in enumerate(loader.epoch(0)):
             step(batch, number, 0.05, 1.0)
-    assert number > 0 and len(prepared) == 1
+    return step.done
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_steps_try_kernels_out_and_leave_that_choice_to_others_as_it_was(npz, monkeypatch, before):
+    during = []
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
+    monkeypatch.setattr(TrainingStep, "back_propagate", lambda *_: during.append(torch.backends.cudnn.benchmark))
+    train(tiny_settings(npz, "jcl"))
+    assert all(during) and during
+    assert torch.backends.cudnn.benchmark is before
