@@ -8,7 +8,8 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from sample_networks import Harmful, sample_file
+from sample_networks import Harmful, sample_file, sample_resnet
+from torch import Tensor
 
 import jcl
 from jcl.errors import RunError
@@ -99,6 +100,27 @@ def test_things_that_hold_no_weights(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(RunError, match="not a description of a model"):
             jcl.load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Tensor.to_sparse,
+        lambda value: value.to("meta"),
+        lambda value: value.to(torch.complex64),
+        pytest.param(
+            lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
+            marks=pytest.mark.filterwarnings("ignore"),
+        ),
+    ],
+    ids=["sparse", "no values", "complex", "quantised"],
+)
+def test_tensors_that_are_no_plain_numbers(tmp_path, form):
+    weights = sample_resnet("resnet18").state_dict()
+    weights["layer1.0.conv1.weight"] = form(weights["layer1.0.conv1.weight"])
+    torch.save(weights, tmp_path / "odd.pth")
+    with pytest.raises(RunError, match=r"are sparse, quantised, complex or without values \(layer1.0.conv1.weight\)"):
+        jcl.load_backbone(tmp_path / "odd.pth")
 
 
 def test_a_torchscript_program(tmp_path):
