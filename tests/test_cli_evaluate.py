@@ -12,7 +12,7 @@ import pytest
 
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from launch_tools import wait_until
-from small_runs import drawn_pixels
+from small_runs import drawn_pixels, write_image_folder
 from supervised_tools import stop_after
 
 
@@ -82,6 +82,16 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretr
     assert "held out of the training images for want of a labelled test set" in out
     found = figures("linear.json")
     assert found["test_held_out"] and found["test_images"] == 3 and found["train_images"] == 23
+
+
+@pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol paper --epochs 1", "finetune --epochs 1"])
+def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, command):
+    name, *options = command.split()
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / "photos" / split)
+        (tmp_path / "photos" / split / "cats" / f"{split}.png").write_bytes(b"no image")
+    code, _, err = call(name, pretrained, tmp_path / "photos", *options, "--workers", 0, "--device", "cpu")
+    assert code == 0 and all(f"cannot be read: cats/{split}.png (its content" in err for split in ("train", "val")), err
 
 
 def test_linear_refuses(refused, pretrained, npz, tmp_path):

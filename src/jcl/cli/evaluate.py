@@ -50,6 +50,7 @@ def knn(
             batch_size=batch_size,
             workers=workers,
             device=device,
+            console=err,
             progress=progress,
         )
     table = Table("k", "temperature", "top-1", "top-5")
