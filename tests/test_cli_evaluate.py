@@ -12,7 +12,7 @@ import pytest
 
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from launch_tools import wait_until
-from small_runs import drawn_pixels
+from small_runs import drawn_pixels, write_image_folder
 from supervised_tools import stop_after
 
 
@@ -84,6 +84,16 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretr
     assert found["test_held_out"] and found["test_images"] == 3 and found["train_images"] == 23
 
 
+@pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol paper --epochs 1", "finetune --epochs 1"])
+def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, command):
+    name, *options = command.split()
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / "photos" / split)
+        (tmp_path / "photos" / split / "cats" / f"{split}.png").write_bytes(b"no image")
+    code, _, err = call(name, pretrained, tmp_path / "photos", *options, "--workers", 0, "--device", "cpu")
+    assert code == 0 and all(f"cannot be read: cats/{split}.png (its content" in err for split in ("train", "val")), err
+
+
 def test_linear_refuses(refused, pretrained, npz, tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     np.savez(tmp_path / "one.npz", x_train=drawn_pixels(20), y_train=np.zeros(20, dtype=int))
@@ -140,6 +150,8 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert "is a file" in refused("finetune", pretrained, "--out", tmp_path / "file")
     assert "holds no fine-tuning" in refused("finetune", "--resume", tmp_path / "nothing")
     assert "give nothing else" in refused("finetune", pretrained, "--resume", tmp_path / "nothing")
+    for option, value in (("--epochs", 50), ("--lr", 1), ("--labels", "10%")):  # one of them is what is usual anyway
+        assert "give nothing else" in refused("finetune", "--resume", tmp_path / "nothing", option, value)
     shutil.copytree(pretrained, tmp_path / "copy")
     assert "already holds a run" in refused("finetune", pretrained, "--out", tmp_path / "copy")
 

@@ -88,6 +88,10 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert call("embed", run_folder, npz, "-o", "mine.npz", "--force", "--device", "cpu")[0] == 0
     assert "Neighbours of what?" in refused("neighbours", "--index", "mine.npz")
     assert "no row 99" in refused("neighbours", "--row", 99, "--index", "mine.npz")
+    asked = Path("asked.png")
+    asked.write_text("mine")
+    assert "is one of the images asked about" in refused("neighbours", asked, "--index", "mine.npz", "-o", asked)
+    assert asked.read_text() == "mine"
     (tmp_path / "file").write_text("mine")
     code, out, err = call("neighbours", "--row", 0, "--index", "mine.npz", "-o", tmp_path / "file" / "near.png")
     assert code == 1 and "number 0" in out and "picture could not be written" in err and "Traceback" not in err

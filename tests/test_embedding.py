@@ -79,6 +79,15 @@ def test_a_folder_with_odd_names_and_unreadable_images(run, tmp_path):
     assert told[-1] == (27, 28) and told == sorted(told)
 
 
+def test_unreadable_images_of_the_same_name_in_both_splits(run, tmp_path):
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / "photos" / split)
+        (tmp_path / "photos" / split / "cats" / "broken.png").write_bytes(b"no image")
+    report = embed(run, str(tmp_path / "photos"), tmp_path / "f.npz", device="cpu")
+    assert set(report.skipped) == {"cats/broken.png (train)", "cats/broken.png (test)"}
+    assert report.as_dict()["skipped"] == 2
+
+
 def test_images_without_labels_and_shards(run, tmp_path):
     (tmp_path / "flat").mkdir()
     for number, pixels in enumerate(drawn_pixels(5)):

@@ -104,15 +104,19 @@ class _Making:
         width, total = self.found.info.feature_width, sum(map(len, self.sources.values()))
         for split, source in self.sources.items():
             self.images[split] = 0
-            for values, samples in self._batches(source):
+            skipped: dict[str, str] = {}
+            for values, samples in self._batches(source, skipped):
                 if values.shape[1] != width:
                     raise RunError(f"the network gives features of width {values.shape[1]}, not the {width} it states.")
                 self.images[split] += len(samples)
                 yield _rows(split, source, values, samples.cpu())
                 if self.progress is not None:
                     self.progress(sum(self.images.values()), total)
+            # Two splits may each have an image of the same name.
+            which = f" ({split})" if len(self.sources) > 1 else ""
+            self.skipped.update((f"{name}{which}", reason) for name, reason in skipped.items())
 
-    def _batches(self, source: ImageSource) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, source: ImageSource, skipped: dict[str, str]) -> Iterator[tuple[Tensor, Tensor]]:
         return self.found.info.shown.batches(
             self.found.network,
             source,
@@ -120,7 +124,7 @@ class _Making:
             device=self.device,
             precision=self.precision,
             workers=self.workers,
-            skipped=self.skipped,
+            skipped=skipped,
         )
 
 

@@ -20,6 +20,7 @@ from jcl.evaluate.online import knn_on
 from jcl.exchange import BackboneInfo
 from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
+from jcl.speech import tell_left_out
 from jcl.train.folder import RunFolder
 from jcl.train.rank_group import joined_ranks
 from jcl.train.runtime import choose_device
@@ -62,19 +63,21 @@ def measure_knn(
     batch_size: int = 256,
     workers: int | None = None,
     device: str = "auto",
+    console: Console | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[KnnResult]:
     """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own).
 
     Without `k` as many vote as in a run on these images. Ranks that a launcher started share the images and the queries
-    out among them. `progress` is told how many of how many images are done, of the training and then of the test set.
+    out among them. Images that cannot be read are left out, which is told. `progress` is told how many of how many
+    images are done, of the training and then of the test set.
     """
     with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
         subject = open_subject(weights, location, str(target))
         decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
 
         def features(source: ImageSource) -> Features:
-            return subject.shown.extract(
+            found = subject.shown.extract(
                 subject.backbone,
                 source,
                 device=target,
@@ -82,6 +85,8 @@ def measure_knn(
                 workers=decoding,
                 progress=progress,
             )
+            tell_left_out(console or Console(stderr=True), found.skipped)
+            return found
 
         votes = k or [voters(len(subject.data.train))]
         return knn_on(subject.data, features, k=votes, temperature=temperature, seed=0, device=target, ranks=ranks)

@@ -26,7 +26,7 @@ from jcl.exchange.backbone_file import weights_digest
 from jcl.measure import Subject, data_location, open_subject
 from jcl.run_data import keep_apart
 from jcl.settings import TrainSettings
-from jcl.speech import tell
+from jcl.speech import tell, tell_left_out
 
 _DIGEST_LETTERS = 16
 
@@ -79,7 +79,7 @@ def measure_linear(
         task = classification_task(subject.data)
 
         def features(source: ImageSource) -> Features:
-            return subject.shown.extract(
+            found = subject.shown.extract(
                 subject.backbone,
                 source,
                 device=subject.device,
@@ -87,6 +87,8 @@ def measure_linear(
                 workers=workers,
                 progress=progress,
             )
+            tell_left_out(console, found.skipped)
+            return found
 
         return _fast_linear(features, task, grid, epochs, seed, subject.device)
     if len(learning_rates) > 1 or any(weight_decays):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -26,6 +27,13 @@ def tell(console: Console, text: str, *, lead: str = "") -> None:
     line = Text(shown)
     line.stylize("bold red", 0, len(lead))
     console.print(line, soft_wrap=True)
+
+
+def tell_left_out(console: Console, skipped: Mapping[str, str]) -> None:
+    """Which images could not be read, if any: the first one with the reason, and how many more."""
+    for name, reason in list(skipped.items())[:1]:
+        more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
+        tell(console, f"Left out, because it cannot be read: {name} ({reason}){more}.")
 
 
 def visible(text: str) -> str:

@@ -1,8 +1,10 @@
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -312,6 +314,22 @@ except KeyboardInterrupt:
     loader.close()
     print("closed", len(multiprocessing.active_children()), flush=True)
 """
+
+
+def test_an_interrupt_while_workers_start_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Signals wait while processes start, so Ctrl-C comes once they run and before anybody could close them."""
+
+    @contextlib.contextmanager
+    def interrupted() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    source = folder_of_sizes(tmp_path / "images", 12)
+    monkeypatch.setattr("jcl.data.workers._deaf_to_signals", interrupted)
+    before = set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        list(read_all(source, canvas=8, batch_size=4, device=torch.device("cpu"), workers=2))
+    assert set(multiprocessing.active_children()) == before
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by way of /proc")

@@ -116,7 +116,8 @@ def test_parquet_is_written_while_the_parts_come(tmp_path, monkeypatch):
     def parts() -> Iterator[FeatureRows]:
         for start in range(0, 4000, 2):
             if start % 1000 == 0:
-                sizes.append((tmp_path / ".features.parquet.partial").stat().st_size)
+                (partial,) = tmp_path.glob(".features.parquet.*partial")
+                sizes.append(partial.stat().st_size)
             yield FeatureRows(np.full((2, 5), start, np.float32), ["x"] * 2, np.zeros(2, np.int64), ["train"] * 2)
 
     write_feature_file(file, parts(), CLASSES, INFO)
@@ -141,9 +142,10 @@ def test_a_failure_half_way_leaves_what_was_there(tmp_path, kind):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_is_a_sentence(tmp_path, kind):
+def test_a_full_disk_is_a_sentence(tmp_path, kind, monkeypatch):
     file = tmp_path / f"features.{kind}"
-    (tmp_path / f".{file.name}.partial").symlink_to("/dev/full")
+    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
+    (tmp_path / f".{file.name}.1.partial").symlink_to("/dev/full")
     with pytest.raises(RunError, match="No space left"):
         written(file)
     assert not file.exists()

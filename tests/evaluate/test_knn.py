@@ -211,6 +211,7 @@ def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
         ({"k": [0]}, SettingsError, "at least 1"),
         ({"temperature": [0.0]}, SettingsError, "above 0"),
         ({"temperature": [float("nan")]}, SettingsError, "above 0"),
+        ({"temperature": [0.1, float("nan")]}, SettingsError, "above 0"),
         ({"chunk": 0}, SettingsError, "chunk"),
         ({"train_labels": torch.full((90,), -1)}, DataError, "bank has no labelled rows"),
         ({"test_labels": torch.zeros(3)}, DataError, "test set has 25 rows"),

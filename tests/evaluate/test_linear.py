@@ -198,6 +198,12 @@ def test_a_cell_that_goes_astray_is_not_chosen(problem):
     assert (result.lr, result.weight_decay) == (0.01, 0.0)
 
 
+@pytest.mark.parametrize("rates", [(1e30,), (1e30, 1e35)])
+def test_a_grid_that_goes_astray_as_a_whole_is_a_sentence(problem, rates):
+    with pytest.raises(SettingsError, match="No probe stayed finite"):
+        linear_probe(*problem, grid=ProbeGrid(rates, (1e10,)), epochs=3)
+
+
 def test_edges_of_the_grid():
     grid = ProbeGrid((0.1, 1.0, 10.0), (0.0, 0.1, 0.2))
     assert grid.edges((1.0, 0.1)) == () and grid.edges((1.0, 0.0)) == ()  # less than no weight decay there is not

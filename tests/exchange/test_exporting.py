@@ -225,6 +225,16 @@ def test_what_is_there_is_overwritten_when_forced(resnet18, tmp_path):
         assert_the_way_back_is_the_identity(path, resnet18)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_weights_that_are_no_numbers_are_not_handed_on(target, tmp_path):
+    weights = sample_resnet("resnet18").state_dict()
+    weights["layer3.0.conv1.weight"][0] = torch.nan
+    torch.save(weights, tmp_path / "diverged.pth")
+    with pytest.raises(RunError, match="hold NaN or infinite values"):
+        export_backbone(tmp_path / "diverged.pth", target, tmp_path / NAMES[target])
+    assert [file.name for file in tmp_path.iterdir()] == ["diverged.pth"]
+
+
 def test_places_where_nothing_is_written(resnet18, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("mine")

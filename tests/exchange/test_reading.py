@@ -2,17 +2,23 @@
 
 import argparse
 import io
+import json
+import math
 import pickle
 import zipfile
 
 import numpy as np
 import pytest
 import torch
-from sample_networks import Harmful, sample_file
+from safetensors.torch import load_file, save_file
+from sample_networks import Harmful, sample_file, sample_resnet
+from torch import Tensor
 
 import jcl
 from jcl.errors import RunError
 from jcl.exchange import export_backbone
+from jcl.exchange.backbone_file import FORMAT
+from jcl.exchange.loading import open_backbone
 from jcl.exchange.reading import read_weights
 
 SMALL = {"conv1.weight": torch.randn(4, 3, 3, 3), "bn1.running_mean": torch.randn(4)}
@@ -99,6 +105,41 @@ def test_things_that_hold_no_weights(tmp_path):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(RunError, match="not a description of a model"):
             jcl.load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("std", [[0, 1, 1], [-1, 1, 1], [math.nan, 1, 1]])
+def test_images_could_not_be_normalised_as_the_file_says(tmp_path, std):
+    file = sample_file(tmp_path, "tiny_cnn", 32)
+    weights, info = load_file(file), open_backbone(file).info
+    damaged = json.dumps(json.loads(info.to_text()) | {"std": std})
+    save_file(weights, file, {"format": FORMAT, "info": damaged})
+    with pytest.raises(RunError, match="it is damaged"):
+        jcl.load_backbone(file)
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "resnet18", "std": std}))
+    with pytest.raises(RunError, match=r"config.json is not a description of a model"):
+        jcl.load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Tensor.to_sparse,
+        lambda value: value.to("meta"),
+        lambda value: value.to(torch.complex64),
+        pytest.param(
+            lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
+            marks=pytest.mark.filterwarnings("ignore"),
+        ),
+    ],
+    ids=["sparse", "no values", "complex", "quantised"],
+)
+def test_tensors_that_are_no_plain_numbers(tmp_path, form):
+    weights = sample_resnet("resnet18").state_dict()
+    weights["layer1.0.conv1.weight"] = form(weights["layer1.0.conv1.weight"])
+    torch.save(weights, tmp_path / "odd.pth")
+    with pytest.raises(RunError, match=r"are sparse, quantised, complex or without values \(layer1.0.conv1.weight\)"):
+        jcl.load_backbone(tmp_path / "odd.pth")
 
 
 def test_a_torchscript_program(tmp_path):

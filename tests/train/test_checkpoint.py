@@ -268,7 +268,8 @@ def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["parent is a file", "target is a folder", "partial is a folder"])
-def test_a_place_that_cannot_be_written_is_a_sentence_and_keeps_what_was_there(tmp_path, where):
+def test_a_place_that_cannot_be_written_is_a_sentence_and_keeps_what_was_there(tmp_path, where, monkeypatch):
+    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
     path = tmp_path / "checkpoints" / "step-000000001.safetensors"
     if where == "parent is a file":
         path.parent.write_bytes(b"kept")
@@ -278,7 +279,7 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_keeps_what_was_there(t
     else:
         path.parent.mkdir()
         path.write_bytes(b"kept")
-        path.with_name(f".{path.name}.partial").mkdir()
+        path.with_name(f".{path.name}.1.partial").mkdir()
     before = {entry: entry.is_file() and entry.read_bytes() for entry in tmp_path.rglob("*")}
     with pytest.raises(RunError, match="could not be written"):
         saved(tmp_path / "checkpoints", 1)
@@ -286,10 +287,11 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_keeps_what_was_there(t
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path):
+def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
     path = saved(tmp_path, 1)
     content = path.read_bytes()
-    path.with_name(f".{path.name}.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
+    path.with_name(f".{path.name}.1.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
     with pytest.raises(RunError, match="No space left"):
         saved(tmp_path, 1)
     assert path.read_bytes() == content

@@ -50,6 +50,7 @@ def knn(
             batch_size=batch_size,
             workers=workers,
             device=device,
+            console=err,
             progress=progress,
         )
     table = Table("k", "temperature", "top-1", "top-5")
@@ -151,6 +152,7 @@ def linear(
 
 @app.command(rich_help_panel=EVALUATE)
 def finetune(
+    context: typer.Context,
     weights: Annotated[
         Path | None, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")
     ] = None,
@@ -198,7 +200,7 @@ def finetune(
     from jcl.finetuning import resume_finetuning
 
     if resume is not None:
-        if weights is not None or out_folder is not None:
+        if _given(context) - {"resume", "workers", "json_file"}:
             raise SettingsError("--resume continues with the settings it was begun with; give nothing else with it.")
         folder = resume_finetuning(resume, workers=workers, console=err)
     elif weights is None:
@@ -234,6 +236,12 @@ def finetune(
     say(_tested_on(summary))
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """The parameters that were typed, not left at their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _print_linear(report: LinearReport) -> None:

@@ -79,11 +79,18 @@ def neighbours(
 
     if picture is not None and picture.suffix.lower() != ".png":
         raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
+    if picture is not None and any(_same_file(picture, image) for image in images or []):
+        raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
     matches = find_neighbours(index, images or [], row or [], weights=weights, k=k, device=device)
     _print_matches(matches)
     write_json(matches.as_dict(), json_file)
     if picture is not None:
         _draw(matches, picture)
+
+
+def _same_file(picture: Path, image: str) -> bool:
+    asked = Path(image).expanduser()
+    return picture.exists() and asked.exists() and picture.samefile(asked)
 
 
 def _print_matches(matches: Matches) -> None:

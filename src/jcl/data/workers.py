@@ -110,15 +110,19 @@ class _Team:
         self._tasks: Any = context.SimpleQueue()
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
-        with _without_main_module(reader), _deaf_to_signals():
-            for _ in range(workers):
-                report, into = context.Pipe(duplex=False)
-                arguments = (reader, self._ring, self._tasks, into)
-                process = context.Process(target=_work, args=arguments, daemon=True)  # type: ignore[attr-defined]
-                process.start()
-                into.close()
-                self._reports.append(report)
-                self._processes.append(process)
+        try:
+            with _without_main_module(reader), _deaf_to_signals():
+                for _ in range(workers):
+                    report, into = context.Pipe(duplex=False)
+                    arguments = (reader, self._ring, self._tasks, into)
+                    process = context.Process(target=_work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+                    process.start()
+                    into.close()
+                    self._reports.append(report)
+                    self._processes.append(process)
+        except BaseException:  # Ctrl-C comes as soon as signals are heard again; nobody else knows of the workers yet
+            self.close()
+            raise
 
     def decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
         """One pass: every slot but the one in use is always being filled."""

@@ -69,7 +69,9 @@ def train_and_judge(
             progress=progress,
         ).run()
     try:
-        scores = judge(network, training.task, training.shown, train, device=device, workers=training.workers)
+        scores = judge(
+            network, training.task, training.shown, train, device=device, workers=training.workers, console=console
+        )
     except KeyboardInterrupt:
         if folder is None:
             raise

@@ -127,7 +127,7 @@ def leave_out_split(labels: Tensor, seed: int, *, share: float = 0.1, limit: int
 def _check(k: Sequence[int], temperature: Sequence[float]) -> None:
     if not k or min(k) < 1:
         raise SettingsError(f"kNN needs a list of k, each at least 1, but got {list(k)}.")
-    if not temperature or not min(temperature) > 0:
+    if not temperature or not all(each > 0 for each in temperature):
         raise SettingsError(f"kNN needs a list of temperatures, each above 0, but got {list(temperature)}.")
 
 

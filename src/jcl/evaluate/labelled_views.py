@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from jcl.data import BatchLoader, ImageSource
 from jcl.evaluate.classification import ClassificationTask, Scores, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.settings import TrainSettings
+from jcl.speech import tell_left_out
 from jcl.train.runtime import choose_precision
 from jcl.views import ViewRecipe
 
@@ -57,9 +59,11 @@ def judge(
     *,
     device: torch.device,
     workers: int,
+    console: Console,
 ) -> Scores:
-    """The classifier's accuracy on the task's test images."""
+    """The classifier's accuracy on the task's test images; what of them cannot be read is told."""
     precision = choose_precision(train.precision, device)
     logits = shown.extract(classifier, task.test, device=device, precision=precision, workers=workers)
+    tell_left_out(console, logits.skipped)
     assert logits.labels is not None, "a task's test images are labelled"
     return scores(logits.values, logits.labels, task.classes)

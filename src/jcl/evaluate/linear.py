@@ -140,6 +140,8 @@ def linear_probe(
     if len(grid.cells) > 1:
         cell, validation_top1 = _choose(grid, features, targets, len(classes), epochs, batch_size, seed)
     probe = train_probes(features, targets, len(classes), [cell], epochs=epochs, batch_size=batch_size, seed=seed)
+    if not (probe.weights.isfinite().all() and probe.biases.isfinite().all()):
+        raise _all_astray()
     logits = torch.cat([part[:, 0] for part in _logits(probe, standardise(test_features))])
     return LinearResult(
         scores=scores(logits, test_labels, classes),
@@ -220,9 +222,17 @@ def _choose(
         right += (logits.argmax(2) == truth[:, None]).sum(0).cpu()
         each = F.cross_entropy(logits.movedim(2, 1), truth[:, None].expand(-1, logits.shape[1]), reduction="none")
         loss += each.sum(0, dtype=torch.float64).cpu()
+    if not loss.isfinite().any():
+        raise _all_astray()
     right = right.masked_fill(~loss.isfinite(), -1.0)  # a probe that has gone astray is no choice
     ranked = sorted(range(len(right)), key=lambda number: (-float(right[number]), float(loss[number])))
     return grid.cells[ranked[0]], 100 * float(right[ranked[0]]) / len(held_out)
+
+
+def _all_astray() -> SettingsError:
+    return SettingsError(
+        "No probe stayed finite in training, so there is none to measure with; give a lower --lr or --weight-decay."
+    )
 
 
 def _logits(probes: Probes, features: Tensor) -> Iterator[Tensor]:

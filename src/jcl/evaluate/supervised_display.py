@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from jcl.speech import tell
+from jcl.speech import tell, tell_left_out
 from jcl.train.bar import BarDisplay, speed
 
 
@@ -33,9 +33,7 @@ class SupervisedDisplay(BarDisplay):
 
     def say_skipped(self, skipped: dict[str, str]) -> None:
         """Which training images could not be read, if any."""
-        for name, reason in list(skipped.items())[:1]:
-            more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
-            self.say(f"Left out, because it cannot be read: {name} ({reason}){more}.")
+        tell_left_out(self.console, skipped)
 
     def say(self, text: str) -> None:
         """A plain line: names may hold brackets, which are no markup, and are copied best unbroken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,7 +54,8 @@ class BackboneInfo:
             )
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             return None
-        return info if info.stem in ("imagenet", "small") and info.image_size > 0 else None
+        sensible = info.stem in ("imagenet", "small") and info.image_size > 0 and can_normalise(info.mean, info.std)
+        return info if sensible else None
 
 
 def backbone_info(settings: Settings, feature_width: int) -> BackboneInfo:
@@ -86,6 +88,11 @@ def weights_digest(backbone: nn.Module) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def can_normalise(mean: tuple[float, float, float], std: tuple[float, float, float]) -> bool:
+    """Whether images stay numbers when they are normalised in this way."""
+    return all(map(math.isfinite, (*mean, *std))) and min(std) > 0
 
 
 def _triple(values: list[float]) -> tuple[float, float, float]:

@@ -38,6 +38,11 @@ def export_backbone(
         raise SettingsError(f"there is no target called {target!r}; choose one of {', '.join(TARGETS)}.")
     _demand_room(source, target, out, force)
     opened = open_backbone(source, backbone)
+    if not all(bool(value.isfinite().all()) for value in opened.network.state_dict().values()):
+        raise RunError(
+            f"the weights in {source} hold NaN or infinite values, which are of use to no program; the training that "
+            "made them has probably diverged (lower its learning rate)."
+        )
     packed = TARGETS[target](Parcel(opened.network, opened.info, source, out))
     for name, content in packed.files.items():
         write_atomically(out / name if name else out, content)

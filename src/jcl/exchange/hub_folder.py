@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import RunError
-from jcl.exchange.backbone_file import BackboneInfo
+from jcl.exchange.backbone_file import BackboneInfo, can_normalise
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -38,12 +38,15 @@ def read_hub_config(folder: Path) -> HubConfig:
         size = options.pop("img_size", None) or shown.get("input_size")
         if unknown := options.keys() - {"num_classes"}:
             raise RunError(f"{file} builds its network with {', '.join(sorted(unknown))}, which is not known here.")
-        return HubConfig(
+        config = HubConfig(
             architecture=f"timm/{name}" if isinstance(name, str) else None,
             image_size=int(size[-1] if isinstance(size, list) else size) if size else None,
             mean=_triple(shown.get("mean", IMAGENET_MEAN)),
             std=_triple(shown.get("std", IMAGENET_STD)),
         )
+        if not can_normalise(config.mean, config.std):
+            raise ValueError("a normalisation that makes no sense")
+        return config
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torchvision
 from torch import Tensor, nn
 
@@ -60,6 +61,7 @@ def recognise(weights: WeightsFile, backbone: str | None = None, image_size: int
     prefix = _prefix(weights, tensors, wanted, name)
     found = {part.removeprefix(prefix): value for part, value in tensors.items() if part.startswith(prefix)}
     _demand_fit(weights, found, wanted, name, size)
+    _demand_plain(weights, {part: found[part] for part in wanted if part in found})
     taken = {part: found[part] for part in wanted if part in found}
     network.load_state_dict(taken, strict=False)
     info = BackboneInfo(
@@ -169,6 +171,21 @@ def _demand_fit(
             f"the weights in {weights.path} do not fit {name} at {size} px: {'; '.join(problems)}. "
             "Is it another network, another image size, or half a file?"
         )
+
+
+def _demand_plain(weights: WeightsFile, taken: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that hold something other than a real number for each place."""
+    odd = [part for part, value in taken.items() if not _is_plain(value)]
+    if odd:
+        raise RunError(
+            f"the weights in {weights.path} are sparse, quantised, complex or without values ({_some(odd)}); "
+            "save them as plain float tensors."
+        )
+
+
+def _is_plain(value: Tensor) -> bool:
+    dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
+    return dense and not value.is_meta and not value.is_complex()
 
 
 def _left_out(tensors: Iterable[str], prefix: str, taken: Mapping[str, Tensor]) -> dict[str, int]:

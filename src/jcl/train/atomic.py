@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +24,8 @@ def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iter
 
     `check` is given the new file before that, once it is on the disk, and raises if it is not what it should be.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    # A name of its own: of two programs that write the same file neither may get into the other's half.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
