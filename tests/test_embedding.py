@@ -1,11 +1,14 @@
 """Features in a file are those of `FeatureSettings.extract`, bit for bit, with the names and labels of their images."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import jcl
 from jcl.data import open_data, write_shards
@@ -86,6 +89,28 @@ def test_unreadable_images_of_the_same_name_in_both_splits(run, tmp_path):
     report = embed(run, str(tmp_path / "photos"), tmp_path / "f.npz", device="cpu")
     assert set(report.skipped) == {"cats/broken.png (train)", "cats/broken.png (test)"}
     assert report.as_dict()["skipped"] == 2
+
+
+def test_a_class_that_only_test_images_have(run, tmp_path):
+    write_image_folder(tmp_path / "photos/train", count=6, classes=("cats", "dogs"))
+    write_image_folder(tmp_path / "photos/val", count=6, classes=("bats", "cats", "dogs"))
+    embed(run, str(tmp_path / "photos"), tmp_path / "f.npz", device="cpu")
+    write_shards(open_data(str(tmp_path / "photos")), tmp_path / "shards")
+    embed(run, str(tmp_path / "shards"), tmp_path / "s.npz", device="cpu")
+    for file in ("f.npz", "s.npz"):
+        table = read_feature_file(tmp_path / file)
+        assert table.class_names == ("cats", "dogs", "bats")
+        assert sorted(table.rows.labels.tolist()) == [0] * 5 + [1] * 5 + [2] * 2
+
+
+def test_features_that_are_no_numbers_are_not_written(run, npz, tmp_path):
+    spoilt = load_file(run / "backbone.safetensors")
+    spoilt = {name: value * math.nan if value.is_floating_point() else value for name, value in spoilt.items()}
+    with safe_open(run / "backbone.safetensors", "pt") as file:
+        save_file(spoilt, tmp_path / "nan.safetensors", file.metadata())
+    with pytest.raises(RunError, match="NaN or infinite"):
+        embed(tmp_path / "nan.safetensors", str(npz), tmp_path / "f.npz", device="cpu")
+    assert not (tmp_path / "f.npz").exists()
 
 
 def test_images_without_labels_and_shards(run, tmp_path):

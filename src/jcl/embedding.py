@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from jcl.data import UNLABELLED, ImageSource, open_data
+from jcl.data import UNLABELLED, ImageSource, all_class_names, open_data
 from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
@@ -80,8 +80,7 @@ def embed(
         data=whole_location(location),
     )
     making = _Making(found, sources, choose_device(device), PRECISIONS[precision], batch_size, workers, progress)
-    class_names = next((source.class_names for source in sources.values() if source.class_names), None)
-    write_feature_file(file, making.rows(), class_names, info)
+    write_feature_file(file, making.rows(), all_class_names(sources.values()), info)
     return EmbedReport(making.images, info.feature_width, making.skipped, time.perf_counter() - started)
 
 
@@ -108,6 +107,11 @@ class _Making:
             for values, samples in self._batches(source, skipped):
                 if values.shape[1] != width:
                     raise RunError(f"the network gives features of width {values.shape[1]}, not the {width} it states.")
+                if not values.isfinite().all():
+                    raise RunError(
+                        "the features hold NaN or infinite values, so nothing was written; the training that made the "
+                        "weights has probably diverged."
+                    )
                 self.images[split] += len(samples)
                 yield _rows(split, source, values, samples.cpu())
                 if self.progress is not None:

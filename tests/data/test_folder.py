@@ -6,7 +6,7 @@ import pytest
 import torch
 from image_files import noise_image, write_images
 
-from jcl.data import UNLABELLED, UnreadableImage, open_data
+from jcl.data import UnreadableImage, open_data
 from jcl.data.folder import FolderImages, open_folder
 from jcl.errors import DataError
 
@@ -57,8 +57,9 @@ def test_splits_share_class_numbers(tmp_path: Path, test_name: str):
         write_images(tmp_path / test_name / name, 1)
     data = open_folder(tmp_path)
     assert data.test is not None and data.test.labels is not None
-    assert data.train.class_names == data.test.class_names == ("a", "b", "c")
-    assert data.test.labels.tolist() == [1, 2, UNLABELLED]
+    assert data.train.class_names == ("a", "b", "c")
+    assert data.test.class_names == ("a", "b", "c", "d")  # a class of its own, not an image without one
+    assert data.test.labels.tolist() == [1, 2, 3]
 
 
 def test_test_split_without_class_folders_has_no_labels(tmp_path: Path):

@@ -8,7 +8,7 @@ from jcl.data.loader import BatchLoader, read_all
 from jcl.data.opening import open_data, open_demo
 from jcl.data.shard_reading import ShardImages
 from jcl.data.shard_writing import ShardReport, write_shards
-from jcl.data.source import UNLABELLED, ArrayImages, ImageData, ImageSource, UnreadableImage
+from jcl.data.source import UNLABELLED, ArrayImages, ImageData, ImageSource, UnreadableImage, all_class_names
 
 __all__ = [
     "UNLABELLED",
@@ -21,6 +21,7 @@ __all__ = [
     "ShardImages",
     "ShardReport",
     "UnreadableImage",
+    "all_class_names",
     "decode",
     "drawn_objects",
     "open_data",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jcl.data.decoding import decode
 from jcl.data.listing import NameTable, list_images
-from jcl.data.source import UNLABELLED, ImageData
+from jcl.data.source import ImageData
 from jcl.errors import DataError
 from jcl.speech import counted
 
@@ -22,8 +22,7 @@ class FolderImages:
     """Image files below one folder, read when asked for.
 
     Where every image lies in a sub-folder and there are several of these, the sub-folders are classes, as torchvision's
-    `ImageFolder` has it. `class_names` fixes which label a class gets, so that two splits agree; images of other
-    classes are then `UNLABELLED`.
+    `ImageFolder` has it. `class_names` fixes which label a class gets, so that two splits agree.
     """
 
     def __init__(self, root: Path, files: NameTable, class_names: tuple[str, ...] | None) -> None:
@@ -66,8 +65,15 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, cache: Path | 
     train = FolderImages(train_root, train_files, class_names)
     if test_root is None or test_files is None:
         return ImageData(root.name, train)
-    has_classes = class_names is not None and _class_names(test_files) is not None
-    return ImageData(root.name, train, FolderImages(test_root, test_files, class_names if has_classes else None))
+    return ImageData(root.name, train, FolderImages(test_root, test_files, _test_classes(class_names, test_files)))
+
+
+def _test_classes(class_names: tuple[str, ...] | None, test_files: NameTable) -> tuple[str, ...] | None:
+    """The classes to train on with their labels, then those that only the test images have."""
+    found = _class_names(test_files)
+    if class_names is None or found is None:
+        return None
+    return class_names + tuple(name for name in found if name not in class_names)
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:
@@ -120,4 +126,4 @@ def _class_names(files: NameTable) -> tuple[str, ...] | None:
 
 def _labels(files: NameTable, class_names: tuple[str, ...]) -> Tensor:
     numbers = {name: number for number, name in enumerate(class_names)}
-    return torch.tensor([numbers.get(_class_of(name), UNLABELLED) for name in files], dtype=torch.int64)
+    return torch.tensor([numbers[_class_of(name)] for name in files], dtype=torch.int64)

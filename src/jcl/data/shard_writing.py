@@ -21,7 +21,7 @@ from jcl.data.decoding import decode
 from jcl.data.folder import FolderImages
 from jcl.data.shard_description import DESCRIPTION_FILE, ShardSet, write_description
 from jcl.data.shard_reading import ShardImages
-from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
+from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names
 from jcl.errors import DataError, SettingsError
 from jcl.randomness import DATA_ORDER, permutation
 
@@ -89,8 +89,7 @@ def write_shards(
                 written[split], files[split] = _write_split(
                     source, split, partial, images_per_shard, seed, pool, counted
                 )
-        class_names = next((source.class_names for source in sources.values() if source.class_names), None)
-        write_description(partial, ShardSet(data.name, class_names, files))
+        write_description(partial, ShardSet(data.name, all_class_names(sources.values()), files))
         _settle(partial, out)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,5 +1,6 @@
 """Where images come from: the protocol every source follows, and images held in memory."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +93,11 @@ class ArrayImages:
 
     def name_of(self, index: int) -> str:
         return f"number {index}"
+
+
+def all_class_names(splits: Iterable[ImageSource]) -> tuple[str, ...] | None:
+    """What the labels of all splits index: they begin alike, but test images may be of more classes."""
+    return max((source.class_names for source in splits if source.class_names), key=len, default=None)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from jcl.exchange.weights import WeightsFile
 
 _HEADS = ("fc", "head", "heads", "classifier", "linear")
 _WRAPPERS = ("module", "model", "_orig_mod")
+_MOST_PIXELS = 4096  # a side: larger images fill the memory before they say that they do not fit
 _COUNT = "num_batches_tracked"  # of no use to a network that is not trained on; old files lack it
 
 
@@ -56,6 +57,11 @@ def recognise(weights: WeightsFile, backbone: str | None = None, image_size: int
     name = backbone or _name(weights, tensors)
     stem = weights.info.stem if weights.info else _stem(tensors)
     size = image_size or (weights.info.image_size if weights.info else weights.image_size) or _usual_size(name, stem)
+    if not 1 <= size <= _MOST_PIXELS:
+        raise RunError(
+            f"{weights.path} is to be opened for images of {size:,} px, which makes no sense; take it with "
+            f"`jcl import` and an --image-size from 1 to {_MOST_PIXELS:,}."
+        )
     network, width = build_backbone(name, stem=stem, image_size=size)  # type: ignore[arg-type]
     wanted = network.state_dict()
     prefix = _prefix(weights, tensors, wanted, name)

@@ -68,7 +68,8 @@ def _refusal(path: Path, reason: str) -> str:
     return (
         f"{path} holds more than tensors: opening it would run {named[1]}, so it was not opened and nothing in it ran. "
         "If you trust where it comes from, save its weights alone, in the environment it was made in: torch.save("
-        f"torch.load({path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth')."
+        f"torch.load({path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'), with "
+        ".state_dict() in the place of ['state_dict'] where it is a whole network."
     )
 
 
