@@ -378,3 +378,16 @@ class TestOnGpu:
             batch.pixels.long().sum((1, 2, 3)) for batch in loader_for(source, canvas=256, batch_size=16).epoch(0)
         ]
         assert torch.equal(torch.cat(sums).cpu(), torch.cat(expected))
+
+
+def test_none_readable_names_an_image_of_the_same_source(tmp_path: Path):
+    """Though the list of what was skipped goes on from another one."""
+    first, second = (folder_of_sizes(tmp_path / name, 3) for name in ("first", "second"))
+    for file in (tmp_path / "second").rglob("*.png"):
+        file.write_bytes(b"spoilt")
+    skipped = {"elsewhere.png": "other"}
+    list(read_all(first, canvas=16, batch_size=2, skipped=skipped))
+    with pytest.raises(DataError, match="None of the images can be read") as error:
+        list(read_all(second, canvas=16, batch_size=2, skipped=skipped))
+    assert "elsewhere.png" not in str(error.value)
+    assert len(skipped) == 4
