@@ -7,9 +7,8 @@ anew by (seed, iteration, part, rank) before each pass, so there is no generator
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
 from jcl.randomness import hash_words
 from jcl.ranks import ALONE, Ranks, SharedGradients, average_statistics
 from jcl.train.checkpoint import Progress
+from jcl.train.clock import TrainingClock
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.record import Record
 from jcl.train.runtime import autocast
@@ -54,17 +54,16 @@ class DetectionTraining:
     how_to_resume: str
     progress: Progress
     ranks: Ranks = ALONE
-    _window_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._gradients = SharedGradients(self.detector.parameters(), self.ranks)
         self._synchronised = any(isinstance(part, nn.SyncBatchNorm) for part in self.detector.modules())
-        self._clock = time.perf_counter()
+        self._clock = TrainingClock(self.progress)
 
     def run(self) -> None:
         """Train from where `progress` stands to the last iteration, and save the state that this leads to."""
         self.detector.train()
-        self._clock = time.perf_counter()
+        self._clock.go_on()
         with StopRequest(self.display.stopping) as stop, self.display:
             self.display.begin(self.progress.step, self.settings.iterations)
             while self.progress.step < self.settings.iterations:
@@ -75,7 +74,7 @@ class DetectionTraining:
                     self.leave(stop.signal_name or "a signal")
                 if self.progress.step % self.settings.checkpoint_every == 0 and not last:
                     self.stop_unless_finite()
-                    self.lap()
+                    self._clock.lap()
                     self.saver.start(self.detector, self.optimiser, self.progress)
         self.finish()
 
@@ -117,22 +116,22 @@ class DetectionTraining:
     def write_window(self, lr: float) -> None:
         progress, settings = self.progress, self.settings
         losses = (self.ranks.average(progress.window.clone()) / progress.window_steps).tolist()
-        self.lap()
+        pace = self._clock.steps_per_second()
         figures = {
             "loss": losses[0],
             **dict(zip(LOSSES[settings.task], losses[1:], strict=True)),
             "lr": lr,
-            "images_per_second": progress.window_steps * settings.batch_size / max(self._window_seconds, 1e-9),
+            "images_per_second": pace * settings.batch_size,
             "seconds": progress.seconds,
         }
         self.stop_unless_finite()
-        progress.window_steps, self._window_seconds = 0, 0.0
+        progress.window_steps = 0
         self.record.write("train", progress.step, 0.0, figures)
         self.display.show(progress.step, figures)
 
     def finish(self) -> None:
         self.stop_unless_finite()
-        self.lap()
+        self._clock.lap()
         self.saver.finish(self.detector, self.optimiser, self.progress)
 
     def leave(self, signal_name: str) -> None:
@@ -150,10 +149,3 @@ class DetectionTraining:
                 f"the loss is not finite after iteration {self.progress.step:,}, so training stopped; a lower --lr "
                 "usually helps, from the newest checkpoint or anew."
             )
-
-    def lap(self) -> None:
-        """Add the time since the last lap to the whole and to the window's."""
-        now = time.perf_counter()
-        self.progress.seconds += now - self._clock
-        self._window_seconds += now - self._clock
-        self._clock = now
