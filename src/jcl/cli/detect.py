@@ -122,7 +122,8 @@ def detect(
     if eval_only is not None:
         figures = _evaluated(eval_only, where, given, out_folder, device, workers)
     elif resume is not None:
-        figures = _resumed(resume, where | given | _given(out=out_folder), pictures, workers)
+        other = _given(out=out_folder, device=None if device == "auto" else device)
+        figures = _resumed(resume, where | given | other, pictures, workers)
     else:
         figures = _trained(given | {"device": device}, where, out_folder, pictures, workers)
     if rank > 0:

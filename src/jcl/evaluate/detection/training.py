@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from jcl.errors import Interrupted, RunError
+from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection.batching import DetectionBatch
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
@@ -66,17 +66,24 @@ class DetectionTraining:
         self._clock.go_on()
         with StopRequest(self.display.stopping) as stop, self.display:
             self.display.begin(self.progress.step, self.settings.iterations)
-            while self.progress.step < self.settings.iterations:
-                self.advance()
-                self.saver.report()
-                last = self.progress.step == self.settings.iterations
-                if self.ranks.any(stop.requested) and not last:
-                    self.leave(stop.signal_name or "a signal")
-                if self.progress.step % self.settings.checkpoint_every == 0 and not last:
-                    self.stop_unless_finite()
-                    self._clock.lap()
-                    self.saver.start(self.detector, self.optimiser, self.progress)
+            try:
+                self.train(stop)
+            except DataError as error:
+                self.save_unless_untrained(error)
+                raise
         self.finish()
+
+    def train(self, stop: StopRequest) -> None:
+        while self.progress.step < self.settings.iterations:
+            self.advance()
+            self.saver.report()
+            last = self.progress.step == self.settings.iterations
+            if self.ranks.any(stop.requested) and not last:
+                self.leave(stop.signal_name or "a signal")
+            if self.progress.step % self.settings.checkpoint_every == 0 and not last:
+                self.stop_unless_finite()
+                self._clock.lap()
+                self.saver.start(self.detector, self.optimiser, self.progress)
 
     def advance(self) -> None:
         """One iteration; losses are added up on the device and fetched now and then."""
@@ -95,9 +102,10 @@ class DetectionTraining:
     def learn(self) -> Tensor:
         """Forward and backward for each part of the batch, then the optimiser; gives the whole loss and its terms."""
         parts = self.settings.accumulate
+        batches = list(itertools.islice(self.batches, parts))  # before anything changes: an image may be unreadable
         self._gradients.clear()
         total = torch.zeros(1 + len(LOSSES[self.settings.task]), device=self.device)
-        for part, batch in enumerate(itertools.islice(self.batches, parts)):
+        for part, batch in enumerate(batches):
             images, targets = batch.unpacked(self.device)
             words = (self.settings.seed, _REGION_STREAM, self.progress.step, part, self.ranks.rank)
             torch.manual_seed(int(hash_words(*words)))
@@ -133,6 +141,18 @@ class DetectionTraining:
         self.stop_unless_finite()
         self._clock.lap()
         self.saver.finish(self.detector, self.optimiser, self.progress)
+
+    def save_unless_untrained(self, error: DataError) -> None:
+        """Lose no iteration to an image that cannot be read; other ranks than the first leave it at the last save."""
+        finite = self.progress.step > 0 and bool(torch.isfinite(self.progress.window[0]))
+        if not finite or not self.ranks.first:
+            return
+        self._clock.lap()
+        self.saver.finish(self.detector, self.optimiser, self.progress)
+        raise DataError(
+            f"{error} Training stopped after iteration {self.progress.step:,} and is saved; "
+            f"once the data is mended, {self.how_to_resume}."
+        ) from None
 
     def leave(self, signal_name: str) -> None:
         self.finish()
