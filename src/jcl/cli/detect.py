@@ -12,8 +12,9 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
 from jcl.cli.printing import in_table, say, write_json
-from jcl.errors import JclError, SettingsError
+from jcl.errors import SettingsError
 from jcl.speech import counted
+from jcl.train.atomic import write_atomically
 
 if TYPE_CHECKING:
     from jcl.evaluate.detection.folder import DetectionFolder
@@ -151,15 +152,7 @@ def detect_table(
     say(as_markdown(heads, rows).rstrip())
     for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
         if file is not None:
-            _write(file, text)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise JclError(f"the table could not be written to {file}: {error.strerror}.") from None
+            write_atomically(file, text.encode())
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
