@@ -302,6 +302,13 @@ def test_the_names_of_settings_are_whole_in_a_narrow_terminal(call, monkeypatch)
     assert "record.checkpoint_minutes" in out and "method.covariance_schedule" in out and "…" not in out
 
 
+def test_a_file_in_the_way_of_the_demo_is_a_sentence(call, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = call("demo", "--out", tmp_path / "file")
+    assert code == 1 and "is a file; give the demo a folder of its own" in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_figures_that_cannot_be_written_are_a_sentence(call, finished, tmp_path):
     (tmp_path / "file").write_text("mine")
     code, _, err = call("knn", finished, "--json", tmp_path / "file" / "knn.json")

@@ -23,10 +23,11 @@ def open_npz(file: Path) -> ImageData:
 
     The file is data only: pickled objects in it are refused, since reading one would run whatever it says.
     """
+    if not file.is_file():
+        what = "is no file" if file.exists() else "does not exist"  # a pipe would keep its reader waiting for ever
+        raise DataError(f"The file {file} {what}; give the path of a .npz file.")
     try:
         content = np.load(file, allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"The file {file} does not exist; give the path of a .npz file.") from None
     except DAMAGE as error:
         raise DataError(f"The file {file} cannot be read as a .npz file; write it with numpy.savez.") from error
     if not isinstance(content, NpzFile):
