@@ -339,6 +339,12 @@ def test_a_weights_file_that_does_not_say_what_it_is(unbroken, tmp_path, info):
         jcl.load_backbone(tmp_path / "odd.safetensors")
 
 
+def test_a_damaged_summary_is_a_sentence(tmp_path):
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(RunError, match=r"summary\.json is damaged"):
+        _ = Run(tmp_path).summary
+
+
 def test_a_finished_run_is_not_trained_again(unbroken):
     before = {path: path.stat().st_mtime_ns for path in unbroken.path.rglob("*")}
     assert resume(unbroken.path, console=QUIET).summary == unbroken.summary
