@@ -21,17 +21,18 @@ from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
 from jcl.randomness import generator, hash_words
 from jcl.settings import TrainSettings
-from jcl.train.checkpoint import Progress, save_checkpoint
+from jcl.train.checkpoint import Progress
 from jcl.train.clock import TrainingClock
 from jcl.train.record import Record
 from jcl.train.runtime import autocast, choose_precision
+from jcl.train.saver import CheckpointSaver
 from jcl.train.schedule import learning_rate
 from jcl.train.stop import StopRequest
 from jcl.views import ViewMaker, ViewRecipe
 
 LOG_STEPS = 100  # between looks at the loss, for which the device is waited for
 CHECKPOINT_SECONDS = 120.0
-_KEPT_CHECKPOINTS = 2
+KEPT_CHECKPOINTS = 2
 _FC_STREAM = 0x6663  # streams of their own beside those that `jcl.randomness` names
 _LAYER_STREAM = 0x64726F70
 
@@ -76,6 +77,7 @@ class SupervisedFiles:
 
     folder: TrainingFolder
     record: Record
+    saver: CheckpointSaver
 
 
 @dataclass
@@ -189,20 +191,25 @@ class SupervisedTraining:
         self.stop_unless_finite()
 
     def save_if_due(self, *, last: bool) -> None:
-        if self.files is not None and (last or time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS):
-            self.save(self.files)
+        if self.files is None:
+            return
+        self.files.saver.report()
+        if last:
+            self.save_for_good(self.files)
+        elif time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS and not self.files.saver.busy:
+            self.stop_unless_finite()
+            self._clock.lap()
+            self.files.saver.start(self.network.learned, self.optimiser, self.progress)
+            self._saved_at = time.perf_counter()
 
-    def save(self, files: SupervisedFiles) -> None:
+    def save_for_good(self, files: SupervisedFiles) -> None:
         self.stop_unless_finite()
         self._clock.lap()
-        save_checkpoint(
-            files.folder.checkpoints, self.network.learned, self.optimiser, self.progress, _KEPT_CHECKPOINTS
-        )
-        self._saved_at = time.perf_counter()
+        files.saver.finish(self.network.learned, self.optimiser, self.progress)
 
     def leave(self, signal_name: str) -> None:
         assert self.files is not None, "only a loop with files catches signals"
-        self.save(self.files)
+        self.save_for_good(self.files)
         raise Interrupted(
             f"{signal_name} received: training stopped after step {self.progress.step} and is saved; "
             f"{self.files.folder.how_to_resume}."
