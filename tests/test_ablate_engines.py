@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ablation_tools import ablated, small_plan
+from jcl.studies.ablation_folder import CellFolder
+from jcl.studies.cell_process import CellProcess
 from jcl.studies.local_engine import Slot, local_slots
 from jcl.train.stop import StopRequest
 from launch_tools import gone, settings_options, wait_until
@@ -28,6 +30,14 @@ def holder(cell: Path) -> int | None:
     except (OSError, ValueError):
         pass
     return None
+
+
+def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch):
+    folder = CellFolder(tmp_path)
+    folder.fail("the disk was full.")
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # it dies before it begins
+    outcome = CellProcess(tmp_path).outcome()
+    assert outcome.state == "failed" and outcome.sentence.startswith("its process ended with exit code 1")
 
 
 def test_one_cell_killed_and_the_others_stopped_by_ctrl_c(call, npz, tmp_path):

@@ -110,6 +110,15 @@ def test_a_cell_that_fails_is_recorded_and_the_others_go_on(npz, tmp_path):
     assert all(path in kept for path in before if failed not in path.parents)
 
 
+def test_a_cell_that_has_not_begun_is_planned_anew(npz, tmp_path):
+    """On another device, say, because there was no such one: that changes no figure, so it is the same study."""
+    out = tmp_path / "out"
+    found = ablated(small_plan(npz, "num_keys=1,2", train__device="cuda:77"), out)
+    assert len(found.failed) == 2 and "cuda:77" in next(iter(found.failed.values()))
+    assert not ablated(small_plan(npz, "num_keys=1,2"), out).failed
+    assert len(results(out)) == 2
+
+
 def test_cells_that_all_fail_for_one_reason_are_said_once(npz, tmp_path):
     data = Path(shutil.copy(npz, tmp_path / "lost.npz"))
     plan = small_plan(data, "num_keys=1,2", seeds=(0, 1))

@@ -15,6 +15,8 @@ from rich.console import Console
 
 import jcl
 from jcl.cli import app
+from jcl.cli.printing import write_json
+from jcl.errors import RunError
 from jcl.pretraining import Run
 from launch_tools import wait_until
 from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
@@ -300,11 +302,28 @@ def test_the_names_of_settings_are_whole_in_a_narrow_terminal(call, monkeypatch)
     assert "record.checkpoint_minutes" in out and "method.covariance_schedule" in out and "…" not in out
 
 
+def test_a_file_in_the_way_of_the_demo_is_a_sentence(call, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, err = call("demo", "--out", tmp_path / "file")
+    assert code == 1 and "is a file; give the demo a folder of its own" in err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_figures_that_cannot_be_written_are_a_sentence(call, finished, tmp_path):
     (tmp_path / "file").write_text("mine")
     code, _, err = call("knn", finished, "--json", tmp_path / "file" / "knn.json")
     assert code == 1 and "could not be written" in err and "Traceback" not in err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_figures_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path):
+    file = tmp_path / "knn.json"
+    file.write_text("old")
+    (tmp_path / ".knn.json.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
+    with pytest.raises(RunError, match="could not be written: No space left"):
+        write_json({"knn_top1": 1.0}, file)
+    assert file.read_text() == "old"
 
 
 def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):

@@ -156,6 +156,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_pa
     assert "holds no detector" in refused("detect", "--resume", tmp_path / "none")
     assert "holds no detector" in refused("detect-table", tmp_path / "none")
     assert "begun with; leave out --lr." in refused("detect", "--resume", tmp_path / "none", "--lr", 1)
+    assert "begun with; leave out --device." in refused("detect", "--resume", tmp_path / "none", "--device", "cpu")
     assert "begun with; leave out --coco." in refused("detect", "--resume", tmp_path / "none", "--coco", tmp_path)
     assert "as it was trained; leave out --schedule." in refused(
         "detect", "--eval-only", tmp_path / "none", "--schedule", "2x"

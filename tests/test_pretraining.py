@@ -158,6 +158,18 @@ def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, und
     assert_same(start(), unbroken)
 
 
+def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkeypatch, undrawn):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+    before = float(read_tensors(checkpoint)[1]["seconds"])
+    line = resume(tmp_path / "run", console=QUIET).metrics[0]
+    assert line["step"] == 3 and line["kind"] == "train"  # it sums up three steps, of which one came after the stop
+    assert line["images_per_second"] == pytest.approx(8 / (line["seconds"] - before), rel=1e-6)
+
+
 def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, monkeypatch, undrawn):
     """All other tests compute in one thread; what is summed by several must come out the same each time as well."""
     one = torch.get_num_threads()
@@ -325,6 +337,12 @@ def test_a_weights_file_that_does_not_say_what_it_is(unbroken, tmp_path, info):
     save_file(tensors, tmp_path / "odd.safetensors", metadata)
     with pytest.raises(RunError, match="does not say which network"):
         jcl.load_backbone(tmp_path / "odd.safetensors")
+
+
+def test_a_damaged_summary_is_a_sentence(tmp_path):
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(RunError, match=r"summary\.json is damaged"):
+        _ = Run(tmp_path).summary
 
 
 def test_a_finished_run_is_not_trained_again(unbroken):

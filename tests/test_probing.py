@@ -213,6 +213,14 @@ def test_folders_of_something_else_are_left_alone(weights, npz, tmp_path):
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("given", "option"), [({"compiled": True}, "--compile"), ({"least_crop": 0.5}, "--least-crop")]
+)
+def test_what_only_the_papers_probe_knows_is_not_ignored(weights, npz, given, option):
+    with pytest.raises(SettingsError, match=f"{option} is for the paper's probe"):
+        measure_linear(weights, str(npz), device="cpu", workers=0, **given)
+
+
 def test_one_process_at_a_time(weights, npz, tmp_path):
     with RunLock(tmp_path / "probe", warn=print), pytest.raises(RunError, match=r"is being trained by process \d+"):
         probed(weights, npz, tmp_path / "probe")

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from jcl.errors import SettingsError
@@ -125,3 +127,9 @@ def test_a_section_that_is_none_is_a_sentence_whatever_else_is_given(tmp_path, c
     for values in ({}, {"train.seed": 4}, {"method.num_keys": 2}):
         with pytest.raises(SettingsError, match="train"):
             build_settings(str(file), values=values)
+
+
+def test_a_pipe_is_no_recipe(tmp_path):
+    os.mkfifo(tmp_path / "own.yaml")
+    with pytest.raises(SettingsError, match="it is no file"):
+        recipe_values(str(tmp_path / "own.yaml"))

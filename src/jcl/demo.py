@@ -46,6 +46,8 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     """Train, measure, print the table and draw the pictures; returns the figures by plain names."""
     started = time.perf_counter()
     folder = folder or free_folder(Path("runs"), "demo")
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; give the demo a folder of its own with --out.")
     if folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty and is left as it is; choose another folder with --out.")
     data = open_data("demo")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,18 @@ from jcl.detecting_work import (
     whole_paths,
     whole_settings,
 )
-from jcl.errors import DataError, Interrupted, RunError
+from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.detection.batching import training_batches
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.library import coco_module
 from jcl.evaluate.detection.model import build_optimiser
-from jcl.evaluate.detection.settings import DetectionSettings
+from jcl.evaluate.detection.settings import RANK_TIMEOUT, DetectionSettings
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
 from jcl.place import console_of
 from jcl.ranks import Ranks
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
-from jcl.train.folder import free_folder
+from jcl.train.folder import free_folder, newest_folder
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.rank_group import agreed, joined_ranks, restarted
 from jcl.train.record import Record
@@ -57,11 +58,13 @@ def detect(
     them. The learning rate is 0.02 for 16 images, in proportion to the batch, unless given.
     """
     given = dict(values)
-    with joined_ranks(str(given.get("device", "auto")), 600.0) as (ranks, device):
+    with joined_ranks(str(given.get("device", "auto")), _rank_timeout(given)) as (ranks, device):
         place = _place(ranks, device, console, workers)
-        first = free_folder(Path("runs"), f"detect-{given['task']}") if out is None else out
+        again = ranks.any(restarted())  # a launcher that joined anew does not know of it
+        begun = _newest_of(given) if again and ranks.first and out is None else None
+        first = out or begun or free_folder(Path("runs"), _usual_name(given))
         folder = DetectionFolder(ranks.from_first(str(first).encode()).decode())
-        if ranks.any(restarted() and folder.settings_file.exists()):
+        if ranks.any(again and folder.settings_file.exists()):
             return _resume(folder, place, pictures)
 
         def ready() -> tuple[DetectionSettings, Work]:
@@ -132,6 +135,30 @@ def evaluate_detector(
         if out is not None and ranks.first:
             DetectionFolder(out).write_results(results)
         return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
+
+
+def _usual_name(given: dict[str, Any]) -> str:
+    return f"detect-{given['task']}"
+
+
+def _rank_timeout(given: dict[str, Any]) -> float:
+    """As it was given; what is no number of seconds is refused with the other settings, once the ranks have met."""
+    seconds = given.get("rank_timeout")
+    return seconds if isinstance(seconds, int | float) and 0 < seconds < math.inf else RANK_TIMEOUT
+
+
+def _newest_of(given: dict[str, Any]) -> Path | None:
+    """The newest folder under a name of our choice, if it is unfinished and was begun with these settings."""
+    newest = newest_folder(Path("runs"), _usual_name(given))
+    if newest is None:
+        return None
+    folder = DetectionFolder(newest.path)
+    try:
+        start = open_start(given["init"], given.get("backbone"), int(given.get("seed", 0)))
+        same = folder.settings() == whole_settings(given, start)
+    except JclError:  # whatever is there is not ours, and what is wrong with the settings is said later
+        return None
+    return folder.path if same and not folder.summary_file.exists() else None
 
 
 def _resume(folder: DetectionFolder, place: DetectionPlace, pictures: int) -> DetectionFolder:

@@ -34,6 +34,7 @@ from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder, newest_folder
 from jcl.train.heartbeat import Heartbeat
+from jcl.train.json_object import read_object
 from jcl.train.loop import Training
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.quiet import QuietRecord, QuietSaver
@@ -67,8 +68,7 @@ class Run:
             raise RunError(
                 f"the run in {self.path} has not finished; continue it with `{RunFolder(self.path).how_to_resume}`."
             )
-        summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return summary
+        return read_object(file)
 
     def backbone(self) -> nn.Module:
         """The pre-trained backbone, giving pooled features."""

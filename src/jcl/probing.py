@@ -74,6 +74,11 @@ def measure_linear(
             raise SettingsError(
                 "--out is for the paper's probe, which takes long; add --protocol paper or leave it out."
             )
+        if compiled or least_crop != USUAL_LEAST_CROP:
+            option = "--compile" if compiled else "--least-crop"
+            raise SettingsError(
+                f"{option} is for the paper's probe, which sees random crops; add --protocol paper or leave it out."
+            )
         subject = open_subject(weights, location, device)
         grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
         task = classification_task(subject.data)

@@ -52,11 +52,8 @@ def open_again(settings: Settings) -> ImageData:
 
 
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
-    """The lines that say where they belong; a run that was killed early may have none."""
-    if not folder.metrics_file.exists():
-        return []
-    lines = read_metrics(folder.metrics_file)
-    return [line for line in lines if isinstance(line, dict) and {"kind", "step", "epoch"} <= line.keys()]
+    """A run that was killed early may have none."""
+    return read_metrics(folder.metrics_file) if folder.metrics_file.exists() else []
 
 
 def _object(path: Path) -> dict[str, Any] | None:

@@ -168,6 +168,8 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would keep its reader waiting for ever
+        raise SettingsError(f"cannot read the settings in {path}: it is no file.")
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -101,3 +101,25 @@ def test_array_images_check_what_they_are_given():
         ArrayImages(torch.zeros(2, 3, 4, 4))
     with pytest.raises(DataError, match="2 images but labels of shape"):
         ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("harm", ["content", "password", "packing"])
+def test_a_damaged_file_is_a_sentence(tmp_path: Path, harm: str):
+    file = tmp_path / "a.npz"
+    np.savez_compressed(file, x_train=COLOUR.repeat(40, axis=0) // 64)
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"PK\x01\x02")  # in the list of what the file holds
+    if harm == "content":
+        content[200:240] = bytes(byte ^ 0xFF for byte in content[200:240])
+    elif harm == "password":
+        content[entry + 8] |= 1
+    else:
+        content[entry + 10] = 99
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"x_train in .* is damaged"):
+        open_data(str(file))
+
+
+def test_labels_below_none_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"y_train in .* has the label -2; classes are 0, 1"):
+        opened(tmp_path / "a.npz", x_train=COLOUR, y_train=[0, 1, -1, -2, 1])

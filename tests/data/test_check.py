@@ -2,10 +2,11 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from image_files import noise_image, write_images
 from PIL import Image
 
-from jcl.data import open_data, open_demo
+from jcl.data import check, open_data, open_demo
 from jcl.data.check import check_data
 
 
@@ -58,3 +59,28 @@ def test_progress_counts_all_splits_together():
     told = []
     check_data(open_demo(50, 20), progress=lambda done, total: told.append((done, total)))
     assert told == [(done, 70) for done in range(1, 71)]
+
+
+def test_every_test_image_that_is_trained_on_counts(tmp_path: Path):
+    write_images(tmp_path / "train" / "a", 1)
+    write_images(tmp_path / "train" / "b", 1, first_seed=5)
+    for name in ("a", "b"):
+        write_images(tmp_path / "val" / name, 1)  # both have the pixels of train/a
+    report = check_data(open_data(str(tmp_path)))
+    assert report.shared == ("a/000.png", "b/000.png")
+
+
+def test_whoever_stops_it_does_not_wait_for_all_images(monkeypatch):
+    looked = []
+
+    def look(source, index):
+        looked.append(index)
+        return check._Look(str(index))
+
+    def stop(done, total):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "_look", look)
+    with pytest.raises(KeyboardInterrupt):
+        check_data(open_demo(train_count=5000, test_count=10), threads=1, progress=stop)
+    assert len(looked) <= 1024

@@ -177,3 +177,13 @@ def test_class_that_is_not_there(tmp_path: Path):
     write_images(tmp_path / "a", 1)
     with pytest.raises(DataError, match="no images of the class x, which the class list names"):
         open_data(str(tmp_path), classes=["a", "x"])
+
+
+def test_a_folder_that_may_not_be_listed_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.scandir", refuse)
+    monkeypatch.setattr("os.listdir", refuse)
+    with pytest.raises(DataError, match=r"The folder .* cannot be listed: Permission denied"):
+        open_data(str(tmp_path))

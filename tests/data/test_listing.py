@@ -109,3 +109,24 @@ def test_small_folders_are_not_kept(tmp_path: Path):
     settle(tmp_path / "root")
     list_images(tmp_path / "root", tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+def test_links_that_lead_nowhere_stop_nothing(tmp_path: Path):
+    """One that leads to itself is no folder, and as an image one that cannot be read."""
+    touch(tmp_path, "a.png")
+    (tmp_path / "b.png").symlink_to("b.png")
+    (tmp_path / "cats").symlink_to("cats")
+    assert list(list_images(tmp_path)) == ["a.png", "b.png"]
+
+
+@pytest.mark.usefixtures("always_kept")
+def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path):
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    touch(root, "a.png")
+    settle(root)
+    list_images(root, cache)
+    (kept,) = cache.iterdir()
+    content = bytearray(kept.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # says that a password is needed
+    kept.write_bytes(content)
+    assert list(list_images(root, cache)) == ["a.png"]

@@ -396,3 +396,45 @@ class TestOnGpu:
             batch.pixels.long().sum((1, 2, 3)) for batch in loader_for(source, canvas=256, batch_size=16).epoch(0)
         ]
         assert torch.equal(torch.cat(sums).cpu(), torch.cat(expected))
+
+
+class OddError(Exception):
+    def __init__(self, name: str, place: int) -> None:
+        super().__init__(f"{name} at {place}")
+
+
+class OddSource:
+    """Somebody's own, with an error that pickles and does not come back from it."""
+
+    description, labels, class_names = "odd images", None, None
+
+    def __len__(self) -> int:
+        return 16
+
+    def name_of(self, index: int) -> str:
+        return str(index)
+
+    def read(self, index: int, canvas: int | None = None) -> torch.Tensor:
+        if index == 13:
+            raise OddError("trouble", index)
+        return torch.zeros(3, 8, 8, dtype=torch.uint8)
+
+
+def test_an_error_that_does_not_pickle_is_said_each_time():
+    with BatchLoader(OddSource(), batch_size=8, canvas=8, seed=0, workers=2, kept_bytes=0) as loader:
+        for _ in range(2):  # the second time nothing is waited for that was lost the first time
+            with pytest.raises(RuntimeError, match="OddError: trouble at 13"):
+                list(loader.epoch(0))
+
+
+def test_none_readable_names_an_image_of_the_same_source(tmp_path: Path):
+    """Though the list of what was skipped goes on from another one."""
+    first, second = (folder_of_sizes(tmp_path / name, 3) for name in ("first", "second"))
+    for file in (tmp_path / "second").rglob("*.png"):
+        file.write_bytes(b"spoilt")
+    skipped = {"elsewhere.png": "other"}
+    list(read_all(first, canvas=16, batch_size=2, skipped=skipped))
+    with pytest.raises(DataError, match="None of the images can be read") as error:
+        list(read_all(second, canvas=16, batch_size=2, skipped=skipped))
+    assert "elsewhere.png" not in str(error.value)
+    assert len(skipped) == 4

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,13 @@ def test_class_list_from_a_file(tmp_path: Path):
         class_list(str(file))
     with pytest.raises(DataError, match="neither imagenet100 nor a text file"):
         class_list("imagenet101")
+
+
+def test_pipes_are_not_opened(tmp_path: Path):
+    """Nobody may ever write into them."""
+    for name in ("a.npz", "classes.txt"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=r"a\.npz is no file"):
+        open_data(str(tmp_path / "a.npz"))
+    with pytest.raises(DataError, match=r"classes\.txt is neither imagenet100 nor a text file"):
+        class_list(str(tmp_path / "classes.txt"))

@@ -108,6 +108,16 @@ def test_class_names_as_labels(tmp_path: Path):
     assert data.test.labels.tolist() == [1, UNLABELLED]
 
 
+def test_names_that_read_like_numbers_in_one_split_stay_names(tmp_path: Path):
+    for split, labels in {"train": ["1", "2", "other"], "val": ["1", "2"]}.items():
+        samples = [{f"{place}.png": png(place), f"{place}.cls": text.encode()} for place, text in enumerate(labels)]
+        write_tar(tmp_path / f"{split}.tar", {name: content for sample in samples for name, content in sample.items()})
+    data = open_data(f"{tmp_path}/{{train,val}}.tar")
+    assert data.train.class_names == ("1", "2", "other") and data.test is not None
+    assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 2]
+    assert data.test.labels is not None and data.test.labels.tolist() == [0, 1]
+
+
 def test_further_pictures_of_a_sample_are_no_images(tmp_path: Path):
     members = {"a.b/0.jpg": png(0), "a.b/0.mask.png": png(1), "a.b/cat.1.jpg": png(2), "a.b/cat.2.jpg": png(3)}
     assert names(opened(write_tar(tmp_path / "s.tar", members))) == ["a.b/0.jpg", "a.b/cat.1.jpg", "a.b/cat.2.jpg"]

@@ -1,5 +1,7 @@
 """How alike an image's views are: against plain float64 loops, in any batches, and paired between networks."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -147,3 +149,15 @@ def test_values_are_written_for_other_programs(tmp_path, suffix: str) -> None:
         assert lines[0].startswith("image,jcl_similarity,") and lines[1].startswith('"a, b.png",0.25,')
     with pytest.raises(SettingsError, match="should end in"):
         check_values_file(tmp_path / "values.txt")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_values_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, suffix: str) -> None:
+    file = tmp_path / f"values{suffix}"
+    file.write_text("old")
+    (tmp_path / f".{file.name}.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
+    spread = ViewSpread(torch.zeros(2).double(), torch.zeros(2).double(), 4, 2)
+    with pytest.raises(RunError, match="could not be written: No space left"):
+        write_values(file, ["a.png", "b.png"], {"jcl": spread})
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]

@@ -16,6 +16,7 @@ from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import BackboneInfo, load_backbone, save_backbone
 from jcl.finetuning import finetune, load_classifier, resume_finetuning
+from jcl.train import saver
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
@@ -182,6 +183,23 @@ def test_stopped_and_resumed_ends_as_if_it_had_not(weights, npz, unbroken, tmp_p
                 start()
         assert not (tmp_path / "run" / "summary.json").exists()
     assert_same(start(), unbroken)
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
+    weights, npz, unbroken, tmp_path, monkeypatch, capsys
+):
+    write, failing = saver.write_snapshot, [True]
+
+    def write_from_the_second_on(*arguments):
+        if failing and failing.pop():
+            raise RunError("the disk is full.")
+        return write(*arguments)
+
+    monkeypatch.setattr("jcl.evaluate.supervised.CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(saver, "write_snapshot", write_from_the_second_on)
+    found = finetune(weights, str(npz), out=tmp_path / "run", **SHORT | {"console": Console(stderr=True)})
+    assert_same(found, unbroken)
+    assert "the disk is full. Training goes on" in capsys.readouterr().err
 
 
 def test_layers_that_draw_do_so_by_the_step(npz, tmp_path, monkeypatch):

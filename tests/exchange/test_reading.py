@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import math
+import os
 import pickle
 import zipfile
 
@@ -221,3 +222,10 @@ def test_onnx_of_others_cannot_be_built_again(kinds, tmp_path):
     onnx.save(model, tmp_path / "a.onnx")
     with pytest.raises(RunError, match="this tool did not write"):
         jcl.load_backbone(tmp_path / "a.onnx")
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    """Nobody may ever write into it."""
+    os.mkfifo(tmp_path / "weights.pth")
+    with pytest.raises(RunError, match="cannot be read: it is no file"):
+        read_weights(tmp_path / "weights.pth")

@@ -118,3 +118,12 @@ def test_metrics_that_cannot_be_read_are_a_sentence(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RunError, match="cannot be read"):
         Record(tmp_path, tensorboard=False)
+
+
+@pytest.mark.parametrize("odd", ["{}", "42", "null", '{"kind": "train", "step": "x", "epoch": 1}'])
+def test_lines_that_belong_nowhere_stop_no_resumption(tmp_path, odd):
+    lines = ['{"kind": "train", "step": 1, "epoch": 0.5}', odd, '{"kind": "train", "step": 2, "epoch": 1.0}']
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    with Record(tmp_path, resumed_at=5, tensorboard=False) as record:
+        assert record.newest["train"]["step"] == 2
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]

@@ -2,7 +2,7 @@ import pytest
 
 from jcl.errors import RunError
 from jcl.settings import Settings
-from jcl.train.folder import RunFolder, free_folder
+from jcl.train.folder import RunFolder, free_folder, newest_folder
 
 
 def test_a_run_is_created_once(tmp_path):
@@ -46,3 +46,15 @@ def test_free_folders_are_numbered(tmp_path):
     (tmp_path / "jcl-x-001").mkdir()
     (tmp_path / "jcl-x-002").write_text("")
     assert free_folder(tmp_path, "jcl-x") == tmp_path / "jcl-x-003"
+
+
+def test_the_newest_folder_is_the_last_of_its_own_name(tmp_path):
+    assert newest_folder(tmp_path / "missing", "jcl-x") is None
+    for name in ("jcl-x-001", "jcl-x-2024-001", "jcl-x-001-kept", "jcl-xy-005"):
+        (tmp_path / name).mkdir()
+    newest = newest_folder(tmp_path, "jcl-x")
+    assert newest is not None and newest.path.name == "jcl-x-001"
+    for name in ("jcl-x-999", "jcl-x-1000"):
+        (tmp_path / name).mkdir()
+    newest = newest_folder(tmp_path, "jcl-x")
+    assert newest is not None and newest.path.name == "jcl-x-1000"

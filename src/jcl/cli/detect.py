@@ -12,8 +12,9 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
 from jcl.cli.printing import in_table, say, write_json
-from jcl.errors import JclError, SettingsError
+from jcl.errors import SettingsError
 from jcl.speech import counted
+from jcl.train.atomic import write_atomically
 
 if TYPE_CHECKING:
     from jcl.evaluate.detection.folder import DetectionFolder
@@ -122,7 +123,8 @@ def detect(
     if eval_only is not None:
         figures = _evaluated(eval_only, where, given, out_folder, device, workers)
     elif resume is not None:
-        figures = _resumed(resume, where | given | _given(out=out_folder), pictures, workers)
+        other = _given(out=out_folder, device=None if device == "auto" else device)
+        figures = _resumed(resume, where | given | other, pictures, workers)
     else:
         figures = _trained(given | {"device": device}, where, out_folder, pictures, workers)
     if rank > 0:
@@ -150,15 +152,7 @@ def detect_table(
     say(as_markdown(heads, rows).rstrip())
     for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
         if file is not None:
-            _write(file, text)
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise JclError(f"the table could not be written to {file}: {error.strerror}.") from None
+            write_atomically(file, text.encode())
 
 
 def _print_figures(figures: dict[str, Any]) -> None:

@@ -9,18 +9,14 @@ from typing import Any
 from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
-from jcl.errors import JclError
 from jcl.speech import tell, visible
+from jcl.train.atomic import write_atomically
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
     if path is None or rank > 0:
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise JclError(f"the figures could not be written to {path}: {error.strerror}.") from None
+    write_atomically(path, json.dumps(figures, indent=2).encode() + b"\n")
 
 
 def in_table(text: str) -> str:

@@ -1,7 +1,9 @@
 """Images in a NumPy `.npz` file: `x_train`, and where there are any `y_train`, `x_test`, `y_test`."""
 
 import zipfile
+import zlib
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -9,8 +11,11 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jcl.data.source import ArrayImages, ImageData
+from jcl.data.source import UNLABELLED, ArrayImages, ImageData
 from jcl.errors import DataError
+
+# What NumPy and its zip reader raise for files that are cut off, damaged, locked with a password or packed oddly.
+DAMAGE: Final = (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
 
 
 def open_npz(file: Path) -> ImageData:
@@ -18,11 +23,12 @@ def open_npz(file: Path) -> ImageData:
 
     The file is data only: pickled objects in it are refused, since reading one would run whatever it says.
     """
+    if not file.is_file():
+        what = "is no file" if file.exists() else "does not exist"  # a pipe would keep its reader waiting for ever
+        raise DataError(f"The file {file} {what}; give the path of a .npz file.")
     try:
         content = np.load(file, allow_pickle=False)
-    except FileNotFoundError:
-        raise DataError(f"The file {file} does not exist; give the path of a .npz file.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         raise DataError(f"The file {file} cannot be read as a .npz file; write it with numpy.savez.") from error
     if not isinstance(content, NpzFile):
         raise DataError(f"The file {file} holds a single array; write it with numpy.savez(file, x_train=...).")
@@ -49,7 +55,7 @@ def _split(file: Path, content: NpzFile, split: str) -> ArrayImages:
 def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:
     try:
         array: NDArray[np.generic] = content[name]
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGE as error:
         raise DataError(f"The array {name} in {file} is damaged or is no plain array of numbers.") from error
     return array
 
@@ -82,4 +88,10 @@ def _labels(array: NDArray[np.generic], count: int, place: str) -> Tensor:
         )
     if len(array) != count:
         raise DataError(f"The array {place} holds {len(array)} labels for {count} images.")
-    return torch.from_numpy(array.astype(np.int64))
+    labels = torch.from_numpy(array.astype(np.int64))
+    if labels.min() < UNLABELLED:
+        raise DataError(
+            f"The array {place} has the label {int(labels.min())}; classes are 0, 1, 2 and so on, and {UNLABELLED} is "
+            f"for images without one."
+        )
+    return labels

@@ -17,6 +17,7 @@ from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
 SMALL_SIDE: Final = 32
 """Images with a side below this are reported as very small."""
 
+_LOOKED_AT_TOGETHER: Final = 1024  # images that wait for a thread: all of them would take gigabytes
 _DECODED_SIDE: Final = 256  # damage shows at reduced size too, and most photographs take a fraction of the time
 
 
@@ -87,14 +88,17 @@ def check_data(
         started = time.perf_counter()
         with ThreadPoolExecutor(threads or cpu_cores()) as pool:
             looks = []
-            for look in pool.map(lambda index, source=source: _look(source, index), range(len(source))):
-                looks.append(look)
-                done += 1
-                progress(done, total)
+            for start in range(0, len(source), _LOOKED_AT_TOGETHER):
+                rows = range(start, min(start + _LOOKED_AT_TOGETHER, len(source)))
+                for look in pool.map(lambda index, source=source: _look(source, index), rows):
+                    looks.append(look)
+                    done += 1
+                    progress(done, total)
         splits[split] = _report(source, looks, (time.perf_counter() - started) / len(source))
-        digests[split] = {look.digest: look.name for look in looks if look.reason is None}
-    shared = digests.get("test", {}).keys() & digests["train"].keys()
-    return DataReport(data.name, splits, tuple(sorted(digests["test"][digest] for digest in shared)))
+        digests[split] = [(look.digest, look.name) for look in looks if look.reason is None]
+    trained_on = {digest for digest, _ in digests["train"]}
+    shared = [name for digest, name in digests.get("test", []) if digest in trained_on]
+    return DataReport(data.name, splits, tuple(sorted(shared)))
 
 
 class _Look(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jcl.data.decoding import decode
-from jcl.data.listing import NameTable, list_images
+from jcl.data.listing import NameTable, is_folder, list_images, shown_entries
 from jcl.data.source import ImageData
 from jcl.errors import DataError
 from jcl.speech import counted
@@ -81,7 +81,7 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
 
     A lone `train` among other folders is no split: it may as well be the class of railway pictures.
     """
-    folders = {entry.name for entry in root.iterdir() if not entry.name.startswith(".") and entry.is_dir()}
+    folders = {entry.name for entry in shown_entries(root) if is_folder(entry)}
     tests = [name for name in _TEST_FOLDERS if name in folders]
     if _TRAIN_FOLDER in folders and tests:
         return root / _TRAIN_FOLDER, root / tests[0]

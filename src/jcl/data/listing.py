@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from jcl.data.arrays import DAMAGE
 from jcl.errors import DataError
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
@@ -94,9 +94,9 @@ def _walk(root: Path) -> Listing:
         if identity in above:
             continue
         folders[folder] = status.st_mtime_ns
-        for entry in _entries(root / folder):
+        for entry in shown_entries(root / folder):
             path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir():
+            if is_folder(entry):
                 waiting.append((path, above | {identity}))
             elif _is_image_file(entry):
                 files.append(path)
@@ -111,7 +111,8 @@ def _status(folder: Path) -> os.stat_result:
         raise DataError(f"The folder {folder} cannot be read: {error.strerror}.") from error
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def shown_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What lies in a folder and is not hidden."""
     try:
         with os.scandir(folder) as entries:
             yield from (entry for entry in entries if not entry.name.startswith("."))
@@ -119,11 +120,22 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
         raise DataError(f"The folder {folder} cannot be listed: {error.strerror}.") from error
 
 
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is a folder or leads to one; a link round in a circle, or to where nobody may look, does not."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def _is_image_file(entry: os.DirEntry[str]) -> bool:
-    """Named like an image, and a file or a dead link (to be reported as unreadable); pipes and devices would block."""
+    """Named like an image, and a file or a link that leads nowhere (to be reported as unreadable).
+
+    Pipes and devices would block.
+    """
     if os.path.splitext(entry.name)[1].lower() not in IMAGE_EXTENSIONS:  # noqa: PTH122 - a Path each would double the time
         return False
-    return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))  # noqa: PTH110
+    return (entry.is_symlink() and not os.path.exists(entry.path)) or entry.is_file()  # noqa: PTH110
 
 
 def _cache_file(root: Path, cache: Path | None) -> Path:
@@ -141,7 +153,7 @@ def _read_listing(file: Path) -> Listing | None:
                 NameTable.from_arrays(arrays["folder_text"], arrays["folder_ends"]),
                 arrays["folder_times"],
             )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+    except (*DAMAGE, KeyError):
         return None  # none kept, or a damaged one: list afresh
 
 

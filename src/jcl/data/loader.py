@@ -205,15 +205,16 @@ def _decode_all(
     reader = ImageReader(source, canvas_for(source, canvas), stand_ins=False)
     pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
     requests = _in_batches(range(len(source)), batch_size)
-    any_read = False
+    any_read, own_skipped = False, dict[str, str]()  # `skipped` may tell of other sources too
     try:
         for decoded in pool.decode(requests):
-            _note_skipped(decoded, skipped, strict)
+            _note_skipped(decoded, own_skipped, strict)
+            skipped.update(decoded.skipped)
             if len(decoded.samples):
                 any_read = True
                 yield _as_batch(decoded, device)
         if not any_read:
-            raise _none_readable(source, skipped)
+            raise _none_readable(source, own_skipped)
     finally:
         pool.close()
 

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import time
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jcl.data.arrays import DAMAGE
 from jcl.data.listing import IMAGE_EXTENSIONS, NameTable
 from jcl.data.tar_members import DamagedTar, Member, tar_members
 from jcl.errors import DataError
@@ -207,7 +207,7 @@ def _read_kept(file: Path) -> ShardIndex | None:
                     if is_table
                     else arrays[field.name]
                 )
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError):
+    except (*DAMAGE, KeyError):
         return None
     return ShardIndex(**values)
 

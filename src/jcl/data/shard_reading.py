@@ -34,7 +34,8 @@ class ShardImages:
     """The images of a set of local shards, each read from its place in its tar file when asked for.
 
     Labels come from the `.cls` or `.json` members beside the images. Where all are numbers they are the labels;
-    otherwise they are class names, numbered in alphabetical order or as `class_names` has them. `damage` maps the
+    otherwise they are class names, numbered in alphabetical order or as `class_names` has them, which is also what they
+    are where they are `named`, though they may read like numbers. `damage` maps the
     shards that could not be read to their end, or hold fewer images than `expected_counts` says, to the reason; what
     images they have are in.
     """
@@ -44,9 +45,11 @@ class ShardImages:
         index: ShardIndex,
         class_names: tuple[str, ...] | None = None,
         expected_counts: Mapping[str, int] | None = None,
+        *,
+        named: bool = False,
     ) -> None:
         texts = list(index.label_texts)
-        numbered = all(re.fullmatch(r"\d{1,9}", text) for text in texts)
+        numbered = not named and all(re.fullmatch(r"\d{1,9}", text) for text in texts)
         if class_names is None and not numbered:
             class_names = tuple(sorted(texts))
         self.class_names = class_names if texts else None
@@ -205,13 +208,20 @@ def _open_splits(
     train_images = _images(train, class_names, counts)
     if not test:
         return ImageData(name, train_images)
-    return ImageData(name, train_images, _images(test, class_names or train_images.class_names, counts))
+    if class_names is not None:
+        return ImageData(name, train_images, _images(test, class_names, counts))
+    names = train_images.class_names  # where labels are names in one split, they are in the other
+    return ImageData(name, train_images, _images(test, names, counts, named=names is not None))
 
 
 def _images(
-    files: Sequence[Path], class_names: tuple[str, ...] | None, counts: Mapping[str, int] | None
+    files: Sequence[Path],
+    class_names: tuple[str, ...] | None,
+    counts: Mapping[str, int] | None,
+    *,
+    named: bool = False,
 ) -> ShardImages:
-    images = ShardImages(index_shards(files), class_names, counts)
+    images = ShardImages(index_shards(files), class_names, counts, named=named)
     if not len(images):
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])

@@ -26,12 +26,15 @@ def class_list(subset: str) -> tuple[str, ...]:
     if subset == "imagenet100":
         return IMAGENET100
     file = Path(subset).expanduser()
+    unreadable = DataError(
+        f"The subset {subset} is neither imagenet100 nor a text file with one class name a line that can be read."
+    )
+    if not file.is_file():  # a pipe would keep its reader waiting for ever
+        raise unreadable
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"The subset {subset} is neither imagenet100 nor a text file with one class name a line that can be read."
-        ) from error
+        raise unreadable from error
     names = tuple(dict.fromkeys(name for line in lines if (name := line.partition("#")[0].strip())))
     if not names:
         raise DataError(f"The class list {subset} names no class; write one class folder's name a line.")

@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.resource_tracker
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -209,8 +210,17 @@ def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiproces
                     ring.wanted[rows].tolist(), ring.pixels[rows], ring.sizes[rows], ring.samples[rows]
                 )
             except Exception as raised:
-                error = raised
+                error = _portable(raised)
         reports.send(_Done(number, slot, skipped, error))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error as it reaches the main process; of one that cannot be sent or rebuilt, its kind and words do."""
+    try:
+        pickle.loads(pickle.dumps(error))  # our own, and rebuilt where nothing depends on it
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _follow_parent() -> None:

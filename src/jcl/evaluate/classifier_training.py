@@ -13,13 +13,14 @@ from jcl.errors import Interrupted
 from jcl.evaluate.classification import ClassificationTask, Scores, positions
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import judge, training_batches
-from jcl.evaluate.supervised import Classifier, SupervisedFiles, SupervisedTraining
+from jcl.evaluate.supervised import KEPT_CHECKPOINTS, Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
 from jcl.settings import TrainSettings
 from jcl.speech import tell
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.record import Record
+from jcl.train.saver import CheckpointSaver
 from jcl.views import ViewRecipe
 
 
@@ -54,7 +55,8 @@ def train_and_judge(
         files = None
         if folder is not None:
             record = Record(folder.path, resumed_at=progress.step, tensorboard=False)
-            files = SupervisedFiles(folder, open_files.enter_context(record))
+            saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=lambda text: tell(console, text))
+            files = SupervisedFiles(folder, open_files.enter_context(record), open_files.enter_context(saver))
         loader = training_batches(training.labelled, training.shown, train, device=device, workers=training.workers)
         SupervisedTraining(
             network=network,

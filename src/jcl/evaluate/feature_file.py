@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from jcl.data import UNLABELLED
+from jcl.data.arrays import DAMAGE
 from jcl.errors import DataError, SettingsError
 from jcl.train.atomic import replacing
 
@@ -29,9 +28,7 @@ _CLASSES_KEY: Final = b"jcl.class_names"
 _NPZ_KEYS: Final = ("features", "names", "labels", "split", "class_names", "info")
 
 # What NumPy, its zip reader and Arrow raise for files that are cut off, damaged or made to do harm.
-_DAMAGE: Final = (
-    OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
+_DAMAGE: Final = (*DAMAGE, KeyError, MemoryError)
 
 
 class FeatureInfo(BaseModel):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from jcl.errors import JclError, SettingsError
+from jcl.errors import SettingsError
 from jcl.evaluate.distribution import ViewSpread
+from jcl.train.atomic import replacing
 
 SUFFIXES = (".csv", ".npz")
 
@@ -27,14 +29,12 @@ def write_values(path: Path, images: Sequence[str], spreads: Mapping[str, ViewSp
         columns[f"{name}_similarity"] = spread.similarity.numpy()
         columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
         columns[f"{name}_variance"] = spread.variance.numpy()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
         if path.suffix.lower() == ".npz":
-            np.savez(path, **columns)  # type: ignore[arg-type]
+            np.savez(file, **columns)  # type: ignore[arg-type]
             return
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
-    except OSError as error:
-        raise JclError(f"the values could not be written to {path}: {error.strerror}.") from None
+        text = io.TextIOWrapper(file, newline="", encoding="utf-8")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        text.detach()  # writes the rest; the file is closed by whoever opened it

@@ -21,16 +21,18 @@ from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
 from jcl.randomness import generator, hash_words
 from jcl.settings import TrainSettings
-from jcl.train.checkpoint import Progress, save_checkpoint
+from jcl.train.checkpoint import Progress
+from jcl.train.clock import TrainingClock
 from jcl.train.record import Record
 from jcl.train.runtime import autocast, choose_precision
+from jcl.train.saver import CheckpointSaver
 from jcl.train.schedule import learning_rate
 from jcl.train.stop import StopRequest
 from jcl.views import ViewMaker, ViewRecipe
 
 LOG_STEPS = 100  # between looks at the loss, for which the device is waited for
 CHECKPOINT_SECONDS = 120.0
-_KEPT_CHECKPOINTS = 2
+KEPT_CHECKPOINTS = 2
 _FC_STREAM = 0x6663  # streams of their own beside those that `jcl.randomness` names
 _LAYER_STREAM = 0x64726F70
 
@@ -75,6 +77,7 @@ class SupervisedFiles:
 
     folder: TrainingFolder
     record: Record
+    saver: CheckpointSaver
 
 
 @dataclass
@@ -101,8 +104,8 @@ class SupervisedTraining:
         self.precision = choose_precision(self.train.precision, self.device)
         self._make_views: Callable[..., Tensor] = self._views
         self._step = torch.zeros((), dtype=torch.int64, device=self.device)  # a tensor, or each would be compiled for
-        self._clock = self._saved_at = time.perf_counter()
-        self._window_seconds = 0.0
+        self._clock = TrainingClock(self.progress)
+        self._saved_at = time.perf_counter()
         if self.train.compile is True:
             self.network.backbone.compile(dynamic=False)
             self._make_views = torch.compile(self._views, dynamic=False)
@@ -111,7 +114,8 @@ class SupervisedTraining:
         """Train from where `progress` stands to the last epoch."""
         steps, epochs = self.loader.steps_per_epoch, self.train.epochs
         self.network.train()
-        self._clock = self._saved_at = time.perf_counter()
+        self._saved_at = time.perf_counter()
+        self._clock.go_on()
         heard = StopRequest(self.display.stopping)
         catching = heard if self.files is not None else contextlib.nullcontext(heard)
         with catching as stop, self.display:
@@ -171,36 +175,41 @@ class SupervisedTraining:
     def write_window(self, lr: float) -> None:
         progress = self.progress
         loss, accuracy = (progress.window / progress.window_steps).tolist()
-        self.lap()
+        pace = self._clock.steps_per_second()
         epoch = progress.step / self.loader.steps_per_epoch
         figures = {
             "loss": loss,
             "train_top1": 100 * accuracy,
             "lr": lr,
-            "images_per_second": progress.window_steps * self.loader.batch_size / max(self._window_seconds, 1e-9),
+            "images_per_second": pace * self.loader.batch_size,
             "seconds": progress.seconds,
         }
-        progress.window_steps, self._window_seconds = 0, 0.0
+        progress.window_steps = 0
         if self.files is not None:
             self.files.record.write("train", progress.step, epoch, figures)
         self.display.show(epoch, figures)
         self.stop_unless_finite()
 
     def save_if_due(self, *, last: bool) -> None:
-        if self.files is not None and (last or time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS):
-            self.save(self.files)
+        if self.files is None:
+            return
+        self.files.saver.report()
+        if last:
+            self.save_for_good(self.files)
+        elif time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS and not self.files.saver.busy:
+            self.stop_unless_finite()
+            self._clock.lap()
+            self.files.saver.start(self.network.learned, self.optimiser, self.progress)
+            self._saved_at = time.perf_counter()
 
-    def save(self, files: SupervisedFiles) -> None:
+    def save_for_good(self, files: SupervisedFiles) -> None:
         self.stop_unless_finite()
-        self.lap()
-        save_checkpoint(
-            files.folder.checkpoints, self.network.learned, self.optimiser, self.progress, _KEPT_CHECKPOINTS
-        )
-        self._saved_at = time.perf_counter()
+        self._clock.lap()
+        files.saver.finish(self.network.learned, self.optimiser, self.progress)
 
     def leave(self, signal_name: str) -> None:
         assert self.files is not None, "only a loop with files catches signals"
-        self.save(self.files)
+        self.save_for_good(self.files)
         raise Interrupted(
             f"{signal_name} received: training stopped after step {self.progress.step} and is saved; "
             f"{self.files.folder.how_to_resume}."
@@ -213,10 +222,3 @@ class SupervisedTraining:
                 f"the loss is not finite after step {self.progress.step}, so training stopped; "
                 "a lower --lr usually helps."
             )
-
-    def lap(self) -> None:
-        """Add the time since the last lap to the whole and to the window's."""
-        now = time.perf_counter()
-        self.progress.seconds += now - self._clock
-        self._window_seconds += now - self._clock
-        self._clock = now

@@ -40,6 +40,8 @@ def read_weights(path: Path) -> WeightsFile:
 
 
 def _first_bytes(path: Path, count: int = 16) -> bytes:
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} cannot be read: it is no file.")  # a pipe would keep its reader waiting for ever
     try:
         with path.open("rb") as file:
             return file.read(count)

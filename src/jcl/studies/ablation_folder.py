@@ -11,6 +11,7 @@ from typing import Any
 from jcl.errors import RunError
 from jcl.settings import settings_from
 from jcl.studies.cells import Cell
+from jcl.train.folder import RunFolder
 from jcl.train.json_object import named_differences, read_object, write_object
 
 
@@ -25,8 +26,11 @@ class CellFolder:
         self.log_file = path / "log.txt"
 
     def plan(self, cell: Cell) -> None:
-        """Write down what is to be done here, unless it has been."""
-        if not self.plan_file.exists():
+        """Write down what is to be done here; a run that has begun keeps to what was planned then.
+
+        Until then a plan made anew may say otherwise in what cells need not share, such as the device.
+        """
+        if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
             planned = {
                 "values": dict(cell.values),
                 "seed": cell.seed,

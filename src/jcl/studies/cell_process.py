@@ -44,6 +44,7 @@ class CellProcess:
         command = [sys.executable, "-m", "jcl", "ablate-cell", str(folder)]
         if workers is not None:
             command += ["--workers", str(workers)]
+        self.folder.forget_failure()  # or it would be told again should the process die before it begins
         own = {STARTED_BY: str(os.getpid()), "COLUMNS": "120"}
         try:
             with self.folder.log_file.open("ab") as log:

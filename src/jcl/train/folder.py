@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import re
 import shutil
 from pathlib import Path
 
@@ -81,14 +82,22 @@ class RunFolder:
 
 
 def newest_folder(parent: Path, name: str) -> RunFolder | None:
-    """The last of `name-001`, `name-002`, ... under `parent` that exists."""
-    folders = sorted(parent.glob(f"{glob.escape(name)}-[0-9][0-9][0-9]*"))
-    return RunFolder(folders[-1]) if folders else None
+    """The last of `name-001`, `name-002`, ... under `parent` that exists; `name-2024-001` is of another name."""
+    numbers = [
+        int(match[1])
+        for path in parent.glob(f"{glob.escape(name)}-*")
+        if (match := re.fullmatch(r"-(\d{3}|[1-9]\d{3,8})", path.name.removeprefix(name)))
+    ]
+    return RunFolder(_numbered(parent, name, max(numbers))) if numbers else None
 
 
 def free_folder(parent: Path, name: str) -> Path:
     """The first of `name-001`, `name-002`, ... under `parent` that does not exist yet."""
     number = 1
-    while (parent / f"{name}-{number:03d}").exists():
+    while _numbered(parent, name, number).exists():
         number += 1
+    return _numbered(parent, name, number)
+
+
+def _numbered(parent: Path, name: str, number: int) -> Path:
     return parent / f"{name}-{number:03d}"

@@ -55,6 +55,8 @@ class Heartbeat:
     def whereabouts(self) -> str:
         """A sentence on the ranks that keep the others waiting, as far as it can be told; takes a few seconds."""
         self._at = _WAITING
+        if self._store is None:
+            return "Nothing can be learned about the other ranks, because no launcher keeps their signs of life."
         looks: list[dict[int, dict[str, Any]]] = []
         # In a thread, because a store whose process was stopped keeps whoever asks it waiting for ever.
         looking = threading.Thread(target=self._look_twice, args=(looks,), daemon=True)
@@ -63,10 +65,11 @@ class Heartbeat:
         if len(looks) < 2:
             return "Nothing can be learned about the other ranks, because the machine of the first one does not answer."
         before, after = looks
-        silent = [rank for rank in after if rank != self._ranks.rank and after[rank] == before.get(rank)]
+        others = [rank for rank in range(self._ranks.count) if rank != self._ranks.rank]
+        silent = [rank for rank in others if after.get(rank) == before.get(rank)]  # or never heard of
         if silent:
             return f"No sign of life comes from {_named(silent, after)}."
-        slow = [rank for rank, sign in after.items() if sign["at"] != _WAITING and rank != self._ranks.rank]
+        slow = [rank for rank in others if after[rank]["at"] != _WAITING]
         if slow:
             return f"All ranks are alive; waiting for {_named(slow, after)}, which is {after[slow[0]]['at']}."
         return "All ranks are alive."
@@ -88,16 +91,13 @@ class Heartbeat:
 
     def _signs(self) -> dict[int, dict[str, Any]]:
         """The last sign of every rank that has given one."""
-        if self._store is None:
-            return {}
         names = [str(rank) for rank in range(self._ranks.count)]
         return {int(name): json.loads(self._store.get(name)) for name in names if self._store.check([name])}
 
 
 def _named(ranks: list[int], signs: dict[int, dict[str, Any]]) -> str:
-    return " and ".join(f"rank {rank} (on {signs[rank]['host']})" for rank in ranks[:4]) + (
-        f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    )
+    named = [f"rank {rank} (on {signs[rank]['host']})" if rank in signs else f"rank {rank}" for rank in ranks[:4]]
+    return " and ".join(named) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
 
 
 def _store() -> Any:

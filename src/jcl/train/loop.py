@@ -15,6 +15,7 @@ from jcl.errors import DataError, FailedElsewhere, Interrupted, RunError
 from jcl.ranks import LostContact, Ranks, SilentRank
 from jcl.settings import Settings
 from jcl.train.checkpoint import Progress, newest_checkpoint
+from jcl.train.clock import TrainingClock
 from jcl.train.folder import RunFolder
 from jcl.train.heartbeat import Heartbeat
 from jcl.train.quiet import QuietRecord, QuietSaver
@@ -54,15 +55,17 @@ class Training:
     heartbeat: Heartbeat
     measure: Callable[[], dict[str, float]] | None = None
     progress: Progress = field(default_factory=Progress)
-    clock: float = 0.0  # when time was last taken
-    window_seconds: float = 0.0  # since the last line of metrics
     saved_at: float = 0.0  # when a checkpoint was last begun
+
+    def __post_init__(self) -> None:
+        self.clock = TrainingClock(self.progress)
 
     def run(self) -> None:
         """Train from where `progress` stands to the last epoch."""
         epochs, steps = self.settings.train.epochs, self.loader.steps_per_epoch
         self.display.start(self.progress.step, epochs * steps, steps)
-        self.clock = self.saved_at = time.perf_counter()
+        self.saved_at = time.perf_counter()
+        self.clock.go_on()
         try:
             with StopRequest(self.display.stopping) as stop:
                 self.measure_if_due()  # a run may have been stopped between an epoch's last step and this
@@ -132,7 +135,7 @@ class Training:
         skipped = int(progress.window[count:].sum())  # nothing is there unless bad steps are skipped
         means = StepResult(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
         progress.skipped_steps += skipped
-        self.lap()
+        pace = self.clock.steps_per_second()
         figures = {
             "loss": float(means.loss),
             "contrastive_accuracy": 100.0 * float(means.contrastive_accuracy),
@@ -142,12 +145,12 @@ class Training:
             "queue_filled": float(self.learner.queue.filled()),
             "lr": lr,
             "covariance_scale": scale,
-            "images_per_second": progress.window_steps * self.loader.batch_size / max(self.window_seconds, 1e-9),
+            "images_per_second": pace * self.loader.batch_size,
             "seconds": progress.seconds,
         }
         if self.settings.train.on_nan == "skip":
             figures["skipped_steps"] = progress.skipped_steps
-        progress.window_steps, self.window_seconds = 0, 0.0
+        progress.window_steps = 0
         self.display.show(self.record.write("train", progress.step, self.epoch_now(), figures))
         self.stop_unless_finite()
         self.stop_if_all_are_skipped()
@@ -170,9 +173,9 @@ class Training:
         measured = self.record.newest.get("knn", {}).get("step") == self.progress.step
         if self.ranks.any(self.ranks.first and measured):
             return
-        self.lap()
+        self.clock.lap()
         figures = self.measure()
-        self.clock = time.perf_counter()  # measuring is not training time
+        self.clock.go_on()
         self.display.show(self.record.write("knn", self.progress.step, self.epoch_now(), figures))
 
     def minutes_are_over(self) -> bool:
@@ -183,13 +186,13 @@ class Training:
     def save(self) -> None:
         """Have a checkpoint written while training goes on."""
         self.saved_at = time.perf_counter()
-        self.lap()
+        self.clock.lap()
         self.saver.start(self.learner, self.optimiser, self.progress)
 
     def save_for_good(self) -> None:
         """Write the checkpoint that a run ends with, for whatever reason; no rank ends before it is written."""
         self.stop_unless_finite()
-        self.lap()
+        self.clock.lap()
         agreed(self.ranks, self.finish_saving)
 
     def finish_saving(self) -> None:
@@ -207,19 +210,12 @@ class Training:
         if self.progress.step == 0 or not self.ranks.first:
             return
         self.stop_unless_finite()
-        self.lap()
+        self.clock.lap()
         self.finish_saving()
         raise DataError(
             f"{error} The run stopped after step {self.progress.step} and is saved; "
             f"once the data is mended, continue it with `{self.folder.how_to_resume}`."
         ) from None
-
-    def lap(self) -> None:
-        """Add the time since the last lap to the run's and the window's training time."""
-        now = time.perf_counter()
-        self.progress.seconds += now - self.clock
-        self.window_seconds += now - self.clock
-        self.clock = now
 
     def epoch_now(self) -> float:
         return self.progress.step / self.loader.steps_per_epoch

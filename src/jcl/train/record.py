@@ -108,7 +108,7 @@ class Record:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; a last line torn by a crash is left out."""
+    """The lines of a `metrics.jsonl` that say where they belong; a last line torn by a crash is left out."""
     lines = []
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -117,6 +117,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             lines.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break
-    return lines
+    return [line for line in lines if _belongs_somewhere(line)]
+
+
+def _belongs_somewhere(line: Any) -> bool:
+    return (
+        isinstance(line, dict)
+        and isinstance(line.get("kind"), str)
+        and all(isinstance(line.get(name), int | float) for name in ("step", "epoch"))
+    )

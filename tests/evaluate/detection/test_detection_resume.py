@@ -1,5 +1,6 @@
 """A training that was stopped goes on bit for bit."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from rich.console import Console
 
 from jcl.detecting import detect, resume_detection
-from jcl.errors import Interrupted, RunError
+from jcl.errors import DataError, Interrupted, RunError
+from jcl.evaluate.detection import batching
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.predicting import KINDS
 from jcl.evaluate.detection.training import DetectionTraining
@@ -60,3 +62,62 @@ def test_another_seed_is_another_training(tmp_path):
         detect(values | {"seed": seed}, out=tmp_path / str(seed), pictures=0, workers=0, console=QUIET)
     name = "model.roi_heads.box_predictor.cls_score.weight"
     assert not torch.equal(final_state(tmp_path / "0")[name], final_state(tmp_path / "1")[name])
+
+
+def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
+    changes = {"iterations": 3, "batch_size": 2, "accumulate": 2}
+    values = small_values("box", annotations("box", tmp_path / "coco")) | changes
+    detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
+    read, asked = batching.read_image, []
+
+    def read_five(image):
+        asked.append(image)
+        if len(asked) == 6:  # the second part of the third batch
+            raise DataError(f"{image.path} cannot be read.")
+        return read(image)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batching, "read_image", read_five)
+        with pytest.raises(DataError, match=r"cannot be read. Training stopped after iteration 2 and is saved; once"):
+            detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
+    resume_detection(tmp_path / "parts", pictures=0, workers=0, console=QUIET)
+    whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
+    assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
+
+
+def test_ranks_that_start_again_go_on_without_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 2, "batch_size": 2}
+    advance = DetectionTraining.advance
+
+    def advance_and_stop(training):
+        advance(training)
+        if training.progress.step == 1:
+            training.leave("SIGTERM")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DetectionTraining, "advance", advance_and_stop)
+        with pytest.raises(Interrupted):
+            detect(values, pictures=0, workers=0, console=QUIET)
+    monkeypatch.setenv("JCL_RESTARTS", "1")
+    folder = detect(values, pictures=0, workers=0, console=QUIET)
+    assert folder.path == Path("runs/detect-box-001") and folder.summary()["iterations"] == 2
+    other = detect(values | {"seed": 1}, pictures=0, workers=0, console=QUIET)
+    assert other.path == Path("runs/detect-box-002")
+
+
+def test_ranks_wait_for_each_other_as_long_as_they_are_told(tmp_path, monkeypatch):
+    waited = []
+
+    @contextlib.contextmanager
+    def meet(device, seconds):
+        waited.append(seconds)
+        raise Interrupted("enough")
+        yield
+
+    monkeypatch.setattr("jcl.detecting.joined_ranks", meet)
+    values = small_values("box", annotations("box", tmp_path / "coco"))
+    for given in ({}, {"rank_timeout": 5.0}, {"rank_timeout": "long"}):
+        with pytest.raises(Interrupted):
+            detect(values | given, out=tmp_path / "out", console=QUIET)
+    assert waited == [600.0, 5.0, 600.0]

@@ -16,6 +16,7 @@ PAPER_BATCH = 16
 PAPER_LR = 0.02  # for a batch of PAPER_BATCH, in proportion to it
 LONGEST_WARMUP = 1000
 MILESTONES = (2 / 3, 8 / 9)  # of the iterations: 60k and 80k of 90k
+RANK_TIMEOUT = 600.0  # seconds that ranks wait for each other
 SCALE_STEP = 32  # between the short sides that training chooses from
 
 
@@ -55,7 +56,7 @@ class DetectionSettings(Section):
     checkpoint_every: PositiveInt = 1000
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
     device: str = "auto"
-    rank_timeout: Positive = 600.0
+    rank_timeout: Positive = RANK_TIMEOUT
     seed: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")

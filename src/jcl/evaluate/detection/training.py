@@ -7,20 +7,20 @@ anew by (seed, iteration, part, rank) before each pass, so there is no generator
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from jcl.errors import Interrupted, RunError
+from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection.batching import DetectionBatch
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
 from jcl.randomness import hash_words
 from jcl.ranks import ALONE, Ranks, SharedGradients, average_statistics
 from jcl.train.checkpoint import Progress
+from jcl.train.clock import TrainingClock
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.record import Record
 from jcl.train.runtime import autocast
@@ -54,30 +54,36 @@ class DetectionTraining:
     how_to_resume: str
     progress: Progress
     ranks: Ranks = ALONE
-    _window_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self._gradients = SharedGradients(self.detector.parameters(), self.ranks)
         self._synchronised = any(isinstance(part, nn.SyncBatchNorm) for part in self.detector.modules())
-        self._clock = time.perf_counter()
+        self._clock = TrainingClock(self.progress)
 
     def run(self) -> None:
         """Train from where `progress` stands to the last iteration, and save the state that this leads to."""
         self.detector.train()
-        self._clock = time.perf_counter()
+        self._clock.go_on()
         with StopRequest(self.display.stopping) as stop, self.display:
             self.display.begin(self.progress.step, self.settings.iterations)
-            while self.progress.step < self.settings.iterations:
-                self.advance()
-                self.saver.report()
-                last = self.progress.step == self.settings.iterations
-                if self.ranks.any(stop.requested) and not last:
-                    self.leave(stop.signal_name or "a signal")
-                if self.progress.step % self.settings.checkpoint_every == 0 and not last:
-                    self.stop_unless_finite()
-                    self.lap()
-                    self.saver.start(self.detector, self.optimiser, self.progress)
+            try:
+                self.train(stop)
+            except DataError as error:
+                self.save_unless_untrained(error)
+                raise
         self.finish()
+
+    def train(self, stop: StopRequest) -> None:
+        while self.progress.step < self.settings.iterations:
+            self.advance()
+            self.saver.report()
+            last = self.progress.step == self.settings.iterations
+            if self.ranks.any(stop.requested) and not last:
+                self.leave(stop.signal_name or "a signal")
+            if self.progress.step % self.settings.checkpoint_every == 0 and not last:
+                self.stop_unless_finite()
+                self._clock.lap()
+                self.saver.start(self.detector, self.optimiser, self.progress)
 
     def advance(self) -> None:
         """One iteration; losses are added up on the device and fetched now and then."""
@@ -96,9 +102,10 @@ class DetectionTraining:
     def learn(self) -> Tensor:
         """Forward and backward for each part of the batch, then the optimiser; gives the whole loss and its terms."""
         parts = self.settings.accumulate
+        batches = list(itertools.islice(self.batches, parts))  # before anything changes: an image may be unreadable
         self._gradients.clear()
         total = torch.zeros(1 + len(LOSSES[self.settings.task]), device=self.device)
-        for part, batch in enumerate(itertools.islice(self.batches, parts)):
+        for part, batch in enumerate(batches):
             images, targets = batch.unpacked(self.device)
             words = (self.settings.seed, _REGION_STREAM, self.progress.step, part, self.ranks.rank)
             torch.manual_seed(int(hash_words(*words)))
@@ -117,23 +124,35 @@ class DetectionTraining:
     def write_window(self, lr: float) -> None:
         progress, settings = self.progress, self.settings
         losses = (self.ranks.average(progress.window.clone()) / progress.window_steps).tolist()
-        self.lap()
+        pace = self._clock.steps_per_second()
         figures = {
             "loss": losses[0],
             **dict(zip(LOSSES[settings.task], losses[1:], strict=True)),
             "lr": lr,
-            "images_per_second": progress.window_steps * settings.batch_size / max(self._window_seconds, 1e-9),
+            "images_per_second": pace * settings.batch_size,
             "seconds": progress.seconds,
         }
         self.stop_unless_finite()
-        progress.window_steps, self._window_seconds = 0, 0.0
+        progress.window_steps = 0
         self.record.write("train", progress.step, 0.0, figures)
         self.display.show(progress.step, figures)
 
     def finish(self) -> None:
         self.stop_unless_finite()
-        self.lap()
+        self._clock.lap()
         self.saver.finish(self.detector, self.optimiser, self.progress)
+
+    def save_unless_untrained(self, error: DataError) -> None:
+        """Lose no iteration to an image that cannot be read; other ranks than the first leave it at the last save."""
+        finite = self.progress.step > 0 and bool(torch.isfinite(self.progress.window[0]))
+        if not finite or not self.ranks.first:
+            return
+        self._clock.lap()
+        self.saver.finish(self.detector, self.optimiser, self.progress)
+        raise DataError(
+            f"{error} Training stopped after iteration {self.progress.step:,} and is saved; "
+            f"once the data is mended, {self.how_to_resume}."
+        ) from None
 
     def leave(self, signal_name: str) -> None:
         self.finish()
@@ -150,10 +169,3 @@ class DetectionTraining:
                 f"the loss is not finite after iteration {self.progress.step:,}, so training stopped; a lower --lr "
                 "usually helps, from the newest checkpoint or anew."
             )
-
-    def lap(self) -> None:
-        """Add the time since the last lap to the whole and to the window's."""
-        now = time.perf_counter()
-        self.progress.seconds += now - self._clock
-        self._window_seconds += now - self._clock
-        self._clock = now
