@@ -162,6 +162,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_pa
         "detect", "--eval-only", tmp_path / "none", "--schedule", "2x"
     )
     assert "should end in .csv" in refused("detect-table", tmp_path / "none", "--csv", tmp_path / "thesis.txt")
+    assert "give one of them" in refused("detect", "--eval-only", tmp_path / "none", "--resume", tmp_path)
     assert "holds no detector" in refused("detect", "--eval-only", tmp_path / "none")
 
 

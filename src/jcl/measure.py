@@ -89,7 +89,7 @@ def measure_knn(
             return found
 
         votes = k or [voters(len(subject.data.train))]
-        return knn_on(subject.data, features, k=votes, temperature=temperature, seed=0, device=target, ranks=ranks)
+        return knn_on(subject.data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
 
 
 def _labelled(weights: Path, location: str | None) -> ImageData:

@@ -38,7 +38,7 @@ def test_patterns(shards: Path):
     assert len(opened(f"file://{shards}/train-{{0000..0001}}.tar")) == 16
     both = open_data(f"{shards}/*.tar")
     assert len(both.train) == 23 and both.test is not None and len(both.test) == 5
-    assert opened(f"{shards}/train-*.tar").class_names == ("ant", "bee", "cat")
+    assert opened(f"{shards}/train-*.tar").class_names == ("ant", "bee", "cat", "dog")
     assert open_data(str(shards / "train-0002.tar")).name == "train-0002"
     assert open_data(f"{shards}/train-*.tar").name == "shards"
 
@@ -100,12 +100,13 @@ def test_labels_from_cls_and_json(tmp_path: Path):
 
 def test_class_names_as_labels(tmp_path: Path):
     write_tar(tmp_path / "train-0.tar", {"0.png": png(0), "0.cls": b"zebra", "1.png": png(1), "1.cls": b"ant"})
-    write_tar(tmp_path / "val-0.tar", {"0.png": png(2), "0.json": b'{"label": "zebra"}', "1.png": png(3)})
+    unlike = {"2.png": png(4), "2.cls": b"bee"}  # a class that is not trained on
+    write_tar(tmp_path / "val-0.tar", {"0.png": png(2), "0.json": b'{"label": "zebra"}', "1.png": png(3)} | unlike)
     data = open_data(f"{tmp_path}/*.tar")
     assert data.train.class_names == ("ant", "zebra") and data.train.labels is not None
     assert data.train.labels.tolist() == [1, 0]
     assert data.test is not None and data.test.labels is not None
-    assert data.test.labels.tolist() == [1, UNLABELLED]
+    assert data.test.labels.tolist() == [1, UNLABELLED, 2] and data.test.class_names == ("ant", "zebra", "bee")
 
 
 def test_names_that_read_like_numbers_in_one_split_stay_names(tmp_path: Path):

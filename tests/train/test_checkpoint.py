@@ -18,8 +18,9 @@ from jcl.train.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
-    save_checkpoint,
     search_checkpoints,
+    take_snapshot,
+    write_snapshot,
 )
 from jcl.train.sealed import is_sealed, read_tensors, write_sealed
 
@@ -36,6 +37,12 @@ def model_and_optimiser(seed: int = 0, steps: int = 2) -> tuple[nn.Module, torch
         model(torch.randn(5, 3)).square().sum().backward()
         optimiser.step()
     return model, optimiser
+
+
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, keep: int
+) -> Path:
+    return write_snapshot(folder, take_snapshot(model, optimiser, progress), keep)
 
 
 def saved(folder: Path, step: int, keep: int = 10) -> Path:

@@ -120,6 +120,8 @@ def detect(
         checkpoint_every=checkpoint_every,
         seed=seed,
     )
+    if eval_only is not None and resume is not None:
+        raise SettingsError("--resume goes on with training and --eval-only does not train; give one of them.")
     if eval_only is not None:
         figures = _evaluated(eval_only, where, given, out_folder, device, workers)
     elif resume is not None:

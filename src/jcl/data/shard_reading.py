@@ -34,10 +34,9 @@ class ShardImages:
     """The images of a set of local shards, each read from its place in its tar file when asked for.
 
     Labels come from the `.cls` or `.json` members beside the images. Where all are numbers they are the labels;
-    otherwise they are class names, numbered in alphabetical order or as `class_names` has them, which is also what they
-    are where they are `named`, though they may read like numbers. `damage` maps the
-    shards that could not be read to their end, or hold fewer images than `expected_counts` says, to the reason; what
-    images they have are in.
+    otherwise, or where they are `named` though they may read like numbers, they are class names: numbered as
+    `class_names` has them, those it lacks after it in alphabetical order. `damage` maps the shards that could not be
+    read to their end, or hold fewer images than `expected_counts` says, to the reason; what images they have are in.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class ShardImages:
     ) -> None:
         texts = list(index.label_texts)
         numbered = not named and all(re.fullmatch(r"\d{1,9}", text) for text in texts)
-        if class_names is None and not numbered:
-            class_names = tuple(sorted(texts))
+        if not numbered:
+            class_names = (class_names or ()) + tuple(sorted(set(texts) - set(class_names or ())))
         self.class_names = class_names if texts else None
         self.labels = _labels(index, numbered, class_names) if texts else None
         self.damage = _damage(index, expected_counts or {})
@@ -265,6 +264,6 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
             )
     else:
         known = {name: number for number, name in enumerate(class_names or ())}
-        numbers = [known.get(text, UNLABELLED) for text in texts]
+        numbers = [known[text] for text in texts]
     # The last entry is what the place -1 means.
     return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.labels])

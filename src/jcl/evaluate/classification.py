@@ -12,9 +12,6 @@ from jcl.errors import DataError
 from jcl.evaluate.knn import leave_out_split
 from jcl.evaluate.label_subset import part_of
 
-# The same images for every seed and the same as kNN's, so that figures differ by what was trained, not by the test.
-_HELD_OUT_SEED = 0
-
 
 @dataclass(frozen=True)
 class ClassificationTask:
@@ -44,7 +41,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
     if data.test is not None and data.test.labels is not None:
         rows = (labels >= 0).nonzero().squeeze(1)
         return ClassificationTask(part_of(data.train, rows), data.test, torch.unique(labels[rows]), held_out=False)
-    kept, left_out = leave_out_split(labels, _HELD_OUT_SEED)
+    kept, left_out = leave_out_split(labels)
     train, test = part_of(data.train, kept), part_of(data.train, left_out)
     return ClassificationTask(train, test, _check_classes(labels[kept], train.description), held_out=True)
 

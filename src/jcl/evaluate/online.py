@@ -33,8 +33,7 @@ def online_knn(
 
     def measure() -> dict[str, float]:
         k, temperature = [voters], [record.knn_temperature]
-        seed = settings.train.seed
-        result = knn_on(data, features, k=k, temperature=temperature, seed=seed, device=device, ranks=ranks)[0]
+        result = knn_on(data, features, k=k, temperature=temperature, device=device, ranks=ranks)[0]
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure
@@ -46,17 +45,16 @@ def knn_on(
     *,
     k: Sequence[int],
     temperature: Sequence[float],
-    seed: int,
     device: torch.device,
     ranks: Ranks = ALONE,
 ) -> list[KnnResult]:
-    """kNN of the test images in the train images, or, without a labelled test set, in a seeded split of the latter."""
+    """kNN of the test images in the train images; without a labelled test set in a split of them, always the same."""
     bank = extract_over_ranks(features, data.train, ranks)
     assert bank.labels is not None, "only labelled data is measured"
     if data.test is not None and data.test.labels is not None:
         queries = extract_over_ranks(features, data.test, ranks)
     else:
-        kept, left_out = leave_out_split(bank.labels, seed)
+        kept, left_out = leave_out_split(bank.labels)
         bank, queries = _rows(bank, kept), _rows(bank, left_out)
     assert bank.labels is not None and queries.labels is not None
     return knn_accuracy(

@@ -89,13 +89,6 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     return path
 
 
-def save_checkpoint(
-    folder: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, keep: int
-) -> Path:
-    """Take a snapshot and write it at once."""
-    return write_snapshot(folder, take_snapshot(learner, optimiser, progress), keep)
-
-
 def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> Progress:
     """Restore model and optimiser in place from `path`; returns how far the run was."""
     tensors, metadata = _read_good(path)
