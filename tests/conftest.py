@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.delenv("JCL_DATA", raising=False)
     return cache
+
+
+@pytest.fixture
+def no_room_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """A function that makes every write to a file say that the disk is full."""
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
+    return lambda file: file.with_name(f".{file.name}.1.partial").symlink_to("/dev/full")
 
 
 @pytest.fixture(scope="session")

@@ -316,11 +316,10 @@ def test_figures_that_cannot_be_written_are_a_sentence(call, finished, tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_figures_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path):
+def test_figures_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, no_room_for):
     file = tmp_path / "knn.json"
     file.write_text("old")
-    (tmp_path / ".knn.json.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
+    no_room_for(file)
     with pytest.raises(RunError, match="could not be written: No space left"):
         write_json({"knn_top1": 1.0}, file)
     assert file.read_text() == "old"

@@ -195,7 +195,7 @@ def test_gradients_only_where_they_belong(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_view_is_asked_for_exactly_once(method):
-    learner = make_learner(method, bn_groups=4, key_passes=1 if method == "multi-key-backprop" else 2)
+    learner = make_learner(method, bn_groups=4, key_passes=2)
     views = RandomViews(0, learner.num_keys)
     learner(views, IMAGES, 0, SCALE)
     wanted = [(row, number) for row in range(IMAGES) for number in range(learner.num_keys + 1)]

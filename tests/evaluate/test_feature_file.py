@@ -140,12 +140,10 @@ def test_a_failure_half_way_leaves_what_was_there(tmp_path, kind):
     assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_is_a_sentence(tmp_path, kind, monkeypatch):
+def test_a_full_disk_is_a_sentence(tmp_path, kind, no_room_for):
     file = tmp_path / f"features.{kind}"
-    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
-    (tmp_path / f".{file.name}.1.partial").symlink_to("/dev/full")
+    no_room_for(file)
     with pytest.raises(RunError, match="No space left"):
         written(file)
     assert not file.exists()

@@ -293,12 +293,10 @@ def test_a_place_that_cannot_be_written_is_a_sentence_and_keeps_what_was_there(t
     assert {entry: entry.is_file() and entry.read_bytes() for entry in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
+def test_a_full_disk_is_a_sentence_and_keeps_the_old_file(tmp_path, no_room_for):
     path = saved(tmp_path, 1)
     content = path.read_bytes()
-    path.with_name(f".{path.name}.1.partial").symlink_to("/dev/full")  # every write to it says that the disk is full
+    no_room_for(path)
     with pytest.raises(RunError, match="No space left"):
         saved(tmp_path, 1)
     assert path.read_bytes() == content

@@ -193,10 +193,11 @@ class ContrastiveLearner(nn.Module):
         has one shape to prepare for, not two.
         """
         own = self.ranks.share(order)
-        passes = [part.chunk(self.key_passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
+        passes = 1 if self.method.gradient_through_keys else self.key_passes
+        keys = [part.chunk(passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
         rows = self.ranks.rank * images + torch.arange(images, device=order.device)
-        parts = [*zip(*passes, strict=True), (rows, torch.zeros_like(rows))]
-        if self.key_passes == 1 and self.num_keys > 1:
+        parts = [*zip(*keys, strict=True), (rows, torch.zeros_like(rows))]
+        if passes == 1 and self.num_keys > 1:
             together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
             yield from torch.split(together, [len(own), images])
         else:

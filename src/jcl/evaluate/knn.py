@@ -110,8 +110,8 @@ def knn_predict(
 def leave_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit: int = 10_000) -> tuple[Tensor, Tensor]:
     """Row numbers (bank, queries), each rising, for data that has labels but no test split.
 
-    A seeded `share` of the labelled rows, at least one and at most `limit`, become queries; the others the bank. All that
-    is measured leaves the seed as it is, so that figures differ by what was trained, not by the test.
+    A seeded `share` of the labelled rows, at least one and at most `limit`, become queries; the others the bank. All
+    that is measured leaves the seed as it is, so that figures differ by what was trained, not by the test.
     """
     rows = (labels.cpu() >= 0).nonzero().squeeze(1)
     if len(rows) < 2:
