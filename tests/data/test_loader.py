@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from image_files import noise_image, write_images
 
 from jcl.data import ArrayImages, BatchLoader, FolderImages, ImageBatch, ImageSource, open_data, read_all
+from jcl.data.workers import _deaf_to_signals
 from jcl.errors import DataError
 from launch_tools import gone, wait_until
 
@@ -333,6 +336,22 @@ def test_an_interrupt_while_workers_start_leaves_none(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by way of /proc")
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals cannot be sent to threads here")
+def test_a_signal_that_another_thread_takes_waits_too():
+    """Only the main thread blocks signals while processes start, but it has to answer for all of them."""
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    reached = False
+    with pytest.raises(KeyboardInterrupt), _deaf_to_signals():
+        signal.pthread_kill(other.ident or 0, signal.SIGINT)
+        for _ in range(100):  # time enough to answer in
+            time.sleep(0.001)
+        reached = True
+    ended.set()
+    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 @pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
 def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Signals):
     """Ctrl-C goes to the whole group, as from a terminal; a kill hits the main process alone."""

@@ -24,6 +24,7 @@ from jcl.data.ring import BatchRing
 from jcl.errors import DataError
 
 _IMAGES_PER_TASK: Final = 8  # a batch is shared out in pieces, so that all workers are at the batch that is needed next
+_FOR_GROUPS: Final = (signal.SIGTERM, signal.SIGINT)  # what terminals and schedulers send to all processes of a program
 _BATCHES_AHEAD: Final = 3  # at least; enough to even out images that take long
 
 
@@ -240,7 +241,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _deaf_to_signals() -> Iterator[None]:
-    """Have processes that start here inherit blocked signals: terminals and schedulers send them to whole groups.
+    """Have processes that start here inherit blocked signals.
 
     They are for the parent to answer, who may need further images up to the end of a step. One that comes meanwhile
     reaches it afterwards; the process that all workers are forked from would die of Ctrl-C while it imports torch.
@@ -249,11 +250,32 @@ def _deaf_to_signals() -> Iterator[None]:
         yield
         return
     multiprocessing.resource_tracker.ensure_running()  # or the first process starts it, which unblocks the signal
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    with _answered_later():
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_GROUPS)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
+@contextlib.contextmanager
+def _answered_later() -> Iterator[None]:
+    """Answer signals at the end: a thread that does not block them may take one, and the main thread has to answer."""
+    if threading.current_thread() is not threading.main_thread():  # which is where signals are answered
+        yield
+        return
+    taken: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in _FOR_GROUPS}
+    answered = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in answered:
+        signal.signal(number, lambda number, _: taken.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        for number, handler in answered.items():
+            signal.signal(number, handler)
+        for late in taken:
+            signal.raise_signal(late)
 
 
 @contextlib.contextmanager

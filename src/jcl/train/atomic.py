@@ -22,8 +22,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[BinaryIO]:
     """Give a file to write to, which takes the place of `path` in one step when the block ends without an error.
 
-    `check` is given the new file before that, once it is on the disk, and raises if it is not what it should be. What is
-    no plain file, such as /dev/stdout, a pipe or a link, is written to and stays what it is.
+    `check` is given the new file before that, once it is on the disk, and raises if it is not what it should be. What
+    is no plain file, such as /dev/stdout, a pipe or a link, is written to and stays what it is.
     """
     if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         try:
