@@ -54,8 +54,7 @@ def knn_on(
     if data.test is not None and data.test.labels is not None:
         queries = extract_over_ranks(features, data.test, ranks)
     else:
-        kept, left_out = leave_out_split(bank.labels)
-        bank, queries = _rows(bank, kept), _rows(bank, left_out)
+        bank, queries = _split(bank, data.train)
     assert bank.labels is not None and queries.labels is not None
     return knn_accuracy(
         bank.values,
@@ -67,6 +66,19 @@ def knn_on(
         device=device,
         ranks=ranks,
     )
+
+
+def _split(features: Features, source: ImageSource) -> tuple[Features, Features]:
+    """Features to compare with and to ask about, of the same images as in other probes.
+
+    These are told by all images, for one that cannot be read would move all others; unless nothing readable is among
+    the few that are asked about.
+    """
+    assert features.labels is not None and source.labels is not None, "only labelled data is measured"
+    asked = torch.isin(features.samples, leave_out_split(source.labels)[1])
+    if not (asked & (features.labels >= 0)).any():
+        asked = torch.isin(torch.arange(len(features)), leave_out_split(features.labels)[1])
+    return _rows(features, ~asked), _rows(features, asked)
 
 
 def _rows(features: Features, rows: torch.Tensor) -> Features:
