@@ -125,7 +125,7 @@ class FeatureSettings:
 
 def _usual_batch(image_size: int, device: torch.device) -> int:
     """256 photographs, and on a GPU, which small images would leave waiting, as many of those as have their pixels."""
-    return min(256 * max(1, 224 // image_size) ** 2, 2048) if device.type == "cuda" else 256
+    return min(256 * max(1, 224 // image_size) ** 2, 1024) if device.type == "cuda" else 256
 
 
 def extract_features(
