@@ -124,7 +124,7 @@ class FeatureSettings:
 
 
 def _usual_batch(image_size: int, device: torch.device) -> int:
-    """256 photographs, and on a GPU, which small images would leave waiting, as many of those as have their pixels."""
+    """256 photographs; on a GPU, which small images would leave waiting, up to four times as many of those."""
     return min(256 * max(1, 224 // image_size) ** 2, 1024) if device.type == "cuda" else 256
 
 
