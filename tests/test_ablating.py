@@ -258,7 +258,7 @@ def test_each_setting_alone_shares_the_centre(npz, tmp_path):
 
 def test_a_centre_that_is_automatic_gets_a_place_among_the_values(npz):
     plan = small_plan(npz, "queue_size=64", "temperature=0.1", alone=True, method__queue_size="auto")
-    assert plan.centre == {"method.queue_size": 256, "method.temperature": 0.2}
+    assert plan.centre == {"method.queue_size": 256, "method.temperature": 0.15}
     assert [cell.settings.method.queue_size for cell in plan.cells] == [256, 64, 256]
 
 

@@ -71,7 +71,8 @@ def test_there_are_the_recipes_that_are_promised_and_all_of_them_work():
 def test_the_folder_recipe_leaves_to_the_data_what_depends_on_it():
     settings = build_settings("folder")
     chosen = ["method.queue_size", "method.key_momentum", "views.image_size", "model.bn_groups", "train.batch_size"]
-    chosen += ["views.recipe", "method.covariance_scale", "train.lr", "train.weight_decay"]
+    chosen += ["views.recipe", "views.min_scale", "method.temperature", "method.covariance_scale"]
+    chosen += ["train.lr", "train.weight_decay"]
     assert {value_of(settings, name) for name in chosen} == {"auto"}
 
 

@@ -97,6 +97,12 @@ def _views(settings: Settings, facts: DataFacts) -> tuple[str, str]:
     return "moco-v2", "the paper's"
 
 
+def _min_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    if _small(settings):
+        return 0.25, f"as for CIFAR, of whose {_SMALL_VIEW} px less would leave little"
+    return 0.2, ""  # as ever
+
+
 def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
     size = settings.views.image_size
     # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), start with layers of another kind.
@@ -151,7 +157,7 @@ def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     batch = _known(settings.train.batch_size)
     if _small(settings):
-        rate, whose = 0.15, ", as for CIFAR"
+        rate, whose = 0.2, ", as for CIFAR"
     else:
         rate, whose = (0.06, "") if facts.images < _COLLECTION else (0.03, ", the paper's")
     return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, in proportion to {batch}"
@@ -163,9 +169,17 @@ def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     return 1e-4, "the paper's"
 
 
+def _temperature(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    if _small(settings):
+        return 0.15, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
+    return 0.2, ""  # as ever
+
+
 def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     scale, reason = 4.0, "the paper's"
-    if facts.images < _COLLECTION:
+    if _small(settings):
+        scale, reason = 0.5, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
+    elif facts.images < _COLLECTION:
         scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
     looked_at = settings.method.name == "jcl" and settings.method.num_keys > 1  # one key has no covariance
     return scale, reason if looked_at else ""
@@ -246,6 +260,7 @@ class _Rule:
 RULES = (
     _Rule("views.image_size", _image_size),
     _Rule("views.recipe", _views),
+    _Rule("views.min_scale", _min_scale),
     _Rule("model.stem", _stem),
     _Rule("data.canvas", _canvas),
     _Rule("data.workers", _workers),
@@ -255,6 +270,7 @@ RULES = (
     _Rule("train.weight_decay", _weight_decay),
     _Rule("method.queue_size", _queue_size),
     _Rule("method.key_momentum", _key_momentum),
+    _Rule("method.temperature", _temperature),
     _Rule("method.covariance_scale", _covariance_scale),
     _Rule("train.key_passes", _key_passes),
     _Rule("record.knn_k", _knn_k),

@@ -71,7 +71,7 @@ def bound_along_training(
     return RunBounds(
         steps=tuple(steps),
         reference=gaussian_reference(max(count, 2000), keys, seed),
-        temperature=settings.method.temperature,
+        temperature=float(settings.method.temperature),
         own_scale=own_scale,
         images=count,
         keys=keys,

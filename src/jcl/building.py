@@ -25,7 +25,7 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         Encoder(backbone, width, head=model.head, embedding_dim=model.embedding_dim),
         METHODS[method.name],
         num_keys=method.num_keys,
-        temperature=method.temperature,
+        temperature=float(method.temperature),
         queue_size=known(method.queue_size),
         embedding_dim=model.embedding_dim,
         key_momentum=float(method.key_momentum),
@@ -67,7 +67,8 @@ def run_view_recipe(settings: Settings) -> ViewRecipe:
     """The views of a run, complete."""
     views = settings.views
     assert views.recipe != "auto", "automatic values are chosen before anything is built"
-    return view_recipe(views.recipe, known(views.image_size), min_scale=views.min_scale, mean=views.mean, std=views.std)
+    least = float(views.min_scale)
+    return view_recipe(views.recipe, known(views.image_size), min_scale=least, mean=views.mean, std=views.std)
 
 
 def known(value: int | str) -> int:

@@ -166,7 +166,7 @@ def _view_drawing(
     assert chosen.recipe != "auto", "settings of a run are resolved"
 
     def draw(size: int, mean: tuple[float, float, float], std: tuple[float, float, float]) -> ViewRecipe:
-        return view_recipe(chosen.recipe, size, min_scale=chosen.min_scale, mean=mean, std=std)
+        return view_recipe(chosen.recipe, size, min_scale=float(chosen.min_scale), mean=mean, std=std)
 
     others = [
         path

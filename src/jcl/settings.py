@@ -19,6 +19,7 @@ from jcl.errors import SettingsError
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+CropShare = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Triple = tuple[float, float, float]
@@ -52,7 +53,7 @@ class ViewSettings(Section):
 
     recipe: ViewName | Auto = Field("moco-v2", description="kind of views")
     image_size: PositiveInt | Auto = Field("auto", description="side in pixels of the views")
-    min_scale: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.2, description="least share of the image in a crop")
+    min_scale: CropShare | Auto = Field(0.2, description="least share of the image in a crop")
     mean: Triple = Field((0.485, 0.456, 0.406), description="subtracted per channel")
     std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="divided by per channel")
 
@@ -74,7 +75,7 @@ class MethodSettings(Section):
     num_keys: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="key views per image, M'")
     covariance_scale: NotNegative | Auto = Field(4.0, description="weight of the keys' covariance, lambda")
     covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
-    temperature: Positive = Field(0.2, description="softmax temperature, tau")
+    temperature: Positive | Auto = Field(0.2, description="softmax temperature, tau")
     queue_size: PositiveInt | Auto = Field("auto", description="past keys kept as negatives, K")
     key_momentum: Share | Auto = Field("auto", description="momentum of the key encoder")
 
