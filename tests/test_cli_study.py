@@ -152,6 +152,14 @@ def test_bound_of_gaussian_keys(call):
     assert Path("bound.png").stat().st_size > 10_000
 
 
+def test_a_picture_that_cannot_be_written_is_one_sentence_and_loses_no_figures(call, tmp_path):
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "0.2", "--draws", 100)
+    (tmp_path / "file").write_text("mine")
+    code, out, err = call("bound", *lists, "--json", "f.json", "-o", tmp_path / "file" / "bound.png")
+    assert code == 1 and "Gaussian keys" in out and "bound.png could not be written" in err and "Traceback" not in err
+    assert err.count("\n") == 1 and json.loads(Path("f.json").read_text())
+
+
 def test_bound_refuses(refused, runs, tmp_path):
     run = runs["jcl"]
     assert "no projection head, key encoder or queue" in refused("bound", run / "backbone.safetensors")

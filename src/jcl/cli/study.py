@@ -132,7 +132,7 @@ def bound(
         raise SettingsError(f"a covariance scale must not be negative, but --scales is {scales}.")
     if run is None:
         cases = (dimensions, spreads, temperatures)
-        figures = _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture)
+        _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture, json_file)
     else:
         from jcl.bounding import bound_along_training
         from jcl.cli.study_tables import print_run_bound
@@ -152,12 +152,11 @@ def bound(
                 progress=progress,
             )
         print_run_bound(bounds)
-        figures = bounds.figures()
+        write_json(bounds.figures(), json_file)
         if picture is not None:
             from jcl.report.bound_plots import plot_training_bound
 
             plot_training_bound(bounds, picture, name=str(run))
-    write_json(figures, json_file)
     if picture is not None:
         say(f"The losses are drawn in {picture}.")
 
@@ -170,7 +169,8 @@ def _gaussian_bound(
     negatives: int,
     seed: int,
     picture: Path | None,
-) -> dict[str, float]:
+    json_file: Path | None,
+) -> None:
     from jcl.cli.study_tables import print_gaussian_bound
     from jcl.studies.bound import gaussian_figures, gaussian_rows, gaussian_sweep
 
@@ -182,12 +182,12 @@ def _gaussian_bound(
     )
     results = list(gaussian_rows(cases, scales, draws=draws, images=images, negatives=negatives, seed=seed))
     print_gaussian_bound(results, draws, images)
+    write_json(gaussian_figures(results), json_file)
     if picture is not None:
         from jcl.report.bound_plots import plot_gaussian_bound
 
         subtitle = f"{draws:,} keys for each of {images} images, {negatives:,} random negatives"
         plot_gaussian_bound(results, picture, subtitle=subtitle)
-    return gaussian_figures(results)
 
 
 @app.command(rich_help_panel=STUDY)
