@@ -160,6 +160,23 @@ def test_a_picture_that_cannot_be_written_is_one_sentence_and_loses_no_figures(c
     assert err.count("\n") == 1 and json.loads(Path("f.json").read_text())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bound",),
+        ("distribution", "run"),
+        ("linear", "run"),
+        ("finetune", "run"),
+        ("shard", "images", "shards"),
+        ("detect", "--task", "box", "--coco", "coco", "--init", "random"),
+    ],
+)
+def test_a_seed_that_no_generator_takes_is_refused(call, command):
+    for seed in (2**63, -1):
+        code, out, err = call(*command, "--seed", seed)
+        assert code == 2 and out == "" and "--seed" in err and "Traceback" not in err
+
+
 def test_bound_refuses(refused, runs, tmp_path):
     run = runs["jcl"]
     assert "no projection head, key encoder or queue" in refused("bound", run / "backbone.safetensors")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank, seed_option
 from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -82,7 +82,7 @@ def detect(
     checkpoint_every: Annotated[int | None, typer.Option(help="Iterations between checkpoints (1000).")] = None,
     pictures: Annotated[int, typer.Option(min=0, help="Test images to draw with what was found.")] = 6,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images (one a CPU core).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
+    seed: Annotated[int | None, seed_option()] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Train on so many GPUs of this machine together.")] = 1,
     json_file: JsonOption = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import STUDY, JsonOption, app
+from jcl.cli.app import STUDY, JsonOption, app, seed_option
 from jcl.cli.evaluate import WorkersOption
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
@@ -48,7 +48,7 @@ def distribution(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
     workers: WorkersOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same images and views.")] = 0,
+    seed: Annotated[int, seed_option("Same seed, same images and views.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
     json_file: JsonOption = None,
@@ -116,7 +116,7 @@ def bound(
     picture: PictureOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
     workers: WorkersOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    seed: Annotated[int, seed_option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
     json_file: JsonOption = None,
