@@ -261,6 +261,12 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
     assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
 
 
+def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_runs: Path, tmp_path: Path) -> None:
+    runs, file = [page_runs / "arrays/run", page_runs / "plain"], tmp_path / "page.json"
+    assert call("report", *runs, "--name", "run-1", "--name", "run_1", "-o", "page.html", "--json", file)[0] == 0
+    assert {"run_1_finished", "run_1_2_finished"} <= json.loads(file.read_text()).keys()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -268,6 +274,7 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
         (["{run}", "{run}", "-o", "page.html"], "named twice"),
         (["{run}", "{plain}"], "say where to write the page"),
         (["{run}", "--name", "a", "--name", "b"], "--name is given 2 times for 1 runs"),
+        (["{run}", "{plain}", "--name", "a", "--name", "a", "-o", "page.html"], "calls two runs the same"),
         (["{run}", "-o", "{plain}"], "is a folder"),
         (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),
     ],
