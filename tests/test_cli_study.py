@@ -92,6 +92,15 @@ def test_runs_trained_on_other_views_are_shown_the_first_ones(call, runs, tmp_pa
     assert code == 0 and "trained on other views" not in out and "(moco-v1)" in out
 
 
+def test_a_folder_is_called_by_its_whole_name(call, runs, tmp_path):
+    folders = [tmp_path / name for name in ("temperature-0.1-seed-0", "temperature-0.2-seed-0")]
+    for folder in folders:
+        shutil.copytree(runs["jcl"], folder)
+    code, out, err = call("distribution", *folders, "--views-per-image", 2, "--images", 4, "--json", "f.json")
+    assert code == 0 and all(folder.name in out for folder in folders), err
+    assert "temperature_0_1_seed_0_similarity_mean" in json.loads(Path("f.json").read_text())
+
+
 def test_distribution_refuses(refused, runs, npz, tmp_path):
     run = runs["jcl"]
     np.savez(tmp_path / "single.npz", x_train=drawn_pixels(1))

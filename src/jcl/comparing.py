@@ -217,4 +217,6 @@ def _names(paths: Sequence[Path], settings: dict[Path, Settings]) -> list[str]:
 
 def _folder_name(path: Path) -> str:
     whole = path.resolve()
-    return whole.parent.name if whole.is_file() and whole.stem in ("backbone", "model") else whole.stem or str(whole)
+    if not whole.is_file():
+        return whole.name or str(whole)  # what follows a dot belongs to a folder's name, as in temperature-0.2
+    return whole.parent.name if whole.stem in ("backbone", "model") else whole.stem
