@@ -196,6 +196,8 @@ def test_bound_refuses(refused, runs, tmp_path):
     assert "must not be negative" in refused("bound", "--scales", "-1")
     assert "whole numbers" in refused("bound", "--dimensions", "8.5")
     assert "between 0 and 1" in refused("bound", "--spreads", "1.5")
+    assert "--draws is for Gaussian keys" in refused("bound", run, "--draws", 500)
+    assert "--batch-size is for the keys of a run" in refused("bound", "--batch-size", 7)
     assert "--temperature must be above 0" in refused("bound", "--temperatures", "0")
 
 

@@ -64,3 +64,9 @@ SetOption = Annotated[
 def seed_option(help: str = "Same seed, same numbers.") -> Any:
     """A seed that every generator takes: one that fits into 63 bits."""
     return typer.Option(min=0, max=2**63 - 1, help=help)
+
+
+def typed_options(context: typer.Context) -> set[str]:
+    """The parameters that were typed, not left at their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out, seed_option
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out, seed_option, typed_options
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
@@ -200,7 +200,7 @@ def finetune(
     from jcl.finetuning import resume_finetuning
 
     if resume is not None:
-        if _given(context) - {"resume", "workers", "json_file"}:
+        if typed_options(context) - {"resume", "workers", "json_file"}:
             raise SettingsError("--resume continues with the settings it was begun with; give nothing else with it.")
         folder = resume_finetuning(resume, workers=workers, console=err)
     elif weights is None:
@@ -236,12 +236,6 @@ def finetune(
     say(_tested_on(summary))
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """The parameters that were typed, not left at their defaults."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _print_linear(report: LinearReport) -> None:

@@ -9,13 +9,17 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import STUDY, JsonOption, app, seed_option
+from jcl.cli.app import STUDY, JsonOption, app, seed_option, typed_options
 from jcl.cli.evaluate import WorkersOption
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 
 PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
+
+# Options of `jcl bound` that one of its two kinds of keys has no use for.
+_OF_GAUSSIAN_KEYS = ("dimensions", "spreads", "temperatures", "negatives", "draws")
+_OF_A_RUN = ("keys", "batch_size", "workers", "device", "precision")
 
 
 class FeatureKind(StrEnum):
@@ -97,6 +101,7 @@ def distribution(
 
 @app.command(rich_help_panel=STUDY)
 def bound(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="A run or one of its checkpoints (default: Gaussian keys).")
     ] = None,
@@ -127,6 +132,7 @@ def bound(
     [dim]jcl bound runs/photos -o bound.png[/]
     """
     _demand_png(picture)
+    _refuse_without_effect(typed_options(context), of_run=run is not None)
     wanted = numbers_in(scales, "--scales")
     if min(wanted) < 0:
         raise SettingsError(f"a covariance scale must not be negative, but --scales is {scales}.")
@@ -159,6 +165,14 @@ def bound(
             plot_training_bound(bounds, picture, name=str(run))
     if picture is not None:
         say(f"The losses are drawn in {picture}.")
+
+
+def _refuse_without_effect(typed: set[str], *, of_run: bool) -> None:
+    """Raise where an option is for the keys of a run and there is none, or for Gaussian keys and there is a run."""
+    idle = next((name for name in (_OF_GAUSSIAN_KEYS if of_run else _OF_A_RUN) if name in typed), None)
+    if idle is not None:
+        whose = "Gaussian keys; leave it or the run out" if of_run else "the keys of a run; name one, or leave it out"
+        raise SettingsError(f"--{idle.replace('_', '-')} is for {whose}.")
 
 
 def _gaussian_bound(
