@@ -191,6 +191,8 @@ def _trained(
         raise SettingsError(
             "say what to find and where to start, for example: jcl detect --task box --coco coco/ --init runs/photos."
         )
+    if "schedule" in given and "iterations" in given:
+        raise SettingsError("--schedule and --iterations both say how long to train; give one of them.")
     schedule = given.pop("schedule", ScheduleChoice.one.value)
     values = {"iterations": ITERATIONS[schedule]} | given | {"coco": where}
     folder = run_detection(values, out=out_folder, pictures=pictures, workers=workers, console=err)
