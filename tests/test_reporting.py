@@ -143,6 +143,16 @@ def test_a_run_that_has_not_finished(page_runs: Path, tmp_path: Path) -> None:
     assert {"map", "neighbours"} <= page.headings()
 
 
+def test_figures_that_are_no_numbers_leave_gaps(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "odd"
+    shutil.copytree(page_runs / "arrays/run", run)
+    summary = json.loads((run / "summary.json").read_text())
+    odd = {"images_per_second": None, "seconds": "long", "peak_memory_bytes": "much"}
+    (run / "summary.json").write_text(json.dumps(summary | odd))
+    page = read([run], tmp_path / "page.html")
+    assert "peak memory" not in page.text and "training time" not in page.text
+
+
 def test_a_run_that_has_only_begun(page_runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "begun"
     run.mkdir()
