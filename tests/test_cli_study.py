@@ -161,6 +161,13 @@ def test_bound_of_gaussian_keys(call):
     assert Path("bound.png").stat().st_size > 10_000
 
 
+def test_figures_that_are_not_finite_are_null(call):
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "1e-300", "--draws", 100)
+    code, _, err = call("bound", *lists, "--json", "f.json")
+    assert code == 0 and "Traceback" not in err
+    assert "NaN" not in Path("f.json").read_text() and None in json.loads(Path("f.json").read_text()).values()
+
+
 def test_a_picture_that_cannot_be_written_is_one_sentence_and_loses_no_figures(call, tmp_path):
     lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "0.2", "--draws", 100)
     (tmp_path / "file").write_text("mine")
