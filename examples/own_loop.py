@@ -38,18 +38,18 @@ def train(images: Tensor, encoder: Encoder, epochs: int) -> None:
     queue = jcl.KeyQueue(size=256, dim=64)
     optimiser = torch.optim.SGD(encoder.parameters(), lr=0.06, momentum=0.9, weight_decay=1e-4)
     recipe = view_recipe("small", size=images.shape[-1], min_scale=0.8)
-    sizes, rows = torch.tensor(images.shape[2:]).expand(BATCH, 2), torch.arange(BATCH)
     for epoch in range(1, epochs + 1):
         losses = []
         for step, batch in enumerate(torch.randperm(len(images)).split(BATCH)):
+            rows, sizes = torch.arange(len(batch)), torch.tensor(images.shape[2:]).expand(len(batch), 2)
             # A view is a function of these words and of its number, so views need no random state of their own.
             views = ViewMaker(recipe, seed=epoch, step=step, pixels=images[batch], sizes=sizes, samples=batch)
             query = encoder(views(rows, torch.zeros_like(rows)))
             with torch.no_grad():
                 for own, other in zip(key_encoder.parameters(), encoder.parameters(), strict=True):
                     own.lerp_(other, 1 - MOMENTUM)
-                numbers = 1 + torch.arange(KEYS).repeat(BATCH)  # view 0 is the query
-                keys = key_encoder(views(rows.repeat_interleave(KEYS), numbers)).view(BATCH, KEYS, -1)
+                numbers = 1 + torch.arange(KEYS).repeat(len(batch))  # view 0 is the query
+                keys = key_encoder(views(rows.repeat_interleave(KEYS), numbers)).view(len(batch), KEYS, -1)
             loss = jcl.joint_contrastive_loss(query, keys, queue.rows.clone(), temperature=0.1, covariance_scale=1.0)
             queue.enqueue(keys.mean(dim=1))
             optimiser.zero_grad()

@@ -102,6 +102,10 @@ def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path)
     assert all(cell["settings"]["method"]["num_keys"] == cell["values"]["method.num_keys"] for cell in planned)
 
 
+def test_a_plan_has_no_figures_to_write(refused, npz):
+    assert "measures nothing" in refused("ablate", npz, "--over", "num_keys=2", "--plan-only", "--json", "plan.json")
+
+
 def test_a_device_that_is_not_there_is_said_before_any_cell_is_started(call, npz, tmp_path):
     options = ("--out", tmp_path / "out", *settings_options(VALUES | {"train.device": "cuda:99"}))
     code, out, err = call("ablate", npz, "--over", "temperature=0.1", *options)

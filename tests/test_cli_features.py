@@ -94,7 +94,7 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert asked.read_text() == "mine"
     (tmp_path / "file").write_text("mine")
     code, out, err = call("neighbours", "--row", 0, "--index", "mine.npz", "-o", tmp_path / "file" / "near.png")
-    assert code == 1 and "number 0" in out and "picture could not be written" in err and "Traceback" not in err
+    assert code == 1 and "number 0" in out and "near.png could not be written" in err and "Traceback" not in err
 
 
 def test_without_pyarrow(refused, tmp_path, monkeypatch):

@@ -92,6 +92,15 @@ def test_runs_trained_on_other_views_are_shown_the_first_ones(call, runs, tmp_pa
     assert code == 0 and "trained on other views" not in out and "(moco-v1)" in out
 
 
+def test_a_folder_is_called_by_its_whole_name(call, runs, tmp_path):
+    folders = [tmp_path / name for name in ("temperature-0.1-seed-0", "temperature-0.2-seed-0")]
+    for folder in folders:
+        shutil.copytree(runs["jcl"], folder)
+    code, out, err = call("distribution", *folders, "--views-per-image", 2, "--images", 4, "--json", "f.json")
+    assert code == 0 and all(folder.name in out for folder in folders), err
+    assert "temperature_0_1_seed_0_similarity_mean" in json.loads(Path("f.json").read_text())
+
+
 def test_distribution_refuses(refused, runs, npz, tmp_path):
     run = runs["jcl"]
     np.savez(tmp_path / "single.npz", x_train=drawn_pixels(1))
@@ -152,6 +161,38 @@ def test_bound_of_gaussian_keys(call):
     assert Path("bound.png").stat().st_size > 10_000
 
 
+def test_figures_that_are_not_finite_are_null(call):
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "1e-300", "--draws", 100)
+    code, _, err = call("bound", *lists, "--json", "f.json")
+    assert code == 0 and "Traceback" not in err
+    assert "NaN" not in Path("f.json").read_text() and None in json.loads(Path("f.json").read_text()).values()
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence_and_loses_no_figures(call, tmp_path):
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "0.2", "--draws", 100)
+    (tmp_path / "file").write_text("mine")
+    code, out, err = call("bound", *lists, "--json", "f.json", "-o", tmp_path / "file" / "bound.png")
+    assert code == 1 and "Gaussian keys" in out and "bound.png could not be written" in err and "Traceback" not in err
+    assert err.count("\n") == 1 and json.loads(Path("f.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bound",),
+        ("distribution", "run"),
+        ("linear", "run"),
+        ("finetune", "run"),
+        ("shard", "images", "shards"),
+        ("detect", "--task", "box", "--coco", "coco", "--init", "random"),
+    ],
+)
+def test_a_seed_that_no_generator_takes_is_refused(call, command):
+    for seed in (2**63, -1):
+        code, out, err = call(*command, "--seed", seed)
+        assert code == 2 and out == "" and "--seed" in err and "Traceback" not in err
+
+
 def test_bound_refuses(refused, runs, tmp_path):
     run = runs["jcl"]
     assert "no projection head, key encoder or queue" in refused("bound", run / "backbone.safetensors")
@@ -162,6 +203,8 @@ def test_bound_refuses(refused, runs, tmp_path):
     assert "must not be negative" in refused("bound", "--scales", "-1")
     assert "whole numbers" in refused("bound", "--dimensions", "8.5")
     assert "between 0 and 1" in refused("bound", "--spreads", "1.5")
+    assert "--draws is for Gaussian keys" in refused("bound", run, "--draws", 500)
+    assert "--batch-size is for the keys of a run" in refused("bound", "--batch-size", 7)
     assert "--temperature must be above 0" in refused("bound", "--temperatures", "0")
 
 

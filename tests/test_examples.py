@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -52,6 +53,12 @@ def test_own_loop(printed):
     knn = accuracies(text)
     assert falls(losses(text)), text
     assert knn["after"] > knn["before"] + 3 and knn["after"] > 15, text  # chance is 10 %
+
+
+def test_own_loop_takes_any_number_of_images(capsys):
+    loop = runpy.run_path(str(EXAMPLES / "own_loop.py"))
+    loop["train"](torch.randint(0, 256, (loop["BATCH"] + 30, 3, 32, 40), dtype=torch.uint8), loop["Encoder"](), 1)
+    assert len(losses(capsys.readouterr().out)) == 1
 
 
 @needs("pytorch_lightning")

@@ -143,6 +143,16 @@ def test_a_run_that_has_not_finished(page_runs: Path, tmp_path: Path) -> None:
     assert {"map", "neighbours"} <= page.headings()
 
 
+def test_figures_that_are_no_numbers_leave_gaps(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "odd"
+    shutil.copytree(page_runs / "arrays/run", run)
+    summary = json.loads((run / "summary.json").read_text())
+    odd = {"images_per_second": None, "seconds": "long", "peak_memory_bytes": "much"}
+    (run / "summary.json").write_text(json.dumps(summary | odd))
+    page = read([run], tmp_path / "page.html")
+    assert "peak memory" not in page.text and "training time" not in page.text
+
+
 def test_a_run_that_has_only_begun(page_runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "begun"
     run.mkdir()
@@ -261,6 +271,12 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
     assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
 
 
+def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_runs: Path, tmp_path: Path) -> None:
+    runs, file = [page_runs / "arrays/run", page_runs / "plain"], tmp_path / "page.json"
+    assert call("report", *runs, "--name", "run-1", "--name", "run_1", "-o", "page.html", "--json", file)[0] == 0
+    assert {"run_1_finished", "run_1_2_finished"} <= json.loads(file.read_text()).keys()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -268,6 +284,7 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
         (["{run}", "{run}", "-o", "page.html"], "named twice"),
         (["{run}", "{plain}"], "say where to write the page"),
         (["{run}", "--name", "a", "--name", "b"], "--name is given 2 times for 1 runs"),
+        (["{run}", "{plain}", "--name", "a", "--name", "a", "-o", "page.html"], "calls two runs the same"),
         (["{run}", "-o", "{plain}"], "is a folder"),
         (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),
     ],

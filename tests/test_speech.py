@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jcl.speech import counted, duration, readable_size, tell, typed
+from jcl.speech import counted, duration, plain_names, readable_size, tell, typed
 
 LONG = "the run stopped after step 4 and is saved in /a/path/that/is/longer/than/the/line; go on: `jcl resume x`."
 
@@ -71,3 +71,13 @@ def test_sizes(count, said):
 def test_paths_are_quoted_where_a_shell_needs_it():
     assert typed(Path("runs/photos")) == "runs/photos"
     assert typed(Path("my runs/it's")) == """'my runs/it'"'"'s'"""
+
+
+def test_plain_names_are_told_apart():
+    assert plain_names(["MoCo v2", "run-1", "run_1", "Run 1", "猫"]) == [
+        "moco_v2",
+        "run_1",
+        "run_1_2",
+        "run_1_3",
+        "run",
+    ]

@@ -158,5 +158,5 @@ def _draw(
     data, chance = Path(about["data"]).name, 100 / about["classes"]
     try:
         plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, centre=plan.centre)
-    except OSError as error:
-        display.say(f"The figure could not be drawn: {error.strerror or error}.")
+    except RunError as error:
+        display.say(f"The figure could not be drawn: {error}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
 from jcl.settings import Settings
+from jcl.speech import plain_names, told_apart
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device, choose_precision, on_device
 from jcl.trained import open_trained
@@ -77,8 +77,7 @@ class DistributionReport:
 
     def keys(self) -> list[str]:
         """The names as they stand in files: small letters, digits and underscores."""
-        plain = [re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "run" for name in self.names]
-        return _told_apart(plain, "_")
+        return plain_names(self.names)
 
 
 def compare_views(
@@ -213,20 +212,11 @@ def _names(paths: Sequence[Path], settings: dict[Path, Settings]) -> list[str]:
     methods = [settings[path].method.name if path in settings else "" for path in paths]
     if all(methods) and len(set(methods)) == len(paths):
         return [_METHOD_TITLES.get(method, method) for method in methods]
-    return _told_apart([_folder_name(path) for path in paths], " ")
+    return told_apart([_folder_name(path) for path in paths], " ")
 
 
 def _folder_name(path: Path) -> str:
     whole = path.resolve()
-    return whole.parent.name if whole.is_file() and whole.stem in ("backbone", "model") else whole.stem or str(whole)
-
-
-def _told_apart(names: Sequence[str], between: str) -> list[str]:
-    """The names, with a number behind each that would be there twice."""
-    given: list[str] = []
-    for name in names:
-        number, unique = 2, name
-        while unique in given:
-            unique, number = f"{name}{between}{number}", number + 1
-        given.append(unique)
-    return given
+    if not whole.is_file():
+        return whole.name or str(whole)  # what follows a dot belongs to a folder's name, as in temperature-0.2
+    return whole.parent.name if whole.stem in ("backbone", "model") else whole.stem

@@ -59,7 +59,8 @@ def open_start(init: str, backbone: str | None, seed: int) -> Start:
         f"all {len(resnet.state_dict())} that the detector's body has; "
         + (f"left out: {left}." if left else "none left.")
     )
-    label = f"supervised {path.stem}" if init.startswith(SUPERVISED) else path.name
+    name = path.name or path.resolve().name  # "." has none of its own
+    label = f"supervised {path.stem}" if init.startswith(SUPERVISED) else name
     return Start(resnet, _plain_name(found.info.backbone), found.info.mean, found.info.std, account, label)
 
 

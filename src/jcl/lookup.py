@@ -163,17 +163,14 @@ def draw_matches(matches: Matches, path: Path) -> Path:
     def caption(row: int) -> str | None:
         return table.class_of(row) if labelled else Path(table.rows.names[row]).name
 
-    try:
-        return draw_neighbours(
-            [decode(Path(query.name), _CANVAS) if query.row is None else images[query.row] for query in queries],
-            [[images[row] for row in own] for own in rows],
-            path,
-            query_labels=[None if query.row is None or not labelled else caption(query.row) for query in queries],
-            neighbour_labels=[[caption(row) for row in own] for own in rows],
-            similarities=matches.found.similarities.tolist(),
-        )
-    except OSError as error:
-        raise RunError(f"the picture could not be written to {path}: {error.strerror}.") from None
+    return draw_neighbours(
+        [decode(Path(query.name), _CANVAS) if query.row is None else images[query.row] for query in queries],
+        [[images[row] for row in own] for own in rows],
+        path,
+        query_labels=[None if query.row is None or not labelled else caption(query.row) for query in queries],
+        neighbour_labels=[[caption(row) for row in own] for own in rows],
+        similarities=matches.found.similarities.tolist(),
+    )
 
 
 def _read_back(table: FeatureTable, rows: set[int]) -> dict[int, Tensor]:

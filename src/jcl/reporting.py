@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from jcl.report.page import render_page
 from jcl.report.run_pictures import example_views
 from jcl.reporting_features import look_at, shown_image
 from jcl.reporting_run import open_again, read_run
+from jcl.speech import plain_names
 from jcl.train.atomic import write_atomically
 from jcl.train.runtime import choose_device
 
@@ -35,9 +35,9 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The figures as one flat object of plain names; those of a run begin with its name where there are several."""
         figures: dict[str, Any] = {"file": str(self.file), "bytes": self.size, "seconds": self.seconds}
-        for run in self.runs:
-            prefix = "" if len(self.runs) == 1 else re.sub(r"\W+", "_", run.name.lower()).strip("_") + "_"
-            figures |= {f"{prefix}{name}": value for name, value in _figures(run).items()}
+        for run, name in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
+            prefix = "" if len(self.runs) == 1 else f"{name}_"
+            figures |= {f"{prefix}{figure}": value for figure, value in _figures(run).items()}
         return figures
 
 
@@ -56,6 +56,8 @@ def write_report(
     """
     if not paths:
         raise SettingsError("A report of what? Give one or several run folders.")
+    if names and len(set(names)) < len(names):
+        raise SettingsError("--name calls two runs the same; give each a name of its own.")
     started = time.perf_counter()
     target = choose_device(device)
     runs = [gather(path, name, target) for path, name in zip(paths, names or run_names(paths), strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -44,6 +44,22 @@ def visible(text: str) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 image`, `2,000 images`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def told_apart(names: Sequence[str], between: str) -> list[str]:
+    """The names, with a number behind each that would be there twice."""
+    given: list[str] = []
+    for name in names:
+        number, unique = 2, name
+        while unique in given:
+            unique, number = f"{name}{between}{number}", number + 1
+        given.append(unique)
+    return given
+
+
+def plain_names(names: Sequence[str]) -> list[str]:
+    """Runs' names as they stand in files: small letters, digits and underscores, each told from the others."""
+    return told_apart([re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "run" for name in names], "_")
 
 
 def typed(path: Path) -> str:

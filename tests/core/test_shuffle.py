@@ -85,6 +85,9 @@ def test_batch_that_cannot_be_split_is_named():
 def test_other_batch_norms_are_refused():
     with pytest.raises(SettingsError, match="BatchNorm1d"):
         group_batch_norm(nn.Sequential(nn.BatchNorm1d(3)))
+    for odd in ({"affine": False}, {"momentum": None}, {"track_running_stats": False}):
+        with pytest.raises(SettingsError, match="cannot be split into BN groups"):
+            group_batch_norm(nn.Sequential(nn.BatchNorm2d(3, **odd)))
 
 
 def test_shuffling_is_undone_exactly():

@@ -256,3 +256,16 @@ def test_places_where_nothing_is_written(resnet18, tmp_path):
     with pytest.raises(RunError, match="no run or weights file"):
         export_backbone(tmp_path / "missing", "timm", tmp_path / "out.pth")
     assert resnet18.file.read_bytes() == before and (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_home_folder_is_one_wherever_it_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    source, home = sample_file(tmp_path, "resnet18"), "~/source/backbone.safetensors"
+    with pytest.raises(RunError, match="is what is to be exported"):
+        export_backbone(home, "safetensors", source, force=True)
+    with pytest.raises(RunError, match="is what is to be imported"):
+        import_backbone(home, source, force=True)
+    assert export_backbone(home, "torchvision", "~/out.pth").path == tmp_path / "out.pth"
+    import_backbone("~/out.pth", "~/in.safetensors")
+    assert (tmp_path / "in.safetensors").is_file() and not (tmp_path / "~").exists()

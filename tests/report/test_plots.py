@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from picture_tools import count, pixels
 
+from jcl.errors import RunError
 from jcl.report import style
 from jcl.report.plots import RunCurves, plot_comparison, plot_training, points, smoothed
 
@@ -163,3 +164,12 @@ def test_plain_text_keeps_both_ends() -> None:
     assert style.plain("x" * 10, 10) == "x" * 10
     assert style.plain("beginning and end", 9) == "begi… end"
     assert len(style.plain("y" * 99, 12)) == 12
+
+
+def test_a_full_disk_is_a_sentence_and_keeps_the_old_picture(tmp_path, no_room_for):
+    file = style.save(style.new_figure(1, 1), tmp_path / "a.png")
+    before = file.read_bytes()
+    no_room_for(file)
+    with pytest.raises(RunError, match="No space left"):
+        style.save(style.new_figure(2, 2), file)
+    assert file.read_bytes() == before and list(tmp_path.iterdir()) == [file]

@@ -72,6 +72,16 @@ def test_gaussian_bound(scales: list[float], tmp_path: Path) -> None:
     assert count(plot_gaussian_bound(one, tmp_path / "one.png", subtitle=""), style.BLUE) > 20
 
 
+def test_a_bound_with_more_panels_than_there_is_room_for_says_so(tmp_path: Path, monkeypatch) -> None:
+    said = []
+    monkeypatch.setattr(style, "write_title", lambda figure, title, subtitle: said.append(subtitle))
+    for dimensions in ([2, 3, 4, 5], [2, 3, 4, 5, 6]):
+        cases = gaussian_sweep(dimensions, [0.2, 0.5], [0.1])
+        results = list(gaussian_rows(cases, [1.0], draws=100, images=2, negatives=5, seed=0))
+        plot_gaussian_bound(results, tmp_path / "f.png", subtitle="keys")
+    assert said == ["keys", "keys; drawn: the 4 lowest of 5 dimensions"]
+
+
 @pytest.mark.parametrize("steps", [[100], [0, 50, 1000]])
 def test_bound_along_training(steps: list[int], tmp_path: Path) -> None:
     scores = torch.distributions.Exponential(1.0).sample((12, 40)).double()

@@ -120,6 +120,8 @@ def ablate(
         raise SettingsError("--seeds lists the seeds already; leave --seed out.")
     if engine is EngineChoice.local and any(given is not None for given in (address, gpus_per_cell, cpus_per_cell)):
         raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell are for --engine ray; add that.")
+    if plan_only and json_file is not None:
+        raise SettingsError("--plan-only measures nothing, so there are no figures for --json; leave one of them out.")
     first = build({}).train.seed if "train.seed" in values else 0
     plan = plan_ablation(axes, parse_seeds(seeds or "1", first), build, err, alone=each_alone)
     if plan_only:

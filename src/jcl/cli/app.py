@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -59,3 +59,14 @@ SetOption = Annotated[
         "--set", metavar="SECTION.NAME=VALUE", help="Change any setting; `jcl recipes --settings` lists them."
     ),
 ]
+
+
+def seed_option(help: str = "Same seed, same numbers.") -> Any:
+    """A seed that every generator takes: one that fits into 63 bits."""
+    return typer.Option(min=0, max=2**63 - 1, help=help)
+
+
+def typed_options(context: typer.Context) -> set[str]:
+    """The parameters that were typed, not left at their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Column, Table
 
-from jcl.cli.app import DATA, JsonOption, app, err, out
+from jcl.cli.app import DATA, JsonOption, app, err, out, seed_option
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.speech import counted, readable_size, tell, typed
@@ -64,7 +64,7 @@ def shard(
     data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the shards.")],
     images_per_shard: Annotated[int, typer.Option(help="Images in each tar file.", min=1)] = 5000,
-    seed: Annotated[int, typer.Option(help="Of the order in which images are dealt to shards.")] = 0,
+    seed: Annotated[int, seed_option("Of the order in which images are dealt to shards.")] = 0,
     json_file: JsonOption = None,
 ) -> None:
     """Pack images into WebDataset tar files, which are read faster than millions of small files."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank, seed_option
 from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -82,7 +82,7 @@ def detect(
     checkpoint_every: Annotated[int | None, typer.Option(help="Iterations between checkpoints (1000).")] = None,
     pictures: Annotated[int, typer.Option(min=0, help="Test images to draw with what was found.")] = 6,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes that read images (one a CPU core).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same numbers.")] = None,
+    seed: Annotated[int | None, seed_option()] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Train on so many GPUs of this machine together.")] = 1,
     json_file: JsonOption = None,
@@ -191,6 +191,8 @@ def _trained(
         raise SettingsError(
             "say what to find and where to start, for example: jcl detect --task box --coco coco/ --init runs/photos."
         )
+    if "schedule" in given and "iterations" in given:
+        raise SettingsError("--schedule and --iterations both say how long to train; give one of them.")
     schedule = given.pop("schedule", ScheduleChoice.one.value)
     values = {"iterations": ITERATIONS[schedule]} | given | {"coco": where}
     folder = run_detection(values, out=out_folder, pictures=pictures, workers=workers, console=err)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out
+from jcl.cli.app import EVALUATE, JsonOption, app, err, out, seed_option, typed_options
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
@@ -101,7 +101,7 @@ def linear(
     per_class: Annotated[bool, typer.Option("--per-class", help="Show the accuracy of each class too.")] = False,
     batch_size: Annotated[int, typer.Option(min=2, help="Images per forward pass.")] = 256,
     workers: WorkersOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    seed: Annotated[int, seed_option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     compiled: Annotated[
         bool, typer.Option("--compile", help="Compile the backbone (paper; pays in long runs).")
@@ -187,7 +187,7 @@ def finetune(
     label_smoothing: Annotated[float, typer.Option(help="Share of each label spread over all classes.")] = 0.0,
     jitter: Annotated[bool, typer.Option("--jitter", help="Change colours too, not only crop and flip.")] = False,
     workers: WorkersOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    seed: Annotated[int, seed_option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     compiled: Annotated[bool, typer.Option("--compile", help="Compile the backbone (pays in long runs).")] = False,
     json_file: JsonOption = None,
@@ -200,7 +200,7 @@ def finetune(
     from jcl.finetuning import resume_finetuning
 
     if resume is not None:
-        if _given(context) - {"resume", "workers", "json_file"}:
+        if typed_options(context) - {"resume", "workers", "json_file"}:
             raise SettingsError("--resume continues with the settings it was begun with; give nothing else with it.")
         folder = resume_finetuning(resume, workers=workers, console=err)
     elif weights is None:
@@ -236,12 +236,6 @@ def finetune(
     say(_tested_on(summary))
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """The parameters that were typed, not left at their defaults."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _print_linear(report: LinearReport) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,13 @@ from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
 from jcl.speech import tell, visible
-from jcl.train.atomic import write_atomically
+from jcl.train.json_object import write_object
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
     if path is None or rank > 0:
         return
-    write_atomically(path, json.dumps(figures, indent=2).encode() + b"\n")
+    write_object(path, figures)
 
 
 def in_table(text: str) -> str:

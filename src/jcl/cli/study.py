@@ -9,13 +9,17 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import STUDY, JsonOption, app
+from jcl.cli.app import STUDY, JsonOption, app, seed_option, typed_options
 from jcl.cli.evaluate import WorkersOption
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 
 PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
+
+# Options of `jcl bound` that one of its two kinds of keys has no use for.
+_OF_GAUSSIAN_KEYS = ("dimensions", "spreads", "temperatures", "negatives", "draws")
+_OF_A_RUN = ("keys", "batch_size", "workers", "device", "precision")
 
 
 class FeatureKind(StrEnum):
@@ -48,7 +52,7 @@ def distribution(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
     workers: WorkersOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same images and views.")] = 0,
+    seed: Annotated[int, seed_option("Same seed, same images and views.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
     json_file: JsonOption = None,
@@ -97,6 +101,7 @@ def distribution(
 
 @app.command(rich_help_panel=STUDY)
 def bound(
+    context: typer.Context,
     run: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="A run or one of its checkpoints (default: Gaussian keys).")
     ] = None,
@@ -116,7 +121,7 @@ def bound(
     picture: PictureOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
     workers: WorkersOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same numbers.")] = 0,
+    seed: Annotated[int, seed_option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
     json_file: JsonOption = None,
@@ -127,12 +132,13 @@ def bound(
     [dim]jcl bound runs/photos -o bound.png[/]
     """
     _demand_png(picture)
+    _refuse_without_effect(typed_options(context), of_run=run is not None)
     wanted = numbers_in(scales, "--scales")
     if min(wanted) < 0:
         raise SettingsError(f"a covariance scale must not be negative, but --scales is {scales}.")
     if run is None:
         cases = (dimensions, spreads, temperatures)
-        figures = _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture)
+        _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture, json_file)
     else:
         from jcl.bounding import bound_along_training
         from jcl.cli.study_tables import print_run_bound
@@ -152,14 +158,21 @@ def bound(
                 progress=progress,
             )
         print_run_bound(bounds)
-        figures = bounds.figures()
+        write_json(bounds.figures(), json_file)
         if picture is not None:
             from jcl.report.bound_plots import plot_training_bound
 
             plot_training_bound(bounds, picture, name=str(run))
-    write_json(figures, json_file)
     if picture is not None:
         say(f"The losses are drawn in {picture}.")
+
+
+def _refuse_without_effect(typed: set[str], *, of_run: bool) -> None:
+    """Raise where an option is for the keys of a run and there is none, or for Gaussian keys and there is a run."""
+    idle = next((name for name in (_OF_GAUSSIAN_KEYS if of_run else _OF_A_RUN) if name in typed), None)
+    if idle is not None:
+        whose = "Gaussian keys; leave it or the run out" if of_run else "the keys of a run; name one, or leave it out"
+        raise SettingsError(f"--{idle.replace('_', '-')} is for {whose}.")
 
 
 def _gaussian_bound(
@@ -170,7 +183,8 @@ def _gaussian_bound(
     negatives: int,
     seed: int,
     picture: Path | None,
-) -> dict[str, float]:
+    json_file: Path | None,
+) -> None:
     from jcl.cli.study_tables import print_gaussian_bound
     from jcl.studies.bound import gaussian_figures, gaussian_rows, gaussian_sweep
 
@@ -182,12 +196,12 @@ def _gaussian_bound(
     )
     results = list(gaussian_rows(cases, scales, draws=draws, images=images, negatives=negatives, seed=seed))
     print_gaussian_bound(results, draws, images)
+    write_json(gaussian_figures(results), json_file)
     if picture is not None:
         from jcl.report.bound_plots import plot_gaussian_bound
 
         subtitle = f"{draws:,} keys for each of {images} images, {negatives:,} random negatives"
         plot_gaussian_bound(results, picture, subtitle=subtitle)
-    return gaussian_figures(results)
 
 
 @app.command(rich_help_panel=STUDY)

@@ -74,16 +74,19 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Replace every `BatchNorm2d` inside `module` by its grouped form, keeping weights and statistics."""
+    """Replace every `BatchNorm2d` inside `module` by its grouped form, keeping weights and statistics.
+
+    Batch norms of another kind, and those without weights or a moving average, are refused.
+    """
     for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
+        if type(child) is nn.BatchNorm2d and child.affine and child.track_running_stats and child.momentum is not None:
             grouped = GroupedBatchNorm2d(child.num_features, child.eps, child.momentum).to(child.weight)
             grouped.load_state_dict(child.state_dict())
             setattr(module, name, grouped)
         elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm2d):
             raise SettingsError(
                 f"the backbone holds a {type(child).__name__} layer, which cannot be split into BN groups; "
-                "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
+                "set model.bn_groups=1 or choose a backbone with BatchNorm2d layers as PyTorch makes them."
             )
         else:
             group_batch_norm(child)

@@ -33,7 +33,7 @@ def export_backbone(
 
     What lies at `out` is overwritten only with `force`. `backbone` names the network as in `load_backbone`.
     """
-    source, out = Path(source), Path(out)
+    source, out = Path(source).expanduser(), Path(out).expanduser()
     if target not in TARGETS:
         raise SettingsError(f"there is no target called {target!r}; choose one of {', '.join(TARGETS)}.")
     _demand_room(source, target, out, force)

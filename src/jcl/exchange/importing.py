@@ -24,7 +24,7 @@ def import_backbone(
     `backbone` and `image_size` are needed where the file and its shapes do not tell. The result says what was
     recognised, how many tensors were taken and which were left out.
     """
-    source, out = Path(source), Path(out)
+    source, out = Path(source).expanduser(), Path(out).expanduser()
     if out.suffix != ".safetensors":
         raise SettingsError(f"backbone files are safetensors files: {out} should end in .safetensors.")
     if source.exists() and out.resolve() == source.resolve():

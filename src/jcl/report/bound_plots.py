@@ -25,8 +25,9 @@ _MOST_PANELS = 4  # in each direction
 
 def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: Path, *, subtitle: str) -> Path:
     """How far the bounds lie above Eq. 4 over the keys' spread: panels by dimension (rows) and temperature."""
-    dimensions = sorted({case.dimension for case, _ in results})[:_MOST_PANELS]
-    temperatures = sorted({case.temperature for case, _ in results})[:_MOST_PANELS]
+    all_dimensions = sorted({case.dimension for case, _ in results})
+    all_temperatures = sorted({case.temperature for case, _ in results})
+    dimensions, temperatures = all_dimensions[:_MOST_PANELS], all_temperatures[:_MOST_PANELS]
     width, height = 0.9 + 4.5 * max(len(temperatures), 2), 1.25 + 2.75 * len(dimensions)
     figure = style.new_figure(width, height)
     panels = figure.subplots(len(dimensions), len(temperatures), squeeze=False)
@@ -44,6 +45,9 @@ def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: 
         _draw_gaps(axes, list(rows), list(rows.values()), f"d = {dimension}, temperature {temperature:g}")
         _label(axes, "spread of the keys" if dimension == dimensions[-1] else "", "above Eq. 4")
     _legend(figure, list(results[0][1].closed), "Eq. 4 within two standard errors")
+    for count, name in ((len(all_dimensions), "dimensions"), (len(all_temperatures), "temperatures")):
+        if count > _MOST_PANELS:
+            subtitle += f"; drawn: the {_MOST_PANELS} lowest of {count} {name}"
     style.write_title(figure, _gaussian_finding(results), style.plain(subtitle, 150))
     return style.save(figure, path)
 

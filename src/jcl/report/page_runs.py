@@ -6,7 +6,7 @@ from typing import Any
 
 from jcl.report.contents import Answer, ExampleViews, RunContents, ShownImage
 from jcl.report.inline import image_address
-from jcl.report.page_tables import MISSING, plain_value
+from jcl.report.page_tables import MISSING, of_summary, plain_value, seconds_of, speed_of
 from jcl.report.remarks import remarks
 from jcl.report.scatter import class_marks, map_chart
 from jcl.speech import counted, duration, readable_size
@@ -70,14 +70,13 @@ def _headline(run: RunContents) -> tuple[str, str]:
 
 
 def _facts(run: RunContents) -> list[tuple[str, str]]:
-    line, summary = run.newest("train"), run.summary or {}
-    seconds = summary.get("seconds", line.get("seconds"))
-    peak, loss, speed = summary.get("peak_memory_bytes"), line.get("loss"), line.get("images_per_second")
-    own = line.get("contrastive_accuracy")
+    line = run.newest("train")
+    loss, own = line.get("loss"), line.get("contrastive_accuracy")
+    speed, seconds, peak = speed_of(run), seconds_of(run), of_summary(run, "peak_memory_bytes")
     found = [
         ("loss", None if loss is None else f"{loss:.3f}"),
         ("own image first", None if own is None else f"{own:.1f} %"),
-        ("images a second", f"{summary.get('images_per_second', speed):,.0f}" if speed is not None else None),
+        ("images a second", None if speed is None else f"{speed:,.0f}"),
         ("training time", None if seconds is None else duration(seconds)),
         ("peak memory", None if peak is None else readable_size(peak)),
     ]

@@ -68,11 +68,11 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
 def resource_table(runs: Sequence[RunContents]) -> Table:
     """How fast, how long and in how much memory."""
     rows = [
-        _row("images a second", [_speed(run) for run in runs], lambda value: f"{value:,.0f}"),
-        _row("time spent training", [_seconds(run) for run in runs], duration, best=False),
-        _row("peak memory", [_of_summary(run, "peak_memory_bytes") for run in runs], readable_size, best=False),
-        _row("steps", [_of_summary(run, "steps") for run in runs], lambda value: f"{value:,.0f}", best=False),
-        _row("ranks", [_of_summary(run, "ranks") for run in runs], lambda value: f"{value:,.0f}", best=False),
+        _row("images a second", [speed_of(run) for run in runs], lambda value: f"{value:,.0f}"),
+        _row("time spent training", [seconds_of(run) for run in runs], duration, best=False),
+        _row("peak memory", [of_summary(run, "peak_memory_bytes") for run in runs], readable_size, best=False),
+        _row("steps", [of_summary(run, "steps") for run in runs], lambda value: f"{value:,.0f}", best=False),
+        _row("ranks", [of_summary(run, "ranks") for run in runs], lambda value: f"{value:,.0f}", best=False),
     ]
     return Table("Speed and memory", [row for row in rows if row is not None])
 
@@ -127,17 +127,17 @@ def _measured(run: RunContents, name: str) -> float | None:
     return value if isinstance(value, int | float) else None
 
 
-def _of_summary(run: RunContents, name: str) -> float | None:
+def of_summary(run: RunContents, name: str) -> float | None:
     value = (run.summary or {}).get(name)
     return value if isinstance(value, int | float) else None
 
 
-def _speed(run: RunContents) -> float | None:
+def speed_of(run: RunContents) -> float | None:
     value = (run.summary or run.newest("train")).get("images_per_second")
     return value if isinstance(value, int | float) else None
 
 
-def _seconds(run: RunContents) -> float | None:
+def seconds_of(run: RunContents) -> float | None:
     value = (run.summary or run.newest("train")).get("seconds")
     return value if isinstance(value, int | float) else None
 

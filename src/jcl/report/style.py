@@ -6,6 +6,7 @@ every text is drawn with formula parsing off, so a `$` in a file name is a dolla
 """
 
 import functools
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
+
+from jcl.train.atomic import write_atomically
 
 DPI: Final = 150
 
@@ -105,7 +108,8 @@ def write_title(figure: Figure, title: str, subtitle: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG, making its folder; equal figures give equal files."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
+    """Write a PNG in one step, making its folder; equal figures give equal files."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
+    write_atomically(path, picture.getvalue())
     return path

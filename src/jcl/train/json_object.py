@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,16 @@ _NAMED_DIFFERENCES = 3
 
 
 def write_object(file: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(file, json.dumps(content, indent=2).encode() + b"\n")
+    """Write an object in one step; figures that are not finite, which JSON has no word for, are null as in metrics."""
+    write_atomically(file, json.dumps(_finite(content), indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_object(file: Path) -> dict[str, Any]:

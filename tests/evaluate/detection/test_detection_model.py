@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torch import nn
 
 from jcl.core.encoder import build_backbone
@@ -136,6 +137,16 @@ def test_own_file_keeps_its_normalisation(tmp_path):
     assert (start.mean, start.std, start.label) == (info.mean, info.std, "b.safetensors")
     with pytest.raises(RunError, match="has no classifier"):
         open_start(f"supervised:{tmp_path / 'b.safetensors'}", None, 0)
+
+
+def test_the_folder_one_is_in_is_called_by_its_name(tmp_path, monkeypatch):
+    pytest.importorskip("timm")
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    save_file(build_resnet("resnet18").state_dict(), folder / "model.safetensors")
+    (folder / "config.json").write_text('{"architecture": "resnet18"}')
+    monkeypatch.chdir(folder)
+    assert open_start(".", None, 0).label == "hub"
 
 
 def test_starts_that_do_not_serve(tmp_path):

@@ -57,7 +57,7 @@ class DetectionSettings(Section):
     precision: Literal["float32", "bfloat16"] | Auto = "auto"
     device: str = "auto"
     rank_timeout: Positive = RANK_TIMEOUT
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
