@@ -122,7 +122,7 @@ def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_p
         expected = [fmean(values) for values in zip(*steps, strict=True)][1:]
         expected[1] *= 100  # in percent
         assert [line[name] for name in means] == pytest.approx(expected, rel=1e-5)
-        assert line["lr"] == steps[-1][0] and line["covariance_scale"] == 1.0
+        assert line["lr"] == steps[-1][0] and line["covariance_scale"] == run.settings.method.covariance_scale
     warming_up = [0.05 * (step + 1) / 20 for step in range(8)]  # five epochs of four steps
     assert [lr for lr, *_ in seen] == pytest.approx(warming_up)
     assert [line["queue_filled"] for line in lines] == [0.75, 1.0, 1.0]
