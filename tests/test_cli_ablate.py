@@ -55,7 +55,8 @@ def test_data_that_is_missing_or_cannot_be_measured_on(call, tmp_path):
 
 def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path, undrawn):
     out = tmp_path / "out"
-    values = VALUES | {"method.covariance_scale": 4.0, "train.weight_decay": 1e-4, "views.min_scale": 0.2}  # one is best
+    # Under these one of the two is best.
+    values = VALUES | {"method.covariance_scale": 4.0, "train.weight_decay": 1e-4, "views.min_scale": 0.2}
     changes = {name.replace(".", "__"): value for name, value in values.items()} | {"train__epochs": 1}
     ablated(small_plan(npz, "temperature=0.1,0.3", seeds=(4, 5), **changes), out)
     command = ("ablate", npz, "--over", "temperature=0.3,1e-1", "--out", out, *settings_options(values))
