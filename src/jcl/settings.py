@@ -75,6 +75,7 @@ class MethodSettings(Section):
 
     name: MethodName = Field("jcl", description="contrastive method")
     num_keys: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="key views per image, M'")
+    num_queries: Annotated[int, Field(ge=1, le=64)] = Field(1, description="query views per image; the paper has one")
     covariance_scale: NotNegative | Auto = Field(4.0, description="weight of the keys' covariance, lambda")
     covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
     temperature: Positive | Auto = Field(0.2, description="softmax temperature, tau")

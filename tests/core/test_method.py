@@ -33,10 +33,10 @@ class TinyEncoder(nn.Module):
 class RandomViews:
     """Every (row, number) has its own random image; remembers which were asked for."""
 
-    def __init__(self, step: int, keys: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, step: int, keys: int, dtype: torch.dtype = torch.float64, queries: int = 1) -> None:
         draw = torch.Generator().manual_seed(100 + step)
         base = torch.randn(IMAGES, 1, 3, 5, 5, generator=draw, dtype=torch.float64)
-        noise = torch.randn(IMAGES, keys + 1, 3, 5, 5, generator=draw, dtype=torch.float64)
+        noise = torch.randn(IMAGES, keys + queries, 3, 5, 5, generator=draw, dtype=torch.float64)
         self.all = (base + 0.3 * noise).to(dtype)
         self.asked: list[tuple[int, int]] = []
 
@@ -65,7 +65,7 @@ def train(learner: ContrastiveLearner, steps: int, dtype: torch.dtype = torch.fl
     losses = []
     for step in range(steps):
         learner.train()
-        result = learner(RandomViews(step, learner.num_keys, dtype), IMAGES, step, SCALE)
+        result = learner(RandomViews(step, learner.num_keys, dtype, learner.num_queries), IMAGES, step, SCALE)
         optimiser.zero_grad()
         result.loss.backward()
         optimiser.step()
@@ -104,9 +104,10 @@ def written_out_loss(method: str, query: Tensor, keys: Tensor, negatives: Tensor
     return total / len(query)
 
 
+@pytest.mark.parametrize("queries", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_steps_equal_a_plain_writing_of_algorithm_1(method):
-    learner = make_learner(method)
+def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
+    learner = make_learner(method, num_queries=queries)
     keys_per_image = learner.num_keys
     assert keys_per_image == (3 if METHODS[method].several_keys else 1)
     torch.manual_seed(0)
@@ -115,24 +116,26 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method):
     queue, place = learner.queue.rows.clone(), 0
     optimiser = torch.optim.SGD(f.parameters(), lr=RATE, momentum=0.9)
     found = train(learner, 4)
+    last = keys_per_image + 1
     for step in range(4):
-        views = RandomViews(step, keys_per_image)
+        views = RandomViews(step, keys_per_image, queries=queries)
+        asking = views.all[:, [0, *range(last, last + queries - 1)]].flatten(0, 1)
         through_keys = method == "multi-key-backprop"
         if not through_keys:
-            query = forward_in_groups(f, views.all[:, 0], 2)
+            query = forward_in_groups(f, asking, 2)
         with torch.no_grad():
             for own, other in zip(g.parameters(), f.parameters(), strict=True):
                 own.copy_(MOMENTUM * own + (1 - MOMENTUM) * other)
-        flat = views.all[:, 1:].flatten(0, 1)
+        flat = views.all[:, 1:last].flatten(0, 1)
         order = permutation(SEED, KEY_SHUFFLE, step, len(flat), torch.device("cpu"))
         if through_keys:  # f sees keys and queries, and its running statistics move towards the keys' first
             shuffled = forward_in_groups(f, flat[order], 2)
-            query = forward_in_groups(f, views.all[:, 0], 2)
+            query = forward_in_groups(f, asking, 2)
         else:
             with torch.no_grad():
                 shuffled = forward_in_groups(g, flat[order], 2)
         keys = shuffled[order.argsort()].view(IMAGES, keys_per_image, DIM)
-        loss = written_out_loss(method, query, keys, queue)
+        loss = written_out_loss(method, query, torch.stack([key for key in keys for _ in range(queries)]), queue)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
