@@ -154,9 +154,9 @@ def refuse_others(found: dict[str, Any], header: dict[str, Any], arguments: argp
         if name not in ROWS:
             raise RunError(f"{arguments.json} has a row called {name!r}, which is not among {', '.join(ROWS)}.")
         now = of_the_row(settings_of(ROWS[name], 0, arguments))
-        # A setting that came or went since has kept what was usual before.
-        before = {setting: value for setting, value in content["settings"].items() if setting in now}
-        if other := named_differences(before, {setting: now[setting] for setting in before}):
+        # A setting that there was not yet had what is usual.
+        before = {setting: content["settings"].get(setting, value) for setting, value in of_the_row(Settings()).items()}
+        if other := named_differences(before, now):
             raise RunError(f"{arguments.json} has results of {name} with {other}; {way_out}")
 
 
@@ -227,13 +227,14 @@ def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Proc
     seconds = run(words, training.with_suffix(".txt"), processes)
     words = jcl_command("linear", folder, "--device", arguments.device, "--json", probe)
     run(words, probe.with_suffix(".txt"), processes)
-    lines = read_metrics(RunFolder(folder).metrics_file)
+    lines, method = read_metrics(RunFolder(folder).metrics_file), RunFolder(folder).settings().method
     return {
         "measured_on": described(arguments.device),
         "seconds": None if resumed else seconds,
         # The median leaves out what is compiled in the first steps, which depends on what the machine did before.
         "images_per_second": median(line["images_per_second"] for line in lines if line["kind"] == "train"),
-        "num_keys": RunFolder(folder).settings().method.num_keys,
+        "num_keys": method.num_keys,
+        "num_queries": method.num_queries,
         "pretrain": read_object(training),
         "linear": read_object(probe),
         "online_knn": {f"{line['epoch']:g}": line["knn_top1"] for line in lines if line["kind"] == "knn"},
@@ -270,7 +271,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def line_of(row: Row, results: list[dict[str, Any]], base_epochs: int) -> str:
-    keys = results[0]["num_keys"]
+    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
     seconds = [result["seconds"] for result in results if result["seconds"] is not None]
     whole = f"{fmean(seconds):,.0f} s" if seconds else "not known"
     if seconds and len(seconds) < len(results):
@@ -281,7 +282,7 @@ def line_of(row: Row, results: list[dict[str, Any]], base_epochs: int) -> str:
         whole,
         f"{fmean(result['images_per_second'] for result in results):,.0f}",
         f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
-        f"{(3 + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
+        f"{(3 * queries + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
         str(len(results)),
     ]
     return f"| {' | '.join(cells)} |"

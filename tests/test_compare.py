@@ -71,6 +71,7 @@ def result(knn: float, linear: float, *, keys: int = 1, epochs: int = 20, second
         "seconds": seconds,
         "images_per_second": 1000.0 * keys,
         "num_keys": keys,
+        "num_queries": 1,
         "pretrain": {"knn_top1": knn, "epochs": epochs, "peak_memory_bytes": keys * 2**30},
         "linear": {"linear_top1": linear},
         "online_knn": {"20": knn},
@@ -89,7 +90,7 @@ def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(words, compare
     assert list(found) == ["jcl"] and list(found["jcl"]["seeds"]) == ["0"]
     first = found["jcl"]["seeds"]["0"]
     assert 0 < first["pretrain"]["seconds"] < first["seconds"] < PATIENCE
-    assert first["num_keys"] == 5 and first["images_per_second"] > 0
+    assert (first["num_keys"], first["num_queries"]) == (5, 1) and first["images_per_second"] > 0
     assert list(first["online_knn"]) == ["5", "10"]
     assert first["online_knn"]["10"] == first["pretrain"]["knn_top1"]
     assert first["linear"]["protocol"] == "fast" and {"lr", "weight_decay", "linear_top1"} <= first["linear"].keys()
@@ -173,6 +174,18 @@ def test_a_recipe_that_has_changed_since_is_noticed(measured_before, words, comp
     measured_before.write_text(json.dumps(found))
     code, _ = compared(words, "--rows", "jcl")
     assert "results of jcl with views.min_scale = 0.5 instead of 0.8;" in code
+
+
+def test_a_setting_that_came_since_had_what_is_usual(
+    measured_before, words, compared, nothing_runs, monkeypatch, compare
+):
+    found = json.loads(measured_before.read_text())
+    del found["rows"]["jcl"]["settings"]["method.num_queries"]
+    measured_before.write_text(json.dumps(found))
+    assert compared(words, "--rows", "jcl")[0] == 0
+    changed = compare.Row("jcl", "JCL", "jcl", ("method.num_queries=2",))
+    monkeypatch.setitem(compare.ROWS, "jcl", changed)
+    assert "method.num_queries = 1 instead of 2" in compared(words, "--rows", "jcl")[0]
 
 
 def test_other_images_are_not_mixed_in(measured_before, words, compared, nothing_runs, tmp_path):
