@@ -7,6 +7,7 @@ from torchvision.models import resnet18
 
 from jcl.core.shuffle import (
     GroupedBatchNorm2d,
+    RunningStatistics,
     group_batch_norm,
     set_batch_norm_groups,
     unshuffle,
@@ -20,6 +21,17 @@ def small_network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Sequential(nn.Conv2d(6, 4, 3), nn.BatchNorm2d(4))
     ).double()
+
+
+def settled(network: nn.Module, *passes: torch.Tensor) -> torch.Tensor:
+    """A batch in one pass or several, and the running statistics moved once."""
+    statistics = RunningStatistics(network)
+    rows = []
+    for images in passes:
+        rows.append(network(images))
+        statistics.note()
+    statistics.settle()
+    return torch.cat(rows)
 
 
 def network_with_head() -> nn.Module:
@@ -42,7 +54,7 @@ def test_groups_equal_separate_replicas(groups, channels_last, network):
         images = torch.randn(8, 3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
         if channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        found = grouped(images)
+        found = settled(grouped, images)
         parts = [replica(part) for replica, part in zip(replicas, images.chunk(groups), strict=True)]
         torch.testing.assert_close(found, torch.cat(parts), rtol=1e-12, atol=1e-12)
         found.pow(2).mean().backward()
@@ -59,18 +71,21 @@ def test_passes_make_one_update_of_the_running_statistics():
     whole = group_batch_norm(small_network())
     in_passes = copy.deepcopy(whole)
     set_batch_norm_groups(whole, 4)
-    later = torch.zeros((), dtype=torch.float64)
-    set_batch_norm_groups(in_passes, 1, 4, later)
     images = torch.randn(8, 3, 7, 7, dtype=torch.float64)
-    wanted = whole(images)
-    found = []
-    for number, part in enumerate(images.chunk(4)):
-        later.fill_(3 - number)
-        found.append(in_passes(part))
-    torch.testing.assert_close(torch.cat(found), wanted)
+    torch.testing.assert_close(settled(in_passes, *images.chunk(4)), settled(whole, images))
     for name, buffer in whole.named_buffers():
-        if "running" in name:
-            torch.testing.assert_close(dict(in_passes.named_buffers())[name], buffer, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(dict(in_passes.named_buffers())[name], buffer, rtol=1e-12, atol=1e-14)
+
+
+def test_layers_that_had_nothing_to_do_stay_as_they_are():
+    network = group_batch_norm(small_network())
+    idle = group_batch_norm(nn.Sequential(nn.BatchNorm2d(5)))
+    statistics = RunningStatistics(nn.ModuleList([network, idle]))
+    network(torch.randn(4, 3, 7, 7, dtype=torch.float64))
+    statistics.note()
+    statistics.settle()
+    assert int(network[1].num_batches_tracked) == 1 and int(idle[0].num_batches_tracked) == 0
+    assert network[1].running_mean.any() and not idle[0].running_mean.any()
 
 
 def test_conversion_keeps_weights_statistics_and_eval_output():
@@ -115,7 +130,7 @@ def test_the_form_for_compilers_equals_the_loop_over_groups(groups, channels_las
         images = torch.randn(8, 3, 7, 7, dtype=torch.float32, generator=torch.Generator().manual_seed(step))
         if channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
-        wanted, found = loop.float()(images), compiled.float()(images)
+        wanted, found = settled(loop.float(), images), settled(compiled.float(), images)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
         wanted.pow(2).sum().backward()
         found.pow(2).sum().backward()

@@ -36,6 +36,22 @@ def test_views_are_compiled_once(method, changes, npz, monkeypatch):
     assert steps > 1 and len(prepared) == 1
 
 
+@pytest.mark.parametrize("passes", [1, 2])
+def test_every_part_of_a_step_is_compiled_once(passes, npz, monkeypatch):
+    """Views, keys, queries and loss; what layers of an encoder leave behind for the host must not undo it."""
+    torch._dynamo.reset()
+    prepared = []
+
+    def note(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        prepared.append(module)
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
+    more = {"model__predictor": True, "model__head": "deep", "method__num_queries": 2}
+    steps = train(tiny_settings(npz, "jcl", train__compile=True, train__key_passes=passes, method__num_keys=4, **more))
+    assert steps > 1 and len(prepared) == 4
+
+
 def train(settings: Settings) -> int:
     """Train for an epoch and say how many steps it had."""
     data = open_run_data(settings, Console(quiet=True)).train

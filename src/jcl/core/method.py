@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,7 @@ from torch import Tensor, nn
 from jcl.core.encoder import Encoder, without_predictor
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
-from jcl.core.shuffle import (
-    group_batch_norm,
-    set_batch_norm_groups,
-    unshuffle,
-)
+from jcl.core.shuffle import RunningStatistics, group_batch_norm, set_batch_norm_groups, unshuffle
 from jcl.randomness import KEY_SHUFFLE, permutation
 from jcl.ranks import ALONE, Ranks
 
@@ -92,8 +88,6 @@ class ContrastiveLearner(nn.Module):
     `ranks` each has an equal share of the groups; the step is that of one process on all images of the batch.
     """
 
-    later_passes: Tensor
-
     def __init__(
         self,
         encoder: Encoder,
@@ -128,8 +122,10 @@ class ContrastiveLearner(nn.Module):
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
         self.bn_groups = bn_groups
-        self.register_buffer("later_passes", torch.zeros(()), persistent=False)
-        self._deal_batch_norm_groups()
+        set_batch_norm_groups(self.query_encoder, bn_groups // ranks.count)
+        set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
+        self._query_statistics = RunningStatistics(self.query_encoder)
+        self._key_statistics = RunningStatistics(self.key_encoder)
 
     def forward(
         self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
@@ -169,18 +165,6 @@ class ContrastiveLearner(nn.Module):
         self.key_encoder.compile(dynamic=False)
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
-    def _deal_batch_norm_groups(self) -> None:
-        groups = self.bn_groups // self.ranks.count
-        set_batch_norm_groups(self.query_encoder, groups)
-        later = self.later_passes if self.key_passes > 1 else None
-        set_batch_norm_groups(self.key_encoder, groups // self.key_passes, self.key_passes, later)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moving to another device or precision makes a new `later_passes`, which the layers must share again."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._deal_batch_norm_groups()
-        return self
-
     @torch.no_grad()
     def update_key_encoder(self) -> None:
         """Move g towards f by exponential moving average: parameters only, all in one fused call.
@@ -219,7 +203,7 @@ class ContrastiveLearner(nn.Module):
         """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
         if self.method.gradient_through_keys:
             # End to end: f encodes its own keys, so that gradients reach everything that made them.
-            encoded = self.query_encoder(next(made))
+            encoded = self._encode_with_gradient(made)
         else:
             encoded = self._encode_without_gradient(made)
         return unshuffle(self.ranks.gather(encoded), order).view(-1, self.num_keys, encoded.shape[1])
@@ -227,15 +211,21 @@ class ContrastiveLearner(nn.Module):
     @torch.no_grad()
     def _encode_without_gradient(self, made: Iterator[Tensor]) -> Tensor:
         encoded = []
-        for later in reversed(range(self.key_passes)):
-            self.later_passes.fill_(later)
+        for _ in range(self.key_passes):
             encoded.append(self.key_encoder(next(made)))
+            self._key_statistics.note()
+        self._key_statistics.settle()
         return torch.cat(encoded)
+
+    def _encode_with_gradient(self, made: Iterator[Tensor]) -> Tensor:
+        encoded: Tensor = self.query_encoder(next(made))
+        self._query_statistics.note()
+        self._query_statistics.settle()
+        return encoded
 
     def encode_queries(self, made: Iterator[Tensor]) -> Tensor:
         """The queries of this rank, image by image in batch order: one each, or several: (N/W·Q, d)."""
-        query: Tensor = self.query_encoder(next(made))
-        return query
+        return self._encode_with_gradient(made)
 
 
 @torch.no_grad()

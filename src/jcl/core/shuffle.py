@@ -21,22 +21,21 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are taken over `groups` equal, contiguous parts of the batch.
 
-    The running statistics become what G replicas' statistics would average to: one update with the mean of the group
-    statistics. That is the same whether the groups live in one process or on G ranks. In eval mode it is plain batch
-    norm, and its state dict is plain batch norm's.
+    In training it leaves the statistics of its groups in `seen`, by which `RunningStatistics` moves the running ones.
+    In eval mode it is plain batch norm, and its state dict is plain batch norm's.
     """
 
     groups: int = 1
-    passes: int = 1
-    later_passes: Tensor | None = None  # how many of the passes are still to come; shared by the encoder's layers
+    seen: tuple[Tensor, Tensor] | None = None  # means and unbiased variances (G, C) of the last batch's groups
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or (self.groups == 1 and self.later_passes is None):
+        if not self.training:
             return super().forward(input)
         if input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
-        if torch.compiler.is_compiling():
-            return self._in_one_piece(input)
+        return self._in_one_piece(input) if torch.compiler.is_compiling() else self._part_by_part(input)
+
+    def _part_by_part(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None and self.running_var is not None
         outputs, means, variances = [], [], []
         for part in input.chunk(self.groups):
@@ -45,7 +44,7 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
             outputs.append(F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps))
             means.append(mean)
             variances.append(variance)
-        self._update_running_statistics(torch.stack(means).mean(0), torch.stack(variances).mean(0))
+        self.seen = torch.stack(means), torch.stack(variances)
         return torch.cat(outputs)
 
     def _in_one_piece(self, input: Tensor) -> Tensor:
@@ -55,23 +54,11 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         per_channel = (-1, *[1] * (parts.dim() - 3))
         variance, mean = torch.var_mean(parts, dim=(1, *range(3, parts.dim())), correction=0, keepdim=True)
         rows = parts.numel() // (self.groups * self.num_features)
-        self._update_running_statistics(mean.mean(0).flatten(), variance.mean(0).flatten() * (rows / (rows - 1)))
+        self.seen = mean.detach().flatten(1), variance.detach().flatten(1) * (rows / (rows - 1))
         scale = torch.rsqrt(variance + self.eps) * self.weight.view(per_channel)
         shift = self.bias.view(per_channel) - mean * scale
         output: Tensor = (parts * scale + shift).to(input.dtype).flatten(0, 1)
         return output
-
-    @torch.no_grad()
-    def _update_running_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        assert self.momentum is not None
-        momentum: float | Tensor = self.momentum
-        if self.later_passes is not None:
-            momentum = momentum_of_pass(self.later_passes, self.passes, self.momentum)
-        for running, new in ((self.running_mean, mean), (self.running_var, variance)):
-            running.add_((new - running) * momentum)
-        # All passes of a step are one batch.
-        self.num_batches_tracked += 1 if self.later_passes is None else (self.later_passes == 0).long()
 
 
 class GroupedBatchNorm1d(GroupedBatchNorm, nn.BatchNorm1d):
@@ -114,22 +101,50 @@ def _can_be_grouped(module: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNor
     return bool(module.affine and module.track_running_stats and module.momentum is not None)
 
 
-def set_batch_norm_groups(module: nn.Module, groups: int, passes: int = 1, later_passes: Tensor | None = None) -> None:
-    """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold, and of how many passes.
+class RunningStatistics:
+    """Moves the running statistics of an encoder's grouped layers, those of all layers in a few kernels together.
 
-    `later_passes` is a scalar tensor that the caller sets before each pass to the number of passes still to come.
+    They become what G replicas' statistics would average to: one update with the mean of the group statistics. That is
+    the same whether the groups live in one process or on G ranks, and whether they come in one pass or in several.
     """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        self._layers = [module for module in encoder.modules() if isinstance(module, GroupedBatchNorm)]
+        self._noted: list[dict[GroupedBatchNorm, tuple[Tensor, Tensor]]] = []  # a pass each
+
+    def note(self) -> None:
+        """Keep what the layers have seen in the pass just done."""
+        self._noted.append({layer: layer.seen for layer in self._layers if layer.seen is not None})
+        for layer in self._layers:
+            layer.seen = None
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Count the passes since the last time as one batch: one step of every running mean and variance."""
+        noted, self._noted = self._noted, []
+        layers = list(noted[0]) if noted else []
+        if not layers:  # plain batch norm, which looks after itself, or none at all
+            return
+        running, momenta, counts = [], [], []
+        for layer in layers:
+            assert layer.running_mean is not None and layer.running_var is not None and layer.momentum is not None
+            assert layer.num_batches_tracked is not None
+            running += [layer.running_mean, layer.running_var]
+            momenta += [layer.momentum] * 2
+            counts.append(layer.num_batches_tracked)
+        groups = torch.cat([torch.cat([part for layer in layers for part in seen[layer]], dim=1) for seen in noted])
+        means = torch.split(groups.mean(0), [buffer.numel() for buffer in running])
+        ahead = torch._foreach_sub(means, running)
+        torch._foreach_mul_(ahead, momenta)
+        torch._foreach_add_(running, ahead)
+        torch._foreach_add_(counts, 1)
+
+
+def set_batch_norm_groups(module: nn.Module, groups: int) -> None:
+    """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold."""
     for child in module.modules():
         if isinstance(child, GroupedBatchNorm):
-            child.groups, child.passes, child.later_passes = groups, passes, later_passes
-
-
-def momentum_of_pass(later: Tensor, passes: int, momentum: float) -> Tensor:
-    """The momentum of the pass that `later` others follow, so that all `passes` end as one update with their mean.
-
-    Every pass must end with weight momentum / passes, although each later pass shrinks it once more.
-    """
-    return momentum / (passes - later * momentum)
+            child.groups = groups
 
 
 def unshuffle(rows: Tensor, order: Tensor) -> Tensor:
