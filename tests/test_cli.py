@@ -296,6 +296,17 @@ def test_recipes_are_listed_shown_and_usable_again(call, npz):
     assert code == 0 and "method.covariance_scale" in out and "train.key_passes" in out
 
 
+def test_a_recipe_s_settings_are_listed_with_its_own_values(call, tmp_path):
+    (tmp_path / "[mine].yaml").write_text("train: {epochs: 7}\n")
+    for recipe, epochs in ((tmp_path / "[mine].yaml", "7"), ("imagenet100-ablation", "100")):
+        code, out, _ = call("recipes", recipe, "--settings")
+        rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
+        assert code == 0 and "value" in out and "default" not in out and "…" not in out
+        assert [row[2] for row in rows if row[1] == "train.epochs"] == [epochs]
+        assert [row[2] for row in rows if row[1] == "record.knn_k"] == ["200"]  # not the recipe's: the default
+    assert "there is no recipe called 'cifar'" in call("recipes", "cifar", "--settings")[2]
+
+
 def test_the_names_of_settings_are_whole_in_a_narrow_terminal(call, monkeypatch):
     monkeypatch.setattr("jcl.cli.data.out", Console(width=60))
     out = call("recipes", "--settings")[1]

@@ -9,7 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out, seed_option
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.speech import counted, readable_size, tell, typed
 
@@ -17,21 +17,25 @@ from jcl.speech import counted, readable_size, tell, typed
 @app.command(rich_help_panel=DATA)
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe's values.")] = None,
-    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default.")] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List every setting with its default, or the recipe's value.")
+    ] = False,
 ) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
 
-    from jcl.recipes import recipe_names, recipe_summary, recipe_values
+    from jcl.recipes import build_settings, recipe_names, recipe_summary, recipe_values
     from jcl.settings import describe_settings
 
     if settings:
         # The whole name is what --set wants.
         table = Table(
-            Column("setting", no_wrap=True), Column("default", max_width=10), Column("meaning", overflow="fold")
+            Column("setting", no_wrap=True),
+            Column("default" if name is None else "value", max_width=10, overflow="fold"),
+            Column("meaning", overflow="fold"),
         )
-        for row in describe_settings():
-            table.add_row(*row)
+        for row in describe_settings(None if name is None else build_settings(name)):
+            table.add_row(*map(in_table, row))
         out.print(table)
     elif name is not None:
         values = yaml.safe_dump(recipe_values(name), sort_keys=False)
