@@ -285,6 +285,32 @@ def test_check_counts_what_is_there(call, image_folder):
     assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
 
 
+def test_a_folder_that_is_called_like_a_data_set_is_told_how_to_be_meant(call, monkeypatch):
+    write_image_folder(Path("demo"))
+    said = "demo is the data set of that name, not the folder here; for the folder write ./demo.\n"
+    assert call("recipes")[2] == ""
+    code, out, err = call("check", "demo")
+    assert code == 0 and err == said and "2,500" in out
+    code, out, err = call("check", "./demo")
+    assert code == 0 and err == "" and "26" in out
+    monkeypatch.setattr("jcl.cli.location.rank", 1)  # the first speaks for all
+    assert call("check", "demo")[2] == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} missing demo" for name in ("knn", "linear", "finetune", "bound", "embed -o f.npz")),
+        *("shard demo demo", "pretrain demo --recipe missing", "ablate demo --over missing=1"),
+        "distribution missing.pt demo",
+    ],
+)
+def test_every_command_says_which_of_folder_and_data_set_is_meant(call, command):
+    Path("demo/photos").mkdir(parents=True)
+    code, _, err = call(*command.split())
+    assert code == 1 and err.count("for the folder write ./demo.") == 1
+
+
 def test_recipes_are_listed_shown_and_usable_again(call, npz):
     import yaml
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Column, Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out, seed_option
+from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.speech import counted, readable_size, tell, typed
@@ -49,7 +50,7 @@ def recipes(
 
 @app.command(rich_help_panel=DATA)
 def check(
-    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    data: Annotated[str, location_argument("Folder of images, .npz file, or a data set's name.")],
     json_file: JsonOption = None,
 ) -> None:
     """Look at every image before training: sizes, classes, duplicates, and what cannot be read."""
@@ -65,7 +66,7 @@ def check(
 
 @app.command(rich_help_panel=DATA)
 def shard(
-    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    data: Annotated[str, location_argument("Folder of images, .npz file, or a data set's name.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the shards.")],
     images_per_shard: Annotated[int, typer.Option(help="Images in each tar file.", min=1)] = 5000,
     seed: Annotated[int, seed_option("Of the order in which images are dealt to shards.")] = 0,

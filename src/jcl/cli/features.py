@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
+from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=EVALUATE)
 def embed(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
-    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, shards, or a data set's name.")],
+    data: Annotated[str, location_argument("Folder of images, .npz file, shards, or a data set's name.")],
     out_file: Annotated[Path, typer.Option("--out", "-o", help="File to write, .npz or .parquet.")],
     split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
