@@ -15,6 +15,7 @@ when it is started again.
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -27,8 +28,12 @@ from typing import Any
 import numpy as np
 from machine import save
 
+from jcl.studies.cell_process import STARTED_BY
+
 HELD_OUT = 5000
 FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs of 8 and 12 runs
+# `jcl`, which saves itself and ends when we are killed and cannot ask it to.
+JCL = "from jcl.studies.cell_process import stop_with_parent; from jcl.__main__ import main; stop_with_parent(); main()"
 Levels = dict[str, tuple[Any, Any]]  # low and high value of each setting
 
 
@@ -142,7 +147,8 @@ def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namesp
                 number = waiting.pop(0)
                 words = command(number, values_of(rows[number], arguments.vary), split, arguments)
                 with (arguments.out / f"run-{number}.txt").open("wb") as log:
-                    running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT))
+                    environment = os.environ | {STARTED_BY: str(os.getpid())}
+                    running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
             time.sleep(0.2)
     finally:  # nobody would wait for what is still running; a run saves itself when it is asked to end
         for process in running:
@@ -158,7 +164,7 @@ def end(*_: Any) -> None:
 def command(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> list[str]:
     """What starts a run, or goes on with one that got as far as a checkpoint."""
     folder = arguments.out / f"run-{number}"
-    python = [sys.executable, "-m", "jcl"]
+    python = [sys.executable, "-c", JCL]
     if (folder / "checkpoints").exists():
         return [*python, "resume", str(folder), "--json", str(result_file(arguments, number))]
     if folder.exists():
