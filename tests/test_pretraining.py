@@ -274,6 +274,22 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
 
 
+def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch, undrawn):
+    """One epoch that is not kept in memory: what was met before the stop is not met again."""
+    monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
+    for file in sorted(image_folder.glob("cats/*.png"))[::2]:
+        file.write_bytes(b"no image")
+    settings = tiny_settings(image_folder, train__epochs=1)
+    whole = pretrain(settings, tmp_path / "whole", console=QUIET).path / "skipped.txt"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGINT)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    assert 0 < len((tmp_path / "run/skipped.txt").read_text()) < len(whole.read_text())
+    resume(tmp_path / "run", console=QUIET)
+    assert (tmp_path / "run/skipped.txt").read_text() == whole.read_text()
+
+
 def test_without_labels_there_is_no_knn(tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=QUIET)
