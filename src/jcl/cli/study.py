@@ -15,6 +15,7 @@ from jcl.cli.location import location_argument, tell_passed_over
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
 
@@ -202,7 +203,9 @@ def _gaussian_bound(
     if picture is not None:
         from jcl.report.bound_plots import plot_gaussian_bound
 
-        subtitle = f"{draws:,} keys for each of {images} images, {negatives:,} random negatives"
+        subtitle = (
+            f"{counted(draws, 'key')} for each of {counted(images, 'image')}, {counted(negatives, 'random negative')}"
+        )
         plot_gaussian_bound(results, picture, subtitle=subtitle)
 
 
