@@ -1,5 +1,6 @@
 """The command line: one sentence for each thing that can be wrong, and nothing touched."""
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from rich.console import Console
 import jcl
 from jcl.cli import app
 from jcl.cli.printing import write_json
+from jcl.cli.run_table import run_table
 from jcl.errors import RunError
 from jcl.pretraining import Run
 from launch_tools import wait_until
@@ -309,6 +311,15 @@ def test_every_command_says_which_of_folder_and_data_set_is_meant(call, command)
     Path("demo/photos").mkdir(parents=True)
     code, _, err = call(*command.split())
     assert code == 1 and err.count("for the folder write ./demo.") == 1
+
+
+def test_the_table_of_a_run_has_units_and_a_seed_as_it_is_typed():
+    console = Console(file=io.StringIO(), width=100)
+    figures = {"peak_memory_bytes": 3 * 2**30, "seconds": 100.0, "steps": 12_000, "seed": 12_345}
+    console.print(run_table({"method": "jcl", "data": "photos"} | figures))
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in console.file.getvalue().splitlines()]
+    assert ["peak memory", "3.00 GiB"] in rows and ["training time", "1 min 40 s"] in rows
+    assert ["steps", "12,000"] in rows and ["seed", "12345"] in rows
 
 
 def test_recipes_are_listed_shown_and_usable_again(call, npz):
