@@ -15,25 +15,16 @@ when it is started again.
 import argparse
 import contextlib
 import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from machine import save
-
-from jcl.studies.cell_process import STARTED_BY
+from processes import Processes, last_line, training_command
 
 HELD_OUT = 5000
 FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs of 8 and 12 runs
-# `jcl`, which saves itself and ends when we are killed and cannot ask it to.
-JCL = "from jcl.studies.cell_process import stop_with_parent; from jcl.__main__ import main; stop_with_parent(); main()"
 Levels = dict[str, tuple[Any, Any]]  # low and high value of each setting
 
 
@@ -47,8 +38,7 @@ def main() -> None:
     failed = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
     if failed:
         log = arguments.out / f"run-{failed[0]}.txt"
-        last = (log.read_text(encoding="utf-8").strip().splitlines() or ["nothing"])[-1]
-        raise SystemExit(f"{len(failed)} of {len(rows)} runs failed; {log} ends with: {last}")
+        raise SystemExit(f"{len(failed)} of {len(rows)} runs failed; {log} ends with: {last_line(log)}")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -138,44 +128,21 @@ def values_of(row: tuple[int, ...], vary: Levels) -> dict[str, Any]:
 
 def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
     waiting = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
-    running: list[subprocess.Popen[bytes]] = []
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        while waiting or running:
-            running = [process for process in running if process.poll() is None]
-            while waiting and len(running) < arguments.at_once:
-                number = waiting.pop(0)
-                words = command(number, values_of(rows[number], arguments.vary), split, arguments)
-                with (arguments.out / f"run-{number}.txt").open("wb") as log:
-                    environment = os.environ | {STARTED_BY: str(os.getpid())}
-                    running.append(subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment))
-            time.sleep(0.2)
-    finally:  # nobody would wait for what is still running; a run saves itself when it is asked to end
-        for process in running:
-            process.terminate()
-        signal.signal(signal.SIGTERM, before)
-
-
-def end(*_: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` and others send it twice
-    sys.exit(75)
+    with Processes() as processes:
+        for number in waiting:
+            processes.wait(at_most=arguments.at_once - 1)
+            words = command(number, values_of(rows[number], arguments.vary), split, arguments)
+            processes.start(words, arguments.out / f"run-{number}.txt")
+        processes.wait()
 
 
 def command(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> list[str]:
     """What starts a run, or goes on with one that got as far as a checkpoint."""
-    folder = arguments.out / f"run-{number}"
-    python = [sys.executable, "-c", JCL]
-    if (folder / "checkpoints").exists():
-        return [*python, "resume", str(folder), "--json", str(result_file(arguments, number))]
-    if folder.exists():
-        shutil.rmtree(folder)
     values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
-    words = ["pretrain", split, "--recipe", arguments.recipe, "--method", arguments.method]
-    words += ["--epochs", arguments.epochs, "--device", arguments.device]
-    pairs = [*arguments.set, *(f"{name}={value}" for name, value in values.items())]
-    words += [part for pair in pairs for part in ("--set", pair)]
-    words += ["--out", folder, "--json", result_file(arguments, number)]
-    return [*python, *map(str, words)]
+    settings = [*arguments.set, *(f"{name}={value}" for name, value in values.items())]
+    options = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs", "device")}
+    folder, result = arguments.out / f"run-{number}", result_file(arguments, number)
+    return training_command(folder, result, split, options, settings)
 
 
 def result_file(arguments: argparse.Namespace, number: int) -> Path:

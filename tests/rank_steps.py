@@ -38,6 +38,7 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
         smooth_encoder(),
         METHODS[method],
         num_keys=3,
+        num_queries=2 if method == "multi-key" else 1,  # which is no method's matter either
         temperature=0.2,
         queue_size=128,
         embedding_dim=16,

@@ -238,6 +238,18 @@ def test_the_other_methods_run_too(npz, tmp_path, undrawn, method):
     assert run.summary["steps"] == 4
 
 
+def test_a_run_with_a_predictor_is_resumed_and_leaves_a_backbone(npz, tmp_path, undrawn, monkeypatch):
+    settings = tiny_settings(npz, model__head="deep", model__head_width=24, model__predictor=True)
+    whole = pretrain(settings, tmp_path / "whole", console=QUIET)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    assert_same(resume(tmp_path / "run", console=QUIET), whole)
+    plain = pretrain(tiny_settings(npz), tmp_path / "plain", console=QUIET)
+    assert figures(plain)[0]["loss"] != figures(whole)[0]["loss"]
+
+
 def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path, undrawn):
     runs = [
         pretrain(tiny_settings(npz, method, method__num_keys=1, train__epochs=2), tmp_path / method, console=QUIET)

@@ -21,10 +21,19 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
     torch.manual_seed(train.seed)
     assert model.stem != "auto"
     backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=known(settings.views.image_size))
+    encoder = Encoder(
+        backbone,
+        width,
+        head=model.head,
+        head_width=width if model.head_width == "features" else model.head_width,
+        embedding_dim=model.embedding_dim,
+        predictor=model.predictor,
+    )
     learner = ContrastiveLearner(
-        Encoder(backbone, width, head=model.head, embedding_dim=model.embedding_dim),
+        encoder,
         METHODS[method.name],
         num_keys=method.num_keys,
+        num_queries=method.num_queries,
         temperature=float(method.temperature),
         queue_size=known(method.queue_size),
         embedding_dim=model.embedding_dim,

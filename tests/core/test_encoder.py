@@ -3,7 +3,7 @@ import torch
 import torchvision
 from torch import nn
 
-from jcl.core.encoder import OWN_BACKBONES, Encoder, build_backbone, projection_head
+from jcl.core.encoder import OWN_BACKBONES, Encoder, build_backbone, projection_head, without_predictor
 from jcl.errors import SettingsError
 
 
@@ -107,7 +107,36 @@ def test_encoders_give_unit_rows_in_float32(dtype):
 
 
 def test_heads_are_those_of_moco_v1_and_v2():
-    linear, mlp = projection_head("linear", 24, 7), projection_head("mlp", 24, 7)
+    linear, mlp = projection_head("linear", 24, 24, 7), projection_head("mlp", 24, 24, 7)
     assert [tuple(parameter.shape) for parameter in linear.parameters()] == [(7, 24), (7,)]
     assert [tuple(parameter.shape) for parameter in mlp.parameters()] == [(24, 24), (24,), (7, 24), (7,)]
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in mlp.modules())
+
+
+def test_a_deep_head_has_three_layers_with_batch_norm_between():
+    shapes = [tuple(parameter.shape) for parameter in projection_head("deep", 24, 40, 7).parameters()]
+    norm = [(40,), (40,)]
+    assert shapes == [(40, 24), *norm, (40, 40), *norm, (7, 40), (7,)]
+
+
+def test_a_predictor_follows_the_head_and_can_be_left_out():
+    backbone, width = build_backbone(next(iter(OWN_BACKBONES)))
+    encoder = Encoder(backbone, width, head="deep", head_width=20, embedding_dim=12, predictor=True)
+    images = torch.randn(6, 3, 32, 32)
+    plain = without_predictor(encoder)
+    assert plain.state_dict().keys() == {name for name in encoder.state_dict() if not name.startswith("predictor.")}
+    projected = encoder.eval().head(encoder.backbone(images))
+    unit = nn.functional.normalize
+    torch.testing.assert_close(plain.eval()(images), unit(projected))
+    torch.testing.assert_close(encoder(images), unit(encoder.predictor(projected)))
+    shared = {parameter.data_ptr() for parameter in encoder.parameters()}
+    assert not any(parameter.data_ptr() in shared for parameter in plain.parameters())
+
+
+def test_encoders_without_more_layers_start_as_they_always_did():
+    """Settings that came later must not change what a seed gives."""
+    torch.manual_seed(3)
+    first, last = nn.Linear(24, 24), nn.Linear(24, 7)
+    torch.manual_seed(3)
+    head = Encoder(nn.Identity(), 24, embedding_dim=7).head
+    assert torch.equal(head[0].weight, first.weight) and torch.equal(head[2].bias, last.bias)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jcl.core.encoder import Encoder, without_predictor
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.randomness import KEY_SHUFFLE, permutation
 
@@ -32,10 +33,10 @@ class TinyEncoder(nn.Module):
 class RandomViews:
     """Every (row, number) has its own random image; remembers which were asked for."""
 
-    def __init__(self, step: int, keys: int, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, step: int, keys: int, dtype: torch.dtype = torch.float64, queries: int = 1) -> None:
         draw = torch.Generator().manual_seed(100 + step)
         base = torch.randn(IMAGES, 1, 3, 5, 5, generator=draw, dtype=torch.float64)
-        noise = torch.randn(IMAGES, keys + 1, 3, 5, 5, generator=draw, dtype=torch.float64)
+        noise = torch.randn(IMAGES, keys + queries, 3, 5, 5, generator=draw, dtype=torch.float64)
         self.all = (base + 0.3 * noise).to(dtype)
         self.asked: list[tuple[int, int]] = []
 
@@ -64,7 +65,7 @@ def train(learner: ContrastiveLearner, steps: int, dtype: torch.dtype = torch.fl
     losses = []
     for step in range(steps):
         learner.train()
-        result = learner(RandomViews(step, learner.num_keys, dtype), IMAGES, step, SCALE)
+        result = learner(RandomViews(step, learner.num_keys, dtype, learner.num_queries), IMAGES, step, SCALE)
         optimiser.zero_grad()
         result.loss.backward()
         optimiser.step()
@@ -103,9 +104,10 @@ def written_out_loss(method: str, query: Tensor, keys: Tensor, negatives: Tensor
     return total / len(query)
 
 
+@pytest.mark.parametrize("queries", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_steps_equal_a_plain_writing_of_algorithm_1(method):
-    learner = make_learner(method)
+def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
+    learner = make_learner(method, num_queries=queries)
     keys_per_image = learner.num_keys
     assert keys_per_image == (3 if METHODS[method].several_keys else 1)
     torch.manual_seed(0)
@@ -114,24 +116,26 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method):
     queue, place = learner.queue.rows.clone(), 0
     optimiser = torch.optim.SGD(f.parameters(), lr=RATE, momentum=0.9)
     found = train(learner, 4)
+    last = keys_per_image + 1
     for step in range(4):
-        views = RandomViews(step, keys_per_image)
+        views = RandomViews(step, keys_per_image, queries=queries)
+        asking = views.all[:, [0, *range(last, last + queries - 1)]].flatten(0, 1)
         through_keys = method == "multi-key-backprop"
         if not through_keys:
-            query = forward_in_groups(f, views.all[:, 0], 2)
+            query = forward_in_groups(f, asking, 2)
         with torch.no_grad():
             for own, other in zip(g.parameters(), f.parameters(), strict=True):
                 own.copy_(MOMENTUM * own + (1 - MOMENTUM) * other)
-        flat = views.all[:, 1:].flatten(0, 1)
+        flat = views.all[:, 1:last].flatten(0, 1)
         order = permutation(SEED, KEY_SHUFFLE, step, len(flat), torch.device("cpu"))
         if through_keys:  # f sees keys and queries, and its running statistics move towards the keys' first
             shuffled = forward_in_groups(f, flat[order], 2)
-            query = forward_in_groups(f, views.all[:, 0], 2)
+            query = forward_in_groups(f, asking, 2)
         else:
             with torch.no_grad():
                 shuffled = forward_in_groups(g, flat[order], 2)
         keys = shuffled[order.argsort()].view(IMAGES, keys_per_image, DIM)
-        loss = written_out_loss(method, query, keys, queue)
+        loss = written_out_loss(method, query, torch.stack([key for key in keys for _ in range(queries)]), queue)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -145,6 +149,51 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method):
             if "num_batches" not in name:
                 torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+
+
+def test_only_queries_are_foretold_by_the_predictor():
+    """A step with a deep head and a predictor, written out; the key encoder follows all but the predictor."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
+    f = Encoder(backbone, 6 * 9, head="deep", head_width=11, embedding_dim=DIM, predictor=True)
+    start = copy.deepcopy(f)
+    learner = ContrastiveLearner(
+        copy.deepcopy(f),
+        METHODS["jcl"],
+        num_keys=3,
+        temperature=TEMPERATURE,
+        queue_size=QUEUE,
+        embedding_dim=DIM,
+        key_momentum=MOMENTUM,
+        seed=SEED,
+    )
+    with torch.no_grad():  # as after some training: g has fallen behind f
+        for parameter in learner.query_encoder.parameters():
+            parameter.mul_(1.1)
+        for parameter in f.parameters():
+            parameter.mul_(1.1)
+    views = RandomViews(0, 3, torch.float32)
+    negatives = learner.queue.rows.clone()
+    result = learner(views, IMAGES, 0, SCALE)
+    result.loss.backward()
+
+    g = without_predictor(start)
+    with torch.no_grad():
+        for name, own in g.named_parameters():
+            own.copy_(MOMENTUM * own + (1 - MOMENTUM) * dict(f.named_parameters())[name])
+    order = permutation(SEED, KEY_SHUFFLE, 0, IMAGES * 3, torch.device("cpu"))
+    keys = g(views.all[:, 1:].flatten(0, 1)[order]).detach()[order.argsort()].view(IMAGES, 3, DIM)
+    query = F.normalize(f.predictor(f.head(f.backbone(views.all[:, 0]))), dim=1)
+    loss = written_out_loss("jcl", query, keys, negatives)
+    loss.backward()
+    torch.testing.assert_close(result.loss, loss, rtol=1e-5, atol=1e-6)
+    assert any(name.startswith("predictor.") for name, _ in f.named_parameters())
+    for name, parameter in f.named_parameters():
+        found = dict(learner.query_encoder.named_parameters())[name].grad
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+    for name, value in g.state_dict().items():
+        torch.testing.assert_close(learner.key_encoder.state_dict()[name], value, rtol=1e-6, atol=1e-8, msg=name)
+    assert learner.key_encoder.state_dict().keys() == g.state_dict().keys()
 
 
 def test_no_query_meets_a_key_of_its_own_image_from_the_same_step():

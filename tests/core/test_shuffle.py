@@ -22,11 +22,19 @@ def small_network() -> nn.Module:
     ).double()
 
 
+def network_with_head() -> nn.Module:
+    """Batch norm of both kinds: of feature maps, and of rows."""
+    return nn.Sequential(
+        small_network(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 9, bias=False), nn.BatchNorm1d(9)
+    ).double()
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_groups_equal_separate_replicas(groups, channels_last):
+@pytest.mark.parametrize("network", [small_network, network_with_head])
+def test_groups_equal_separate_replicas(groups, channels_last, network):
     """Outputs, gradients and running statistics are those of G replicas, each with its own part of the batch."""
-    plain = small_network()
+    plain = network()
     grouped = group_batch_norm(copy.deepcopy(plain))
     set_batch_norm_groups(grouped, groups)
     replicas = [copy.deepcopy(plain) for _ in range(groups)]
@@ -83,8 +91,8 @@ def test_batch_that_cannot_be_split_is_named():
 
 
 def test_other_batch_norms_are_refused():
-    with pytest.raises(SettingsError, match="BatchNorm1d"):
-        group_batch_norm(nn.Sequential(nn.BatchNorm1d(3)))
+    with pytest.raises(SettingsError, match="BatchNorm3d"):
+        group_batch_norm(nn.Sequential(nn.BatchNorm3d(3)))
     for odd in ({"affine": False}, {"momentum": None}, {"track_running_stats": False}):
         with pytest.raises(SettingsError, match="cannot be split into BN groups"):
             group_batch_norm(nn.Sequential(nn.BatchNorm2d(3, **odd)))
@@ -97,8 +105,9 @@ def test_shuffling_is_undone_exactly():
 
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_the_form_for_compilers_equals_the_loop_over_groups(groups, channels_last):
-    loop = group_batch_norm(small_network())
+@pytest.mark.parametrize("network", [small_network, network_with_head])
+def test_the_form_for_compilers_equals_the_loop_over_groups(groups, channels_last, network):
+    loop = group_batch_norm(network())
     set_batch_norm_groups(loop, groups)
     compiled = copy.deepcopy(loop)
     compiled.compile(backend="eager")

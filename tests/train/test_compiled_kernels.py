@@ -50,12 +50,17 @@ def test_reading_back_is_noticed():
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(
-    ("recipe", "backbone", "canvas"),
-    [("folder", "resnet18", 224), ("cifar10", "resnet18", 32), ("imagenet-paper", "resnet50", 320)],
+    ("recipe", "backbone", "canvas", "more"),
+    [
+        ("folder", "resnet18", 224, {}),
+        ("cifar10", "resnet18", 32, {}),
+        ("cifar10", "resnet18", 32, {"model.head": "deep", "model.predictor": True, "method.num_queries": 2}),
+        ("imagenet-paper", "resnet50", 320, {}),
+    ],
 )
-def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas):
+def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas, more):
     device, images = torch.device("cuda"), 64
-    values = {"model.backbone": backbone, "train.batch_size": images, "train.cuda_graph": False}
+    values = {"model.backbone": backbone, "train.batch_size": images, "train.cuda_graph": False, **more}
     settings, _ = choose(build_settings(recipe, values=values), DataFacts(images, canvas, decoded=True))
     learner, _ = build_learner(settings, device)
     optimiser = build_optimiser(settings, learner, device)

@@ -6,7 +6,6 @@ keys as negatives. They differ in the loss, in how many keys they use and in whe
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Self
@@ -14,7 +13,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from jcl.core.encoder import Encoder
+from jcl.core.encoder import Encoder, without_predictor
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
 from jcl.core.shuffle import (
@@ -25,7 +24,8 @@ from jcl.core.shuffle import (
 from jcl.randomness import KEY_SHUFFLE, permutation
 from jcl.ranks import ALONE, Ranks
 
-# Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it (0 the query, 1..M' the keys).
+# Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it: 0 the query, 1..M' the keys,
+# those above M' further queries.
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
 LossFunction = Callable[[Tensor, Tensor, Tensor, float, float | Tensor], Tensor]
 
@@ -87,8 +87,9 @@ class ContrastiveLearner(nn.Module):
     """Query encoder f, key encoder g, queue Q, and the step that ties them together.
 
     `bn_groups` splits queries and shuffled keys into that many batch-norm groups (ShuffleBN). `key_passes` sends the
-    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'. On
-    several `ranks` each has an equal share of the groups; the step is that of one process on all images of the batch.
+    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'. The paper
+    has one query an image; `num_queries` of them, of different views, are all set against the same keys. On several
+    `ranks` each has an equal share of the groups; the step is that of one process on all images of the batch.
     """
 
     later_passes: Tensor
@@ -99,6 +100,7 @@ class ContrastiveLearner(nn.Module):
         method: Method,
         *,
         num_keys: int,
+        num_queries: int = 1,
         temperature: float,
         queue_size: int,
         embedding_dim: int,
@@ -115,13 +117,14 @@ class ContrastiveLearner(nn.Module):
             )
         self.method = method
         self.num_keys = num_keys if method.several_keys else 1
+        self.num_queries = num_queries
         self.temperature = temperature
         self.key_momentum = key_momentum
         self.key_passes = key_passes
         self.seed = seed
         self.ranks = ranks
         self.query_encoder = group_batch_norm(encoder) if bn_groups > ranks.count else encoder
-        self.key_encoder = copy.deepcopy(self.query_encoder)
+        self.key_encoder = without_predictor(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
         self.bn_groups = bn_groups
@@ -133,7 +136,7 @@ class ContrastiveLearner(nn.Module):
     ) -> StepResult:
         """Algorithm 1 for one mini-batch; the caller back-propagates the loss and steps f.
 
-        `images` is how many of the batch's images are this rank's queries: all N of them, or N/W of W ranks. Views are
+        `images` is how many of the batch's images this rank has queries of: all N of them, or N/W of W ranks. Views are
         asked for by the image's row in the whole batch.
         """
         # The order is MoCo's: query, momentum update, keys. Since the query's forward pass changes no parameter, the
@@ -154,7 +157,9 @@ class ContrastiveLearner(nn.Module):
         return result
 
     def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
-        """The method's loss, and figures about the features it was taken of."""
+        """The method's loss, and figures about the features it was taken of; several queries share an image's keys."""
+        if self.num_queries > 1:
+            keys = keys.repeat_interleave(self.num_queries, dim=0)
         loss = self.method.loss(query, keys, negatives, self.temperature, covariance_scale)
         return _measured(loss, query.detach(), keys.detach(), negatives)
 
@@ -182,26 +187,33 @@ class ContrastiveLearner(nn.Module):
 
         Buffers are left alone: the batch-norm statistics of g follow g's own batches.
         """
-        key_parameters: list[Tensor] = list(self.key_encoder.parameters())
-        query_parameters: list[Tensor] = list(self.query_encoder.parameters())
-        torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
+        key_parameters = dict(self.key_encoder.named_parameters())
+        query_parameters = dict(self.query_encoder.named_parameters())  # a predictor's among them, which g has not
+        ahead: list[Tensor] = [query_parameters[name] for name in key_parameters]
+        torch._foreach_lerp_(list[Tensor](key_parameters.values()), ahead, 1.0 - self.key_momentum)
 
     def _views_in_turn(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
         """The views of this rank as a step takes them: the shuffled keys of one pass after the other, then the queries.
 
-        Where several keys an image go in one pass, the queries' views are made with theirs: a compiler of views then
-        has one shape to prepare for, not two.
+        Where more keys an image than queries go in one pass, or fewer, the queries' views are made with theirs: a
+        compiler of views then has one shape to prepare for, not two.
         """
         own = self.ranks.share(order)
         passes = 1 if self.method.gradient_through_keys else self.key_passes
         keys = [part.chunk(passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
-        rows = self.ranks.rank * images + torch.arange(images, device=order.device)
-        parts = [*zip(*keys, strict=True), (rows, torch.zeros_like(rows))]
-        if passes == 1 and self.num_keys > 1:
+        parts = [*zip(*keys, strict=True), self._queries_asked_for(images, order.device)]
+        if passes == 1 and self.num_keys != self.num_queries:
             together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
-            yield from torch.split(together, [len(own), images])
+            yield from torch.split(together, [len(rows) for rows, _ in parts])
         else:
             yield from (views(*part) for part in parts)
+
+    def _queries_asked_for(self, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Rows and numbers of this rank's queries, image by image, so that groups of them are the same on any ranks."""
+        rows = self.ranks.rank * images + torch.arange(images, device=device)
+        further = self.num_keys + torch.arange(self.num_queries, device=device)
+        numbers = torch.where(further == self.num_keys, 0, further)
+        return rows.repeat_interleave(self.num_queries), numbers.repeat(images)
 
     def encode_keys(self, made: Iterator[Tensor], order: Tensor) -> Tensor:
         """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
@@ -221,7 +233,7 @@ class ContrastiveLearner(nn.Module):
         return torch.cat(encoded)
 
     def encode_queries(self, made: Iterator[Tensor]) -> Tensor:
-        """One query per image of this rank, in batch order: (N/W, d)."""
+        """The queries of this rank, image by image in batch order: one each, or several: (N/W·Q, d)."""
         query: Tensor = self.query_encoder(next(made))
         return query
 

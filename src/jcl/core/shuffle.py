@@ -7,7 +7,7 @@ groups. Queries form groups of N/G rows in batch order, keys groups of N·M'/G r
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from jcl.errors import SettingsError
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 
-class GroupedBatchNorm2d(nn.BatchNorm2d):
+class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are taken over `groups` equal, contiguous parts of the batch.
 
     The running statistics become what G replicas' statistics would average to: one update with the mean of the group
@@ -51,12 +51,13 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     def _in_one_piece(self, input: Tensor) -> Tensor:
         """The same in plain arithmetic, which a compiler fuses into few kernels for all groups together."""
         assert self.weight is not None and self.bias is not None
-        parts = input.view(self.groups, -1, *input.shape[1:]).float()  # (G, N/G, C, H, W)
-        variance, mean = torch.var_mean(parts, dim=(1, 3, 4), correction=0, keepdim=True)
+        parts = input.view(self.groups, -1, *input.shape[1:]).float()  # (G, N/G, C) or (G, N/G, C, H, W)
+        per_channel = (-1, *[1] * (parts.dim() - 3))
+        variance, mean = torch.var_mean(parts, dim=(1, *range(3, parts.dim())), correction=0, keepdim=True)
         rows = parts.numel() // (self.groups * self.num_features)
         self._update_running_statistics(mean.mean(0).flatten(), variance.mean(0).flatten() * (rows / (rows - 1)))
-        scale = torch.rsqrt(variance + self.eps) * self.weight.view(-1, 1, 1)
-        shift = self.bias.view(-1, 1, 1) - mean * scale
+        scale = torch.rsqrt(variance + self.eps) * self.weight.view(per_channel)
+        shift = self.bias.view(per_channel) - mean * scale
         output: Tensor = (parts * scale + shift).to(input.dtype).flatten(0, 1)
         return output
 
@@ -73,17 +74,31 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked += 1 if self.later_passes is None else (self.later_passes == 0).long()
 
 
+class GroupedBatchNorm1d(GroupedBatchNorm, nn.BatchNorm1d):
+    """For rows (N, C), as in heads."""
+
+
+class GroupedBatchNorm2d(GroupedBatchNorm, nn.BatchNorm2d):
+    """For feature maps (N, C, H, W)."""
+
+
+GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
+    nn.BatchNorm1d: GroupedBatchNorm1d,
+    nn.BatchNorm2d: GroupedBatchNorm2d,
+}
+
+
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Replace every `BatchNorm2d` inside `module` by its grouped form, keeping weights and statistics.
+    """Replace every `BatchNorm1d` and `BatchNorm2d` inside `module` by its grouped form, keeping what it holds.
 
     Batch norms of another kind, and those without weights or a moving average, are refused.
     """
     for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d and child.affine and child.track_running_stats and child.momentum is not None:
-            grouped = GroupedBatchNorm2d(child.num_features, child.eps, child.momentum).to(child.weight)
+        if _can_be_grouped(child):
+            grouped = GROUPED[type(child)](child.num_features, child.eps, child.momentum).to(child.weight)
             grouped.load_state_dict(child.state_dict())
             setattr(module, name, grouped)
-        elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm2d):
+        elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm):
             raise SettingsError(
                 f"the backbone holds a {type(child).__name__} layer, which cannot be split into BN groups; "
                 "set model.bn_groups=1 or choose a backbone with BatchNorm2d layers as PyTorch makes them."
@@ -93,13 +108,19 @@ def group_batch_norm(module: ModuleType) -> ModuleType:
     return module
 
 
+def _can_be_grouped(module: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
+    if type(module) not in GROUPED:
+        return False
+    return bool(module.affine and module.track_running_stats and module.momentum is not None)
+
+
 def set_batch_norm_groups(module: nn.Module, groups: int, passes: int = 1, later_passes: Tensor | None = None) -> None:
     """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold, and of how many passes.
 
     `later_passes` is a scalar tensor that the caller sets before each pass to the number of passes still to come.
     """
     for child in module.modules():
-        if isinstance(child, GroupedBatchNorm2d):
+        if isinstance(child, GroupedBatchNorm):
             child.groups, child.passes, child.later_passes = groups, passes, later_passes
 
 

@@ -20,6 +20,7 @@ METHOD_VALUES: dict[str, dict[str, Any]] = {
         "method.num_keys": 1,
         "method.temperature": 0.07,
         "model.head": "linear",
+        "model.predictor": False,
         "views.recipe": "moco-v1",
     },
 }

@@ -1,0 +1,323 @@
+"""JCL beside the methods it is compared with: several seeds each, in a file that grows from call to call.
+
+    python benchmarks/compare.py cifar.npz --out compare --json benchmarks/results/cifar10-compare.json \\
+      --rows jcl moco-v2 --seeds 0 1 2 --epochs 200
+
+Every row and seed that the file does not have yet is trained and probed, one after the other, and put into the file at
+once; so a comparison may be made in many pieces, on machines that keep nothing but this file. A run that was stopped in
+the middle in `--out` is resumed. Settings, epochs and images of the file's rows have to be those that are asked for.
+JCL encodes an image's query forward and backward (three units) and M' keys forward (one each), MoCo one key, so MoCo
+with twice the epochs costs what JCL with five keys does. In the end the table is printed, without training where all
+is there: mean and standard deviation over the seeds (n - 1).
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from machine import described
+from processes import Processes, begun, jcl_command, last_line, training_command
+from rich.console import Console
+
+from jcl.cli.run_options import given_values, run_settings
+from jcl.data.fingerprint import fingerprint
+from jcl.errors import JclError, RunError
+from jcl.evaluate.classification import classification_task
+from jcl.run_data import open_run_data, with_whole_path
+from jcl.settings import Settings, setting_names
+from jcl.train.folder import RunFolder
+from jcl.train.json_object import named_differences, read_object, write_object
+from jcl.train.record import read_metrics
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table."""
+
+    name: str
+    words: str
+    method: str
+    settings: tuple[str, ...] = ()
+    times_epochs: int = 1
+
+
+MOCO_SETTINGS = ("train.lr=0.15", "method.queue_size=16384")  # by its own search, in docs/results.md; the rest as JCL
+ROWS = {
+    row.name: row
+    for row in (
+        Row("jcl", "JCL", "jcl"),
+        Row("moco-v2", "MoCo v2", "moco-v2", MOCO_SETTINGS),
+        Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),
+        Row("multi-key", "vanilla multi-key", "multi-key"),
+        Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),
+    )
+}
+LEADING, BEHIND = "jcl", ("moco-v2", "moco-v2-twice")
+ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
+DECIDED = (  # by the rows, or by options of their own
+    "data.location",
+    "method.name",
+    "method.covariance_scale",
+    "train.epochs",
+    "train.seed",
+    "train.device",
+)
+OF_ONE_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
+
+
+class CommandFailed(Exception):
+    """A command did not do what it was to do; the sentence says how it ended."""
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    try:
+        header = header_of(arguments)
+        missing = missing_runs(arguments, header)
+        failed = run_all(missing, arguments, header)
+        print(table(kept(arguments.json, header)))
+    except JclError as error:
+        raise SystemExit(f"Error: {error}") from None
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="labelled images to train and to test with, as `jcl pretrain` takes them")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--json", type=Path, required=True, help="the results, also of earlier calls")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=200)
+    parser.add_argument("--recipe", default="cifar10")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="the same in all rows")
+    arguments = parser.parse_args()
+    for name in named(arguments.set):
+        if name in DECIDED:
+            parser.error(f"--set {name}: that is for the rows to say, or for an option of its own")
+    return arguments
+
+
+def named(texts: list[str]) -> dict[str, str]:
+    """`train.lr=0.1` and so on by names."""
+    parts = [text.partition("=") for text in texts]
+    return {name.strip(): value.strip() for name, _, value in parts}
+
+
+def header_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a file of results says of all its rows."""
+    settings = settings_of(ROWS[LEADING], 0, arguments)
+    task = classification_task(open_run_data(settings, Console(stderr=True)))
+    return {
+        "recipe": arguments.recipe,
+        "epochs": arguments.epochs,
+        "set": named(arguments.set),
+        "images": {"train": fingerprint(task.train), "test": fingerprint(task.test)},
+        "rows": {},
+    }
+
+
+def kept(file: Path, header: dict[str, Any]) -> dict[str, Any]:
+    """The results so far; read anew each time, since another process may have added some."""
+    return read_object(file) if file.exists() else header
+
+
+def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[tuple[Row, int]]:
+    """The runs to do, seed by seed, so that rows can be compared early; what does not fit together is refused."""
+    found = kept(arguments.json, header)
+    refuse_others(found, header, arguments)
+    asked = dict.fromkeys((ROWS[name], seed) for seed in arguments.seeds for name in arguments.rows)
+    missing = [(row, seed) for row, seed in asked if str(seed) not in seeds_of(found, row.name)]
+    for row, seed in missing:
+        refuse_other_run(run_folder(row, seed, arguments), settings_of(row, seed, arguments))
+    return missing
+
+
+def refuse_others(found: dict[str, Any], header: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Results of other settings, epochs or images have no place in the same table."""
+    way_out = "ask for the same, or begin another file with --json."
+    if not header.keys() <= found.keys():
+        raise RunError(f"{arguments.json} holds no comparison; choose another file with --json.")
+    if found["images"] != header["images"]:
+        raise RunError(f"{arguments.json} has results on other images than those of {arguments.data}; {way_out}")
+    before, now = ({name: file[name] for name in ("epochs", "recipe")} | file["set"] for file in (found, header))
+    if other := named_differences(before, now):
+        raise RunError(f"{arguments.json} has results with {other}; {way_out}")
+    for name, content in found["rows"].items():
+        if name not in ROWS:
+            raise RunError(f"{arguments.json} has a row called {name!r}, which is not among {', '.join(ROWS)}.")
+        now = of_the_row(settings_of(ROWS[name], 0, arguments))
+        # A setting that there was not yet had what is usual.
+        before = {setting: content["settings"].get(setting, value) for setting, value in of_the_row(Settings()).items()}
+        if other := named_differences(before, now):
+            raise RunError(f"{arguments.json} has results of {name} with {other}; {way_out}")
+
+
+def refuse_other_run(folder: Path, settings: Settings) -> None:
+    """A run that was begun otherwise must not be gone on with under this name."""
+    if not begun(folder):
+        return
+    asked = {name: value for name, value in by_name(settings).items() if value != "auto"}
+    found = by_name(RunFolder(folder).settings())
+    if other := named_differences({name: found[name] for name in asked}, asked):
+        raise RunError(f"{folder} holds a run with {other}; remove it, or choose another folder with --out.")
+
+
+def settings_of(row: Row, seed: int, arguments: argparse.Namespace) -> Settings:
+    """As `jcl pretrain` makes them of the same words."""
+    parameters = {"data": arguments.data, **options_of(row, seed, arguments)}
+    values = given_values(parameters, [*row.settings, *arguments.set])
+    return with_whole_path(run_settings(arguments.recipe, row.method, values))
+
+
+def options_of(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"seed": seed, "epochs": row.times_epochs * arguments.epochs, "device": arguments.device}
+
+
+def by_name(settings: Settings) -> dict[str, Any]:
+    """All values by their dotted names."""
+    nested = settings.model_dump(mode="json")
+    parts = {name: name.partition(".") for name in setting_names()}
+    return {name: nested[section][key] if key else nested[section] for name, (section, _, key) in parts.items()}
+
+
+def of_the_row(settings: Settings) -> dict[str, Any]:
+    return {name: value for name, value in by_name(settings).items() if name not in OF_ONE_RUN}
+
+
+def run_folder(row: Row, seed: int, arguments: argparse.Namespace) -> Path:
+    folder: Path = arguments.out / f"{row.name}-{seed}"
+    return folder
+
+
+def run_all(missing: list[tuple[Row, int]], arguments: argparse.Namespace, header: dict[str, Any]) -> list[str]:
+    """Train and probe, and keep each result as soon as it is there; gives what failed, in sentences."""
+    failed = []
+    with Processes() as processes:
+        for row, seed in missing:
+            print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
+            try:
+                result = measured(row, seed, arguments, processes)
+            except (CommandFailed, JclError) as failure:
+                failed.append(f"{row.name}, seed {seed}: {failure}")
+                print(failed[-1], file=sys.stderr, flush=True)
+                continue
+            found = kept(arguments.json, header)
+            settings = of_the_row(settings_of(row, seed, arguments))
+            found["rows"].setdefault(row.name, {"settings": settings, "seeds": {}})["seeds"][str(seed)] = result
+            write_object(arguments.json, found)
+    return failed
+
+
+def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> dict[str, Any]:
+    """All figures of one run. How long the whole command took is not known of one that was stopped and resumed."""
+    folder = run_folder(row, seed, arguments)
+    resumed = begun(folder)
+    training = folder.with_name(f"{folder.name}-training.json")
+    probe = folder.with_name(f"{folder.name}-linear.json")
+    options = {"recipe": arguments.recipe, "method": row.method, **options_of(row, seed, arguments)}
+    words = training_command(folder, training, arguments.data, options, [*row.settings, *arguments.set])
+    seconds = run(words, training.with_suffix(".txt"), processes)
+    words = jcl_command("linear", folder, "--device", arguments.device, "--json", probe)
+    run(words, probe.with_suffix(".txt"), processes)
+    lines, method = read_metrics(RunFolder(folder).metrics_file), RunFolder(folder).settings().method
+    return {
+        "measured_on": described(arguments.device),
+        "seconds": None if resumed else seconds,
+        # The median leaves out what is compiled in the first steps, which depends on what the machine did before.
+        "images_per_second": median(line["images_per_second"] for line in lines if line["kind"] == "train"),
+        "num_keys": method.num_keys,
+        "num_queries": method.num_queries,
+        "pretrain": read_object(training),
+        "linear": read_object(probe),
+        "online_knn": {f"{line['epoch']:g}": line["knn_top1"] for line in lines if line["kind"] == "knn"},
+    }
+
+
+def run(words: list[str], log: Path, processes: Processes) -> float:
+    """Run a command to its end; gives the seconds it took."""
+    started = time.perf_counter()
+    process = processes.start(words, log)
+    processes.wait()
+    if process.returncode != 0:
+        raise CommandFailed(f"{log} ends with: {last_line(log)}")
+    return time.perf_counter() - started
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results in Markdown, the leads and what they were measured on."""
+    lines = [
+        "| | kNN, last epoch | linear, fast protocol | whole command | training images/s | peak memory | "
+        "compute (MoCo v2 = 1) | seeds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    shown = [row for name, row in ROWS.items() if seeds_of(found, name)]
+    lines += [line_of(row, list(seeds_of(found, row.name).values()), found["epochs"]) for row in shown]
+    leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
+    machines = {
+        f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}": None
+        for row in shown
+        for result in seeds_of(found, row.name).values()
+        for on in [result["measured_on"]]
+    }
+    return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
+
+
+def line_of(row: Row, results: list[dict[str, Any]], base_epochs: int) -> str:
+    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
+    seconds = [result["seconds"] for result in results if result["seconds"] is not None]
+    whole = f"{fmean(seconds):,.0f} s" if seconds else "not known"
+    if seconds and len(seconds) < len(results):
+        whole += f" ({len(seconds)} of {len(results)})"
+    cells = [
+        f"{row.words}, M' = {keys}" if keys > 1 else row.words,
+        *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
+        whole,
+        f"{fmean(result['images_per_second'] for result in results):,.0f}",
+        f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
+        f"{(3 * queries + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
+        str(len(results)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def lead_over(other: Row, found: dict[str, Any]) -> str:
+    """By how much the first row leads another, over the seeds that both have; nothing where they share none."""
+    own, others = seeds_of(found, LEADING), seeds_of(found, other.name)
+    seeds = sorted(own.keys() & others.keys(), key=int)
+    if not seeds:
+        return ""
+    leads = []
+    for measure in ACCURACIES:
+        first, second = (accuracies([row[seed] for seed in seeds], measure) for row in (own, others))
+        differences = [one - another for one, another in zip(first, second, strict=True)]
+        leads.append(f"{measure} {mean_and_spread(differences, sign='+')}")
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"paired by seed: {', '.join(seeds)}"
+    return f"- {ROWS[LEADING].words} minus {other.words}, in points: {', '.join(leads)} ({which})"
+
+
+def seeds_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The results of a row by seed."""
+    seeds: dict[str, Any] = found["rows"].get(name, {}).get("seeds", {})
+    return seeds
+
+
+def accuracies(results: Sequence[dict[str, Any]], measure: str) -> list[float]:
+    part, name = ACCURACIES[measure]
+    return [result[part][name] for result in results]
+
+
+def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
+    mean = f"{fmean(values):{sign}.2f}"
+    return f"{mean} ± {stdev(values):.2f}" if len(values) > 1 else mean
+
+
+if __name__ == "__main__":
+    main()

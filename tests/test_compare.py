@@ -1,0 +1,255 @@
+"""The comparison of methods: a file of results that grows, and the table made of it."""
+
+import importlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jcl.settings import settings_text
+from small_runs import drawn_pixels
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SMALL = {
+    "views.image_size": 16,
+    "model.embedding_dim": 16,
+    "method.queue_size": 64,
+    "train.batch_size": 8,
+    "record.log_every": 4,
+    "record.knn_every": 5,
+    "record.knn_k": 5,
+    "record.report": "false",
+    "record.tensorboard": "false",
+}
+PATIENCE = 120  # seconds
+
+
+@pytest.fixture
+def compare(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("compare")
+
+
+@pytest.fixture
+def words(npz, tmp_path):
+    """A small comparison on the command line."""
+    options = ["--recipe", "demo", "--device", "cpu", "--epochs", "10", "--seeds", "0"]
+    options += [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+    return [str(npz), "--out", str(tmp_path / "out"), "--json", str(tmp_path / "found.json"), *options]
+
+
+@pytest.fixture
+def compared(compare, monkeypatch, capsys):
+    """Runs the benchmark in this process; gives what it ended with and what it printed."""
+
+    def run(words: list[str], *more: str) -> tuple[object, str]:
+        monkeypatch.setattr(sys, "argv", ["compare.py", *words, *more])
+        try:
+            compare.main()
+            code: object = 0
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def nothing_runs(compare, monkeypatch):
+    monkeypatch.setattr(compare.Processes, "start", lambda *_: pytest.fail("a process was started"))
+
+
+def result(knn: float, linear: float, *, keys: int = 1, epochs: int = 20, seconds: float | None = 10.0) -> dict:
+    """Figures of a run, invented."""
+    return {
+        "measured_on": {"gpu": "H200", "cpu": "16 cores", "torch": "2.11", "date": f"2026-11-{epochs}"},
+        "seconds": seconds,
+        "images_per_second": 1000.0 * keys,
+        "num_keys": keys,
+        "num_queries": 1,
+        "pretrain": {"knn_top1": knn, "epochs": epochs, "peak_memory_bytes": keys * 2**30},
+        "linear": {"linear_top1": linear},
+        "online_knn": {"20": knn},
+    }
+
+
+def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(words, compared, compare, tmp_path, monkeypatch):
+    file, folder = tmp_path / "found.json", tmp_path / "out/moco-v2-twice-0"
+    log = tmp_path / "out/moco-v2-twice-0-training.txt"
+    words = [*words, "--rows", "jcl", "moco-v2-twice"]
+    with subprocess.Popen([sys.executable, str(BENCHMARKS / "compare.py"), *words]) as process:
+        wait_for_metrics(folder, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 75
+    found = json.loads(file.read_text())["rows"]
+    assert list(found) == ["jcl"] and list(found["jcl"]["seeds"]) == ["0"]
+    first = found["jcl"]["seeds"]["0"]
+    assert 0 < first["pretrain"]["seconds"] < first["seconds"] < PATIENCE
+    assert (first["num_keys"], first["num_queries"]) == (5, 1) and first["images_per_second"] > 0
+    assert list(first["online_knn"]) == ["5", "10"]
+    assert first["online_knn"]["10"] == first["pretrain"]["knn_top1"]
+    assert first["linear"]["protocol"] == "fast" and {"lr", "weight_decay", "linear_top1"} <= first["linear"].keys()
+    assert "compare.py" in first["measured_on"]["command"]
+    assert "SIGTERM received: the run stopped after step" in log.read_text()
+
+    code, printed = compared(words)
+    assert code == 0
+    assert "Resuming from" in log.read_text()
+    found = json.loads(file.read_text())["rows"]
+    assert found["jcl"]["seeds"]["0"] == first
+    second = found["moco-v2-twice"]["seeds"]["0"]
+    assert second["seconds"] is None and second["pretrain"]["epochs"] == 20 and second["num_keys"] == 1
+    assert found["moco-v2-twice"]["settings"]["train.lr"] == 0.15
+    assert found["moco-v2-twice"]["settings"]["method.queue_size"] == 64  # what --set says holds in all rows
+    assert "| not known |" in printed and "JCL minus MoCo v2, twice the epochs" in printed
+
+    monkeypatch.setattr(compare.Processes, "start", lambda *_: pytest.fail("a process was started"))
+    before = file.read_bytes()
+    assert compared(words) == (0, printed)
+    assert file.read_bytes() == before
+
+
+def wait_for_metrics(folder: Path, process: subprocess.Popen) -> None:
+    """Until the first steps of a run are written down."""
+    file, end = folder / "metrics.jsonl", time.monotonic() + PATIENCE
+    while not (file.exists() and file.stat().st_size):
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_run_that_fails_is_told_and_others_go_on(compare, words, compared, tmp_path, monkeypatch):
+    file, log = tmp_path / "found.json", tmp_path / "out/jcl-0-training.txt"
+    failing = [sys.executable, "-c", "print('Reading.'); raise SystemExit('Error: no good.')"]
+    monkeypatch.setattr(compare, "training_command", lambda *_: failing)
+    real = compare.measured
+
+    def measured(row, *rest):
+        return result(80.0, 85.0) if row.name == "moco-v2" else real(row, *rest)
+
+    monkeypatch.setattr(compare, "measured", measured)
+    code, printed = compared(words, "--rows", "jcl", "moco-v2")
+    assert code == f"1 of 2 runs failed: jcl, seed 0: {log} ends with: Error: no good."
+    assert list(json.loads(file.read_text())["rows"]) == ["moco-v2"]
+    assert "| MoCo v2 | 80.00 % |" in printed and "JCL" not in printed
+
+
+@pytest.fixture
+def measured_before(compare, words, tmp_path, monkeypatch):
+    """A file with a result of JCL by these words."""
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    arguments = compare.parse_arguments()
+    found = compare.header_of(arguments)
+    settings = compare.of_the_row(compare.settings_of(compare.ROWS["jcl"], 0, arguments))
+    found["rows"]["jcl"] = {"settings": settings, "seeds": {"0": result(80.0, 85.0, keys=5)}}
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps(found))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--epochs 11", "epochs = 10 instead of 11"),
+        ("--recipe folder", "recipe = demo instead of folder"),
+        ("--set train.weight_decay=0.1", "train.weight_decay = nothing instead of 0.1"),
+        ("--set method.queue_size=65", "method.queue_size = 64 instead of 65"),
+    ],
+)
+@pytest.mark.parametrize("row", ["jcl", "multi-key"])
+def test_other_settings_are_not_mixed_in(measured_before, words, compared, nothing_runs, more, message, row):
+    before = measured_before.read_bytes()
+    code, printed = compared(words, "--rows", row, *more.split())
+    assert message in code and str(measured_before) in code and printed == ""
+    assert measured_before.read_bytes() == before
+
+
+def test_a_recipe_that_has_changed_since_is_noticed(measured_before, words, compared, nothing_runs):
+    found = json.loads(measured_before.read_text())
+    found["rows"]["jcl"]["settings"] |= {"views.min_scale": 0.5, "train.long_gone": 1}
+    measured_before.write_text(json.dumps(found))
+    code, _ = compared(words, "--rows", "jcl")
+    assert "results of jcl with views.min_scale = 0.5 instead of 0.8;" in code
+
+
+def test_a_setting_that_came_since_had_what_is_usual(
+    measured_before, words, compared, nothing_runs, monkeypatch, compare
+):
+    found = json.loads(measured_before.read_text())
+    del found["rows"]["jcl"]["settings"]["method.num_queries"]
+    measured_before.write_text(json.dumps(found))
+    assert compared(words, "--rows", "jcl")[0] == 0
+    changed = compare.Row("jcl", "JCL", "jcl", ("method.num_queries=2",))
+    monkeypatch.setitem(compare.ROWS, "jcl", changed)
+    assert "method.num_queries = 1 instead of 2" in compared(words, "--rows", "jcl")[0]
+
+
+def test_other_images_are_not_mixed_in(measured_before, words, compared, nothing_runs, tmp_path):
+    other = tmp_path / "other.npz"
+    np.savez(other, x_train=drawn_pixels(12, seed=5), y_train=np.arange(12) % 2)
+    code, _ = compared([str(other), *words[1:]], "--rows", "jcl")
+    assert "has results on other images" in code
+
+
+def test_the_same_images_may_lie_elsewhere(measured_before, words, compared, nothing_runs, tmp_path, npz):
+    elsewhere = tmp_path / "elsewhere.npz"
+    elsewhere.write_bytes(npz.read_bytes())
+    code, printed = compared([str(elsewhere), *words[1:]], "--rows", "jcl")
+    assert code == 0 and "| JCL, M' = 5 | 80.00 % |" in printed
+
+
+def test_a_run_begun_otherwise_is_not_gone_on_with(compare, words, compared, nothing_runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words, "--epochs", "11"])
+    other = compare.settings_of(compare.ROWS["jcl"], 0, compare.parse_arguments())
+    folder = tmp_path / "out/jcl-0"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "settings.yaml").write_text(settings_text(other))
+    code, _ = compared(words, "--rows", "jcl")
+    assert f"{folder} holds a run with train.epochs = 11 instead of 10" in code
+
+
+def test_another_kind_of_file_is_left_alone(words, compared, nothing_runs, tmp_path):
+    file = tmp_path / "found.json"
+    file.write_text('{"runs": []}')
+    code, _ = compared(words)
+    assert "holds no comparison" in code and file.read_text() == '{"runs": []}'
+
+
+@pytest.mark.parametrize("setting", ["train.epochs=3", "method.name=jcl", "method.covariance_scale=1"])
+def test_what_rows_decide_cannot_be_set(words, compared, nothing_runs, setting):
+    assert compared(words, "--set", setting)[0] == 2
+
+
+def test_means_spreads_costs_and_leads(compare):
+    many, twice = {"keys": 5, "seconds": None}, {"epochs": 40}
+    found = {
+        "epochs": 20,
+        "rows": {
+            "jcl": {"seeds": {"0": result(80, 90, **many), "1": result(82, 91, **many), "2": result(87, 92, **many)}},
+            "moco-v2": {"seeds": {"2": result(80, 90), "0": result(77, 90, seconds=13.0), "5": result(10, 10)}},
+            "moco-v2-twice": {"seeds": {"1": result(83, 90.5, **twice), "3": result(3, 0.5, seconds=None, **twice)}},
+            "jcl-scale-0": {"seeds": {"7": result(99, 99, **many)}},
+        },
+    }
+    lines = compare.table(found).splitlines()
+    assert lines[2:6] == [
+        "| JCL, M' = 5 | 83.00 ± 3.61 % | 91.00 ± 1.00 % | not known | 5,000 | 5.00 GiB | 2.00 | 3 |",
+        "| MoCo v2 | 55.67 ± 39.58 % | 63.33 ± 46.19 % | 11 s | 1,000 | 1.00 GiB | 1.00 | 3 |",
+        "| MoCo v2, twice the epochs "
+        "| 43.00 ± 56.57 % | 45.50 ± 63.64 % | 10 s (1 of 2) | 1,000 | 1.00 GiB | 2.00 | 2 |",
+        "| JCL, covariance scale 0, M' = 5 | 99.00 % | 99.00 % | not known | 5,000 | 5.00 GiB | 2.00 | 1 |",
+    ]
+    assert len({line.count("|") for line in lines[:6]}) == 1
+    assert lines[7:9] == [
+        "- JCL minus MoCo v2, in points: kNN +5.00 ± 2.83, linear +1.00 ± 1.41 (paired by seed: 0, 2)",
+        "- JCL minus MoCo v2, twice the epochs, in points: kNN -1.00, linear +0.50 (seed 1)",
+    ]
+    assert lines[10] == "Measured on H200, torch 2.11, 2026-11-20; H200, torch 2.11, 2026-11-40."
+
+
+def test_without_anything_measured_there_is_no_lead(compare):
+    assert "minus" not in compare.table({"epochs": 20, "rows": {}})

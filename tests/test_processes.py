@@ -1,0 +1,57 @@
+"""Commands that benchmarks run as processes of their own: how they end."""
+
+import importlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SAVES_ITSELF = """
+import signal, sys, time
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("processes")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_runs_saves_itself_when_we_are_asked_to_end(processes, tmp_path, capsys, number):
+    log, before = tmp_path / "log.txt", signal.getsignal(number)
+    with pytest.raises(SystemExit) as stop, processes.Processes() as running:
+        process = running.start([sys.executable, "-c", SAVES_ITSELF], log)
+        while "ready" not in log.read_text():
+            assert process.poll() is None
+        os.kill(os.getpid(), number)
+        running.wait()
+    assert stop.value.code == 75
+    assert log.read_text().split() == ["ready", "saved"] and process.returncode == 75
+    assert f"{number.name} received" in capsys.readouterr().err
+    assert signal.getsignal(number) == before
+
+
+def test_nothing_is_begun_any_more_once_we_are_asked_to_end(processes, tmp_path):
+    with pytest.raises(SystemExit), processes.Processes() as running:
+        os.kill(os.getpid(), signal.SIGTERM)
+        running.start([sys.executable, "-c", ""], tmp_path / "log.txt")
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_what_lies_beside_a_run_that_never_began_stays(processes, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "settings.yaml").write_text("")
+    (folder / "notes.txt").write_text("mine")
+    assert "pretrain" in processes.training_command(folder, tmp_path / "r.json", Path("a.npz"), {"seed": 1}, [])
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
