@@ -277,6 +277,8 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     (image_folder / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     console = Console(stderr=True, width=500)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/skipped.txt").write_text("old.png\tof an attempt that found nothing to train on\n")
     run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=console)
     listed = (run.path / "skipped.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]

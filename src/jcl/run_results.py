@@ -20,12 +20,14 @@ from jcl.train.json_object import write_object
 from jcl.train.skipped import add_skipped
 
 
-def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str], None]) -> None:
+def write_skipped(
+    folder: RunFolder, skipped: dict[str, str], say: Callable[[str], None], *, resumed: bool = False
+) -> None:
     """List the images that could not be read, with the reasons, beside those from before the run was resumed."""
     if not skipped:
         return
     try:
-        listed = add_skipped(folder.skipped_file, skipped)
+        listed = add_skipped(folder.skipped_file, skipped, anew=not resumed)
     except RunError as error:
         say(f"{_unreadable(len(skipped))} skipped, but {error}")
         return

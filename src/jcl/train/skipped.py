@@ -20,10 +20,13 @@ def read_skipped(file: Path, most: int = -1) -> dict[str, str]:
     return {name: reason for name, _, reason in pairs if name}
 
 
-def add_skipped(file: Path, skipped: Mapping[str, str]) -> dict[str, str]:
-    """Enter images into the list, which keeps those that a training met before it was resumed; gives all of them."""
+def add_skipped(file: Path, skipped: Mapping[str, str], *, anew: bool = False) -> dict[str, str]:
+    """Enter images into the list, which keeps those that a training met before it was resumed; gives all of them.
+
+    A training that begins `anew` takes over nothing.
+    """
     listed = read_skipped(file)
-    together = listed | {_on_a_line(name): _on_a_line(reason) for name, reason in skipped.items()}
+    together = ({} if anew else listed) | {_on_a_line(name): _on_a_line(reason) for name, reason in skipped.items()}
     if together != listed:
         write_atomically(file, "".join(f"{name}\t{reason}\n" for name, reason in sorted(together.items())).encode())
     return together
