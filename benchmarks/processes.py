@@ -1,5 +1,6 @@
-"""Commands of `jcl` as processes of their own, which save themselves when the one that started them is asked to end."""
+"""Commands of `jcl` as processes of their own, which save themselves when the one that started them ends."""
 
+import os
 import subprocess
 import sys
 import time
@@ -9,10 +10,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from jcl.errors import Interrupted
+from jcl.studies.cell_process import STARTED_BY
 from jcl.train.folder import RunFolder
 from jcl.train.stop import StopRequest
 
 SECONDS_BETWEEN_LOOKS = 0.2
+# `jcl`, which also saves itself and ends when we are killed and cannot ask it to.
+_JCL = (
+    "from jcl.studies.cell_process import stop_with_parent; from jcl.__main__ import main; stop_with_parent(); main()"
+)
 
 
 class Processes:
@@ -30,8 +36,9 @@ class Processes:
         """Start a command that writes what it says to `log`."""
         self._leave_if_asked()
         log.parent.mkdir(parents=True, exist_ok=True)
+        own = os.environ | {STARTED_BY: str(os.getpid())}
         with log.open("wb") as file:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=own)
         self._started.append(process)
         return process
 
@@ -64,7 +71,7 @@ class Processes:
 
 
 def jcl_command(*words: Any) -> list[str]:
-    return [sys.executable, "-m", "jcl", *map(str, words)]
+    return [sys.executable, "-c", _JCL, *map(str, words)]
 
 
 def training_command(

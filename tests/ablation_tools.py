@@ -44,6 +44,7 @@ def small_plan(
     seeds: Sequence[int] = (0,),
     method: str | None = None,
     alone: bool = False,
+    console: Console = QUIET,
     **changes: Any,
 ) -> Plan:
     """Cells of a second each; changes are dotted names with __ for the dot."""
@@ -54,7 +55,7 @@ def small_plan(
     def build(cell: Mapping[str, Any]) -> Settings:
         return build_settings("folder", method=method, values=values | dict(cell))
 
-    return plan_ablation(axes, seeds, build, QUIET, alone=alone)
+    return plan_ablation(axes, seeds, build, console, alone=alone)
 
 
 def ablated(plan: Plan, out: Path, engine: Engine = carry_out_here) -> Ablation:

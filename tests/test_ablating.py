@@ -270,6 +270,24 @@ def test_what_auto_becomes_is_trained_once(npz):
     assert sorted(set(sizes)) == sorted({centre, 64}) and sizes.count(64) == 1
 
 
+def test_a_grid_has_no_cell_for_auto_beside_the_value_that_it_becomes(npz):
+    said = Console(file=io.StringIO(), width=1000)
+    plan = small_plan(npz, "queue_size=auto,256,64", "temperature=auto,0.1", seeds=(0, 1), console=said)
+    values = [(256, "auto"), (256, 0.1), (64, "auto"), (64, 0.1)]  # what becomes of this "auto" is not in the grid
+    assert [(*cell.values.values(), cell.seed) for cell in plan.cells] == [
+        (*v, seed) for seed in (0, 1) for v in values
+    ]
+    assert said.file.getvalue().splitlines() == [
+        "Not trained apart: queue_size auto, temperature 0.1, which is queue_size 256, temperature 0.1 here.",
+        "Not trained apart: queue_size auto, temperature auto, which is queue_size 256, temperature auto here.",
+    ]
+
+
+def test_alone_auto_is_not_trained_beside_the_value_that_it_becomes(npz):
+    plan = small_plan(npz, "queue_size=auto,256,64", alone=True, method__queue_size=64)
+    assert [cell.values["method.queue_size"] for cell in plan.cells] == [64, 256]
+
+
 def test_alone_a_setting_is_judged_by_the_centre(npz):
     """One key at the centre: there is no covariance to see, though another panel has more keys."""
     over = ("num_keys=1,5", "covariance_scale=0,4")

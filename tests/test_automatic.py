@@ -35,6 +35,11 @@ def test_choices_hold_together_for_any_size_of_data(images):
     assert all(choice.reason and re.match(r"\w+\.\w+$", choice.name) for choice in choices)
 
 
+def test_a_single_step_is_not_called_several():
+    reasons = {choice.name: choice.reason for choice in chosen(20, train__epochs=1, train__batch_size=16)[1]}
+    assert "a short run of 1 step needs" in reasons["method.key_momentum"]
+
+
 def test_more_data_never_gets_a_smaller_queue_batch_or_momentum():
     settings = [chosen(images)[0] for images in SIZES]
     for values in (

@@ -1,5 +1,6 @@
 """The command line: one sentence for each thing that can be wrong, and nothing touched."""
 
+import io
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from rich.console import Console
 import jcl
 from jcl.cli import app
 from jcl.cli.printing import write_json
+from jcl.cli.run_table import run_table
 from jcl.errors import RunError
 from jcl.pretraining import Run
 from launch_tools import wait_until
@@ -285,6 +287,41 @@ def test_check_counts_what_is_there(call, image_folder):
     assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
 
 
+def test_a_folder_that_is_called_like_a_data_set_is_told_how_to_be_meant(call, monkeypatch):
+    write_image_folder(Path("demo"))
+    said = "demo is the data set of that name, not the folder here; for the folder write ./demo.\n"
+    assert call("recipes")[2] == ""
+    code, out, err = call("check", "demo")
+    assert code == 0 and err == said and "2,500" in out
+    code, out, err = call("check", "./demo")
+    assert code == 0 and err == "" and "26" in out
+    monkeypatch.setattr("jcl.cli.location.rank", 1)  # the first speaks for all
+    assert call("check", "demo")[2] == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(f"{name} missing demo" for name in ("knn", "linear", "finetune", "bound", "embed -o f.npz")),
+        *("shard demo demo", "pretrain demo --recipe missing", "ablate demo --over missing=1"),
+        "distribution missing.pt demo",
+    ],
+)
+def test_every_command_says_which_of_folder_and_data_set_is_meant(call, command):
+    Path("demo/photos").mkdir(parents=True)
+    code, _, err = call(*command.split())
+    assert code == 1 and err.count("for the folder write ./demo.") == 1
+
+
+def test_the_table_of_a_run_has_units_and_a_seed_as_it_is_typed():
+    console = Console(file=io.StringIO(), width=100)
+    figures = {"peak_memory_bytes": 3 * 2**30, "seconds": 100.0, "steps": 12_000, "seed": 12_345}
+    console.print(run_table({"method": "jcl", "data": "photos"} | figures))
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in console.file.getvalue().splitlines()]
+    assert ["peak memory", "3.00 GiB"] in rows and ["training time", "1 min 40 s"] in rows
+    assert ["steps", "12,000"] in rows and ["seed", "12345"] in rows
+
+
 def test_recipes_are_listed_shown_and_usable_again(call, npz):
     import yaml
 
@@ -294,6 +331,17 @@ def test_recipes_are_listed_shown_and_usable_again(call, npz):
     assert code == 0 and yaml.safe_load(out)["method"]["covariance_schedule"] == "linear"
     code, out, _ = call("recipes", "--settings")
     assert code == 0 and "method.covariance_scale" in out and "train.key_passes" in out
+
+
+def test_a_recipe_s_settings_are_listed_with_its_own_values(call, tmp_path):
+    (tmp_path / "[mine].yaml").write_text("train: {epochs: 7}\n")
+    for recipe, epochs in ((tmp_path / "[mine].yaml", "7"), ("imagenet100-ablation", "100")):
+        code, out, _ = call("recipes", recipe, "--settings")
+        rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
+        assert code == 0 and "value" in out and "default" not in out and "…" not in out
+        assert [row[2] for row in rows if row[1] == "train.epochs"] == [epochs]
+        assert [row[2] for row in rows if row[1] == "record.knn_k"] == ["200"]  # not the recipe's: the default
+    assert "there is no recipe called 'cifar'" in call("recipes", "cifar", "--settings")[2]
 
 
 def test_the_names_of_settings_are_whole_in_a_narrow_terminal(call, monkeypatch):

@@ -92,8 +92,13 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     asked.write_text("mine")
     assert "is one of the images asked about" in refused("neighbours", asked, "--index", "mine.npz", "-o", asked)
     assert asked.read_text() == "mine"
+    one_row = ("neighbours", "--row", 0, "--index", "mine.npz", "-o")
+    assert "asked.png is there already and is left as it is" in refused(*one_row, asked)
+    Path("folder.png").mkdir()
+    assert "folder.png is a folder" in refused(*one_row, "folder.png")
+    assert call(*one_row, asked, "--force")[0] == 0 and asked.read_bytes().startswith(b"\x89PNG")
     (tmp_path / "file").write_text("mine")
-    code, out, err = call("neighbours", "--row", 0, "--index", "mine.npz", "-o", tmp_path / "file" / "near.png")
+    code, out, err = call(*one_row, tmp_path / "file" / "near.png")
     assert code == 1 and "number 0" in out and "near.png could not be written" in err and "Traceback" not in err
 
 

@@ -277,6 +277,8 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     (image_folder / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0")
     console = Console(stderr=True, width=500)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/skipped.txt").write_text("old.png\tof an attempt that found nothing to train on\n")
     run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=console)
     listed = (run.path / "skipped.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]
@@ -284,6 +286,22 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     assert "2 unreadable images were skipped" in capsys.readouterr().err
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
+
+
+def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch, undrawn):
+    """One epoch that is not kept in memory: what was met before the stop is not met again."""
+    monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
+    for file in sorted(image_folder.glob("cats/*.png"))[::2]:
+        file.write_bytes(b"no image")
+    settings = tiny_settings(image_folder, train__epochs=1)
+    whole = pretrain(settings, tmp_path / "whole", console=QUIET).path / "skipped.txt"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGINT)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    assert 0 < len((tmp_path / "run/skipped.txt").read_text()) < len(whole.read_text())
+    resume(tmp_path / "run", console=QUIET)
+    assert (tmp_path / "run/skipped.txt").read_text() == whole.read_text()
 
 
 def test_without_labels_there_is_no_knn(tmp_path):

@@ -129,6 +129,25 @@ def test_a_long_epoch_is_saved_in_the_middle(weights, npz, tmp_path, monkeypatch
     ]
 
 
+def test_images_that_cannot_be_read_are_not_counted_as_trained_on(weights, tmp_path, monkeypatch):
+    """Nor are they forgotten by a stop in the only epoch, after which those before it are not met again."""
+    monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
+    photos = write_image_folder(tmp_path / "photos" / "train", 24)
+    write_image_folder(tmp_path / "photos" / "val", 6)
+    for file in sorted(photos.glob("cats/*.png"))[::2]:
+        file.write_bytes(b"no image")
+    figures = probed(weights, tmp_path / "photos", None, epochs=1).figures
+    assert (figures["train_images"], figures["skipped"], figures["test_images"]) == (18, 6, 6)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGINT)
+        with pytest.raises(Interrupted):
+            probed(weights, tmp_path / "photos", tmp_path / "out", epochs=1)
+    assert 0 < len((tmp_path / "out/skipped.txt").read_text().splitlines()) < 6
+    kept = probed(weights, tmp_path / "photos", tmp_path / "out", epochs=1).figures
+    assert kept | {"seconds": 0} == figures | {"seconds": 0}
+    assert len((tmp_path / "out/skipped.txt").read_text().splitlines()) == 6
+
+
 def test_a_finished_probe_is_only_shown(weights, npz, unbroken):
     before = snapshot(unbroken)
     said = Console(file=io.StringIO(), width=1000)

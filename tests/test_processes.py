@@ -10,9 +10,9 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SAVES_ITSELF = """
-import signal, sys, time
+import os, signal, sys, time
 def save(*_):
-    print("saved", flush=True)
+    os.write(1, b"saved\\n")  # a second print inside the first one is refused
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)

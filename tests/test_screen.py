@@ -1,13 +1,20 @@
 """The screening of settings: what is refused, and how it goes on."""
 
 import argparse
+import contextlib
 import importlib
 import itertools
+import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from launch_tools import wait_until
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -105,6 +112,26 @@ def test_a_run_that_fails_is_said(screen, asked, monkeypatch):
     monkeypatch.setattr(screen, "design", lambda _: [(0,) * 7])
     with pytest.raises(SystemExit, match=r"1 of 1 runs failed; .*run-0.txt ends with: Error: no good"):
         screen.main()
+
+
+def test_runs_end_with_a_screening_that_is_killed(asked):
+    """By a signal that leaves it no time to end them; each has saved itself and can be resumed."""
+    program = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import screen; screen.HELD_OUT = 2; screen.main()"
+    words = ["--vary", "train.lr=0.1,0.3", "--epochs", "100000", "--set", "train.batch_size=2", "--recipe", "demo"]
+    command = [sys.executable, "-c", program, asked.data, "--device", "cpu", "--out", asked.out, *words]
+    lock, metrics = asked.out / "run-0/.lock", asked.out / "run-0/metrics.jsonl"
+    with subprocess.Popen(command) as screening:
+        try:
+            wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+        finally:
+            screening.kill()
+    run = json.loads(lock.read_text())["pid"]
+    try:
+        wait_until(lambda: not lock.exists(), 30)
+        assert list((asked.out / "run-0/checkpoints").glob("step-*"))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(run, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("settings", "runs"), [(7, 8), (5, 8), (8, 12), (11, 12)])

@@ -19,7 +19,19 @@ from jcl.errors import SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.run_data import data_facts, open_run_data, with_whole_path
 from jcl.settings import Settings
-from jcl.studies.cells import Axis, Build, Cell, base_settings, each_alone, grid, shared_values, short_name, values_of
+from jcl.speech import tell
+from jcl.studies.cells import (
+    Axis,
+    Build,
+    Cell,
+    base_settings,
+    described,
+    each_alone,
+    grid,
+    shared_values,
+    short_name,
+    values_of,
+)
 from jcl.studies.relevance import refuse_ignored
 from jcl.train.rank_group import launched
 
@@ -60,7 +72,7 @@ def plan_ablation(
         base = with_whole_path(build(chosen))
         named = [replace(axis, values=_named(axis.values, chosen.get(axis.name))) for axis in axes]
         cells = arrange(named, seeds, lambda own: build(chosen | dict(own)))
-    cells = [replace(cell, settings=with_whole_path(cell.settings)) for cell in cells]
+    cells = _told_apart([replace(cell, settings=with_whole_path(cell.settings)) for cell in cells], facts, console)
     study = {"over": list(names), "settings": shared_values(base, names), "data": _about(data)}
     check_cells(cells, data.train, facts)
     usual = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
@@ -76,6 +88,18 @@ def _chosen_centre(base: Settings, names: Sequence[str], facts: DataFacts) -> di
 def _named(values: Sequence[Any], chosen: Any) -> tuple[Any, ...]:
     """The values of an axis with what "auto" becomes at the centre in its place: they would be the same cell."""
     return tuple(chosen if value == "auto" and chosen is not None else value for value in values)
+
+
+def _told_apart(cells: Sequence[Cell], facts: DataFacts, console: Console) -> list[Cell]:
+    """The cells without those that "auto" makes equal to another one; of equal cells the one that says most stays."""
+    kept: dict[str, Cell] = {}
+    said = set()
+    for cell in sorted(cells, key=lambda cell: list(cell.values.values()).count("auto")):
+        same = kept.setdefault(choose(cell.settings, facts)[0].model_dump_json(), cell)
+        if same is not cell and described(cell.values) not in said:
+            said.add(described(cell.values))
+            tell(console, f"Not trained apart: {described(cell.values)}, which is {described(same.values)} here.")
+    return [cell for cell in cells if any(cell is each for each in kept.values())]
 
 
 def _about(data: ImageData) -> dict[str, Any]:

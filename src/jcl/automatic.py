@@ -202,7 +202,7 @@ def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     for momentum, least_steps in ((0.999, 100_000), (0.99, 1_000)):
         if steps >= least_steps:
             return momentum, f"the key encoder follows over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
-    return 0.95, f"a short run of {steps:,} steps needs a key encoder that follows quickly"
+    return 0.95, f"a short run of {counted(steps, 'step')} needs a key encoder that follows quickly"
 
 
 def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:

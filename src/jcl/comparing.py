@@ -29,7 +29,7 @@ from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
 from jcl.settings import Settings
-from jcl.speech import plain_names, told_apart
+from jcl.speech import counted, plain_names, told_apart
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device, choose_precision, on_device
 from jcl.trained import open_trained
@@ -72,8 +72,8 @@ class DistributionReport:
         """What was looked at, in a few words."""
         about = self.about
         return (
-            f"{about['images']:,} images with {about['views_per_image']} views each ({about['view_recipe']}), "
-            f"{about['feature']} features of unit length"
+            f"{counted(about['images'], 'image')} with {counted(about['views_per_image'], 'view')} each "
+            f"({about['view_recipe']}), {about['feature']} features of unit length"
         )
 
     def keys(self) -> list[str]:

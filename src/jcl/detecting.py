@@ -36,6 +36,7 @@ from jcl.evaluate.detection.settings import RANK_TIMEOUT, DetectionSettings
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
 from jcl.place import console_of
 from jcl.ranks import Ranks
+from jcl.speech import counted
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.train.folder import free_folder, newest_folder
 from jcl.train.quiet import QuietRecord, QuietSaver
@@ -190,7 +191,10 @@ def _train(
     if checkpoint is not None:
         progress = agreed(ranks, lambda: load_checkpoint(checkpoint, work.detector, optimiser, device))
         if progress.ranks != ranks.count:
-            place.say(f"Begun on {progress.ranks} ranks and continued on {ranks.count}: other regions will be drawn.")
+            place.say(
+                f"Begun on {counted(progress.ranks, 'rank')} and continued on {ranks.count}: other regions "
+                "will be drawn."
+            )
         progress.ranks = ranks.count
     announce(settings, folder, work, place)
     record: Record | QuietRecord = QuietRecord()

@@ -79,8 +79,8 @@ def prepare(settings: DetectionSettings, place: DetectionPlace, start: Start | N
     parts = settings.accumulate * place.ranks.count
     if settings.batch_size % parts:
         raise SettingsError(
-            f"a batch of {settings.batch_size} cannot be split into {settings.accumulate} parts on "
-            f"{place.ranks.count} ranks; choose another --batch-size or --accumulate."
+            f"a batch of {settings.batch_size} cannot be split into {counted(settings.accumulate, 'part')} on "
+            f"{counted(place.ranks.count, 'rank')}; choose another --batch-size or --accumulate."
         )
     files = coco_files(settings.coco, settings.task)
     whole, val = open_coco(files, settings.task)
@@ -127,7 +127,7 @@ def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, p
 
 def judge(settings: DetectionSettings, work: Work, place: DetectionPlace) -> tuple[Results, dict[str, Any]]:
     """What the detector finds in the test images, and COCO's metrics of it, which the first rank computes."""
-    place.say(f"Looking at {len(work.val.images):,} test images ...")
+    place.say(f"Looking at {counted(len(work.val.images), 'test image')} ...")
     begun = time.perf_counter()
     results = predict(
         work.detector,

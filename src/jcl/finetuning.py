@@ -18,8 +18,8 @@ from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.data.opening import whole_location
-from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
-from jcl.evaluate.classifier_training import ClassifierTraining, train_and_judge
+from jcl.evaluate.classification import ClassificationTask, classification_task
+from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
 from jcl.evaluate.finetune import (
     FinetuneSettings,
     backbone_parts,
@@ -35,7 +35,6 @@ from jcl.exchange import load_backbone, save_backbone
 from jcl.measure import Subject, data_location, open_subject
 from jcl.run_data import keep_apart
 from jcl.speech import counted, tell
-from jcl.train.checkpoint import Progress
 from jcl.train.folder import free_folder
 from jcl.train.lock import RunLock
 from jcl.train.runtime import on_device
@@ -202,27 +201,28 @@ def _train(
         workers=work.workers,
         label_smoothing=settings.label_smoothing,
     )
-    found, progress = train_and_judge(training, console, folder, resumed=resumed)
+    judged = train_and_judge(training, console, folder, resumed=resumed)
     save_backbone(network.backbone, work.subject.info, folder.backbone_file)
     folder.save_classifier(network.fc, work.task.class_names)
-    folder.write_summary(_summary(settings, work, found, progress))  # last, because it marks the work as finished
+    folder.write_summary(_summary(settings, work, judged))  # last, because it marks the work as finished
     return folder
 
 
-def _summary(settings: FinetuneSettings, work: _Work, found: Scores, progress: Progress) -> dict[str, Any]:
+def _summary(settings: FinetuneSettings, work: _Work, judged: Judged) -> dict[str, Any]:
     """The figures of the finished work: one flat object with plain names."""
-    train = settings.train
+    train, found = settings.train, judged.scores
     return {
         "finetune_top1": found.top1,
         "finetune_top5": found.top5,
         "labels": settings.labels,
-        "labels_used": len(work.names),
+        "labels_used": len(work.names) - judged.unreadable,
+        "skipped": judged.unreadable,
         "classes": len(work.task.classes),
         "test_images": found.images,
         "test_held_out": work.task.held_out,
         "from_scratch": settings.from_scratch,
         "epochs": train.epochs,
-        "steps": progress.step,
+        "steps": judged.progress.step,
         "batch_size": train.batch_size,
         "lr": train.lr,
         "head_lr": settings.head_lr,
@@ -230,7 +230,7 @@ def _summary(settings: FinetuneSettings, work: _Work, found: Scores, progress: P
         "weight_decay": train.weight_decay,
         "label_smoothing": settings.label_smoothing,
         "seed": train.seed,
-        "seconds": progress.seconds,
+        "seconds": judged.progress.seconds,
     }
 
 

@@ -313,7 +313,7 @@ def _train(
     finally:
         parts.loader.close()
         if ranks.first:
-            write_skipped(folder, parts.loader.skipped, place.say)
+            write_skipped(folder, parts.loader.skipped, place.say, resumed=resumed)
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)

@@ -129,7 +129,7 @@ class _PaperProbe:
     def report(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
         """Train, from where the folder stands if it is to be resumed, and judge."""
         subject, task, train = self.subject, self.task, self.train
-        scores, progress = paper_probe(
+        scores, progress, unreadable = paper_probe(
             subject.backbone,
             subject.info.feature_width,
             subject.shown,
@@ -142,7 +142,8 @@ class _PaperProbe:
             folder=folder,
             resumed=resumed,
         )
-        chosen = {"lr": train.lr, "weight_decay": 0.0, "epochs": train.epochs, "train_images": len(task.train)}
+        chosen = {"lr": train.lr, "weight_decay": 0.0, "epochs": train.epochs}
+        chosen |= {"train_images": len(task.train) - unreadable, "skipped": unreadable}
         chosen |= {"least_crop": self.least_crop, "seconds": progress.seconds}
         return LinearReport(scores, task.class_names, _linear_figures("paper", scores, chosen, task, train.seed))
 

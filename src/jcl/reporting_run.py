@@ -22,6 +22,7 @@ from jcl.run_data import open_run_data
 from jcl.settings import Settings, with_values
 from jcl.train.folder import RunFolder
 from jcl.train.record import read_metrics
+from jcl.train.skipped import read_skipped
 
 _MOST_SKIPPED = 1_000_000  # letters of skipped.txt that are read
 
@@ -36,7 +37,7 @@ def read_run(path: Path, name: str) -> RunContents:
         metrics=_metrics(folder),
         summary=_object(path / "summary.json"),
         choices=_choices(folder),
-        skipped=_skipped(folder),
+        skipped=read_skipped(folder.skipped_file, _MOST_SKIPPED),
         measured=_measured(path),
     )
 
@@ -73,16 +74,6 @@ def _choices(folder: RunFolder) -> list[Choice] | None:
         for entry in kept
         if isinstance(entry, dict)
     ]
-
-
-def _skipped(folder: RunFolder) -> dict[str, str]:
-    try:
-        with folder.skipped_file.open(encoding="utf-8", errors="replace") as file:
-            lines = file.read(_MOST_SKIPPED).splitlines()
-    except OSError:
-        return {}
-    pairs = (line.rpartition("\t") for line in lines)
-    return {name: reason for name, _, reason in pairs if name}
 
 
 def _measured(path: Path) -> dict[str, float]:

@@ -13,25 +13,30 @@ from jcl.automatic import Choice
 from jcl.building import step_options
 from jcl.errors import RunError
 from jcl.settings import Settings
-from jcl.train.atomic import write_atomically
+from jcl.speech import counted
 from jcl.train.checkpoint import Progress
 from jcl.train.folder import RunFolder
 from jcl.train.json_object import write_object
+from jcl.train.skipped import add_skipped
 
 
-def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str], None]) -> None:
-    """List the images that could not be read, with the reasons."""
+def write_skipped(
+    folder: RunFolder, skipped: dict[str, str], say: Callable[[str], None], *, resumed: bool = False
+) -> None:
+    """List the images that could not be read, with the reasons, beside those from before the run was resumed."""
     if not skipped:
         return
-    lines = [f"{name}\t{reason}\n" for name, reason in sorted(skipped.items())]
-    one = len(skipped) == 1
-    images = "1 unreadable image was" if one else f"{len(skipped):,} unreadable images were"
-    listed = "lists it with the reason" if one else "lists them with the reasons"
     try:
-        write_atomically(folder.skipped_file, "".join(lines).encode())
-        say(f"{images} skipped; {folder.skipped_file} {listed}.")
+        listed = add_skipped(folder.skipped_file, skipped, anew=not resumed)
     except RunError as error:
-        say(f"{images} skipped, but {error}")
+        say(f"{_unreadable(len(skipped))} skipped, but {error}")
+        return
+    where = "lists it with the reason" if len(listed) == 1 else "lists them with the reasons"
+    say(f"{_unreadable(len(listed))} skipped; {folder.skipped_file} {where}.")
+
+
+def _unreadable(count: int) -> str:
+    return f"{counted(count, 'unreadable image')} {'was' if count == 1 else 'were'}"
 
 
 def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -257,8 +258,8 @@ def _sentence(name: str, problems: list[Any], origin: str) -> str:
     return f"In {origin} the value {problems[0]['input']!r} of {name} does not work: {wanted}."
 
 
-def describe_settings() -> list[tuple[str, str, str]]:
-    """Every setting with its default and what it means."""
+def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
+    """Every setting with its value, without settings its default, and what it means."""
     rows = []
     for name in setting_names():
         section, _, key = name.partition(".")
@@ -266,5 +267,6 @@ def describe_settings() -> list[tuple[str, str, str]]:
         if key:
             assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
             field = field.annotation.model_fields[key]
-        rows.append((name, str(field.default), field.description or ""))
+        value = field.default if settings is None else attrgetter(name)(settings)
+        rows.append((name, str(value), field.description or ""))
     return rows

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import jcl
 from jcl.core.loss import InfoNCELoss, JointContrastiveLoss, MultiKeyLoss, contrastive_accuracy
 
+NAN, INFINITY = float("nan"), float("inf")
 CASES = [(3, 1, 4, 5), (4, 2, 8, 16), (6, 5, 16, 7), (2, 9, 3, 33)]  # N, M, d, K
 
 
@@ -236,7 +237,11 @@ def test_reductions_agree():
     ("change", "words"),
     [
         ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": NAN}, "temperature must be positive and finite, but it is nan"),
+        ({"temperature": INFINITY}, "temperature must be positive and finite, but it is inf"),
         ({"covariance_scale": -1.0}, "covariance_scale must not be negative"),
+        ({"covariance_scale": NAN}, "covariance_scale must not be negative and must be finite, but it is nan"),
+        ({"covariance_scale": INFINITY}, "must be finite, but it is inf"),
         ({"reduction": "average"}, "reduction must be"),
         ({"keys": torch.zeros(4, 8)}, r"keys \(N, M, d\)"),
         ({"keys": torch.zeros(3, 2, 8)}, "must agree"),
@@ -249,3 +254,22 @@ def test_wrong_arguments_are_named(change, words):
     arguments = {"query": query, "keys": keys, "negatives": negatives} | change
     with pytest.raises(ValueError, match=words):
         jcl.joint_contrastive_loss(**arguments)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -0.1, NAN, INFINITY])
+def test_every_loss_refuses_a_temperature_that_is_none(temperature):
+    query, keys, negatives = inputs(4, 3, 8, 10)
+    with pytest.raises(ValueError, match="temperature must be positive and finite"):
+        jcl.multi_key_loss(query, keys, negatives, temperature=temperature)
+    with pytest.raises(ValueError, match="temperature must be positive and finite"):
+        jcl.info_nce_loss(query, keys[:, 0], negatives, temperature=temperature)
+
+
+def test_the_checks_stay_out_of_a_compiled_graph():
+    """One graph without a break, whether temperature and scale are numbers or tensors, which are not looked at."""
+    query, keys, negatives = inputs(4, 3, 8, 10)
+    compiled = torch.compile(jcl.joint_contrastive_loss, backend="eager", fullgraph=True)
+    for value in (0.2, 0.3, torch.tensor(0.4, dtype=torch.float64)):
+        constants = {"temperature": value, "covariance_scale": 10 * value}
+        wanted = jcl.joint_contrastive_loss(query, keys, negatives, **constants)
+        torch.testing.assert_close(compiled(query, keys, negatives, **constants), wanted)

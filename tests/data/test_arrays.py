@@ -52,6 +52,7 @@ def test_all_four_arrays(tmp_path: Path):
         ({"x_train": COLOUR.repeat(2, axis=3)}, r"has shape \(5, 6, 7, 6\)"),
         ({"x_train": COLOUR[:0]}, "holds no images"),
         ({"x_train": COLOUR, "y_train": [1, 2]}, "y_train in .* holds 2 labels for 5 images"),
+        ({"x_train": COLOUR[:1], "y_train": [1, 2]}, "y_train in .* holds 2 labels for 1 image[.]"),
         ({"x_train": COLOUR, "y_train": [0.5] * 5}, "y_train in .* must be one row of integers"),
         ({"x_train": COLOUR, "x_test": COLOUR[:, 1:]}, "x_train are 6 x 7 pixels .* x_test are 5 x 7"),
         ({"x_train": COLOUR, "y_train": np.array([{}] * 5)}, "y_train in .* is no plain array"),

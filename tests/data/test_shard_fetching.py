@@ -47,6 +47,8 @@ def test_commands_run_only_with_consent(tmp_path: Path, monkeypatch: pytest.Monk
 def test_download_forbidden(tmp_path: Path):
     with pytest.raises(DataError, match=r"0\.tar is not in .* and may not be downloaded.*2 of 2 shards"):
         open_data("https://example.invalid/{0,1}.tar", root=tmp_path, download=False)
+    with pytest.raises(DataError, match=r"\(1 of 1 shard missing\)"):
+        open_data("https://example.invalid/0.tar", root=tmp_path, download=False)
 
 
 @pytest.mark.usefixtures("library")

@@ -147,6 +147,17 @@ def test_few_labels_are_listed_by_name(weights, image_folder, tmp_path):
     assert folder.load_classifier()[1] == ("cats", "dogs")
 
 
+def test_labels_of_images_that_cannot_be_read_are_not_counted_as_used(weights, image_folder, tmp_path):
+    options = SHORT | {"batch_size": 4, "labels": "3-per-class"}
+    names = finetune(weights, str(image_folder), out=tmp_path / "whole", **options).labels_file.read_text().splitlines()
+    for name in names[:2]:
+        (image_folder / name).write_bytes(b"no image")
+    folder = finetune(weights, str(image_folder), out=tmp_path / "run", **options)
+    assert folder.labels_file.read_text().splitlines() == names
+    assert (folder.summary()["labels_used"], folder.summary()["skipped"]) == (4, 2)
+    assert [line.split("\t")[0] for line in folder.skipped_file.read_text().splitlines()] == sorted(names[:2])
+
+
 def test_from_scratch_forgets_the_weights_and_keeps_the_architecture(weights, npz, tmp_path):
     other = tmp_path / "other.safetensors"
     network = load_backbone(weights)

@@ -117,7 +117,7 @@ def test_it_learns_and_the_seed_fixes_the_figures(task, backbone):
 
 
 def test_a_batch_larger_than_the_data_takes_all_of_it(task, backbone):
-    found, _ = paper_probe(backbone, 128, SHOWN, task, paper_settings(lr=1.0, epochs=2), device=CPU, console=QUIET)
+    found = paper_probe(backbone, 128, SHOWN, task, paper_settings(lr=1.0, epochs=2), device=CPU, console=QUIET).scores
     assert found.images == 30
 
 

@@ -127,3 +127,15 @@ def test_lines_that_belong_nowhere_stop_no_resumption(tmp_path, odd):
     with Record(tmp_path, resumed_at=5, tensorboard=False) as record:
         assert record.newest["train"]["step"] == 2
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "damage", [b'{"kind": "train", "st', b"", b"\x00" * 40, b'{"kind": "tr\xff\xfe', b"[" * 100_000]
+)
+def test_a_damaged_line_costs_no_other(tmp_path, damage):
+    whole = [json.dumps({"kind": "train", "step": step, "epoch": step / 10}).encode() for step in (1, 2, 3, 4)]
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([whole[0], damage, *whole[1:]]) + b"\n")
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    with Record(tmp_path, resumed_at=3, tensorboard=False):
+        pass
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(whole[:3]) + b"\n"

@@ -9,7 +9,8 @@ import typer
 from rich.table import Column, Table
 
 from jcl.cli.app import DATA, JsonOption, app, err, out, seed_option
-from jcl.cli.printing import say, write_json
+from jcl.cli.location import location_argument
+from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.speech import counted, readable_size, tell, typed
 
@@ -17,21 +18,25 @@ from jcl.speech import counted, readable_size, tell, typed
 @app.command(rich_help_panel=DATA)
 def recipes(
     name: Annotated[str | None, typer.Argument(help="Show this recipe's values.")] = None,
-    settings: Annotated[bool, typer.Option("--settings", help="List every setting with its default.")] = False,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="List every setting with its default, or the recipe's value.")
+    ] = False,
 ) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
 
-    from jcl.recipes import recipe_names, recipe_summary, recipe_values
+    from jcl.recipes import build_settings, recipe_names, recipe_summary, recipe_values
     from jcl.settings import describe_settings
 
     if settings:
         # The whole name is what --set wants.
         table = Table(
-            Column("setting", no_wrap=True), Column("default", max_width=10), Column("meaning", overflow="fold")
+            Column("setting", no_wrap=True),
+            Column("default" if name is None else "value", max_width=10, overflow="fold"),
+            Column("meaning", overflow="fold"),
         )
-        for row in describe_settings():
-            table.add_row(*row)
+        for row in describe_settings(None if name is None else build_settings(name)):
+            table.add_row(*map(in_table, row))
         out.print(table)
     elif name is not None:
         values = yaml.safe_dump(recipe_values(name), sort_keys=False)
@@ -45,7 +50,7 @@ def recipes(
 
 @app.command(rich_help_panel=DATA)
 def check(
-    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    data: Annotated[str, location_argument("Folder of images, .npz file, or a data set's name.")],
     json_file: JsonOption = None,
 ) -> None:
     """Look at every image before training: sizes, classes, duplicates, and what cannot be read."""
@@ -61,7 +66,7 @@ def check(
 
 @app.command(rich_help_panel=DATA)
 def shard(
-    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, or a data set's name.")],
+    data: Annotated[str, location_argument("Folder of images, .npz file, or a data set's name.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the shards.")],
     images_per_shard: Annotated[int, typer.Option(help="Images in each tar file.", min=1)] = 5000,
     seed: Annotated[int, seed_option("Of the order in which images are dealt to shards.")] = 0,

@@ -64,7 +64,7 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
         lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")
     lines += [f"{split}: the same picture: {_some(group)}" for group in found.duplicates[:_SHOWN]]
     if len(found.duplicates) > _SHOWN:
-        lines.append(f"{split}: {len(found.duplicates) - _SHOWN:,} more groups of copies.")
+        lines.append(f"{split}: {counted(len(found.duplicates) - _SHOWN, 'more group')} of copies.")
     return lines
 
 

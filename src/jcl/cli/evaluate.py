@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out, seed_option, typed_options
+from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
@@ -27,7 +28,7 @@ WorkersOption = Annotated[
 @app.command(rich_help_panel=EVALUATE)
 def knn(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
-    data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
+    data: Annotated[str | None, location_argument("Labelled data (default: what the run was trained on).")] = None,
     k: Annotated[
         list[int] | None,
         typer.Option("-k", help="Neighbours that vote; repeatable (default: 200, fewer for few images)."),
@@ -82,7 +83,7 @@ class Protocol(StrEnum):
 @app.command(rich_help_panel=EVALUATE)
 def linear(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
-    data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
+    data: Annotated[str | None, location_argument("Labelled data (default: what the run was trained on).")] = None,
     protocol: Annotated[
         Protocol, typer.Option(help="fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs.")
     ] = Protocol.fast,
@@ -156,7 +157,7 @@ def finetune(
     weights: Annotated[
         Path | None, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")
     ] = None,
-    data: Annotated[str | None, typer.Argument(help="Labelled data (default: what the run was trained on).")] = None,
+    data: Annotated[str | None, location_argument("Labelled data (default: what the run was trained on).")] = None,
     labels: Annotated[str, typer.Option(help="How many labels to use: 1%, 10%, 100%, 20-per-class, ...")] = "100%",
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="Folder of the results (default: a new one in runs/).")

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, app, err, out
+from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=EVALUATE)
 def embed(
     weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
-    data: Annotated[str, typer.Argument(help="Folder of images, .npz file, shards, or a data set's name.")],
+    data: Annotated[str, location_argument("Folder of images, .npz file, shards, or a data set's name.")],
     out_file: Annotated[Path, typer.Option("--out", "-o", help="File to write, .npz or .parquet.")],
     split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
@@ -69,6 +70,7 @@ def neighbours(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of each image.")] = 8,
     picture: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw them into this .png file.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the .png file where it exists.")] = False,
     json_file: JsonOption = None,
 ) -> None:
     """Find the images whose features are most similar to those of one's own.
@@ -77,15 +79,24 @@ def neighbours(
     """
     from jcl.lookup import find_neighbours
 
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
-    if picture is not None and any(_same_file(picture, image) for image in images or []):
-        raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
+    if picture is not None:
+        _check_picture(picture, images or [], force)
     matches = find_neighbours(index, images or [], row or [], weights=weights, k=k, device=device)
     _print_matches(matches)
     write_json(matches.as_dict(), json_file)
     if picture is not None:
         _draw(matches, picture)
+
+
+def _check_picture(picture: Path, images: list[str], force: bool) -> None:
+    """Before anything is done: a picture never takes the place of another one unasked."""
+    from jcl.exchange.exporting import demand_free_file
+
+    if picture.suffix.lower() != ".png":
+        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
+    if any(_same_file(picture, image) for image in images):
+        raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
+    demand_free_file(picture, force)
 
 
 def _same_file(picture: Path, image: str) -> bool:

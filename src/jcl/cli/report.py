@@ -9,7 +9,7 @@ import typer
 
 from jcl.cli.app import EVALUATE, JsonOption, app
 from jcl.cli.printing import say, write_json
-from jcl.speech import readable_size
+from jcl.speech import counted, readable_size
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -33,7 +33,9 @@ def report(
     from jcl.reporting import write_report
 
     if name and len(name) != len(runs):
-        raise SettingsError(f"--name is given {len(name)} times for {len(runs)} runs; give one for each, or none.")
+        raise SettingsError(
+            f"--name is given {counted(len(name), 'time')} for {counted(len(runs), 'run')}; give one for each, or none."
+        )
     if out_file is not None and not out_file.is_dir() and out_file.suffix.lower() not in (".html", ".htm"):
         raise SettingsError(f"a page is known by its ending: {out_file} should end in .html.")
     if out_file is None and len(runs) > 1:

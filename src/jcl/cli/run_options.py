@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from jcl.cli.location import location_argument
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 DataArgument = Annotated[
     str | None,
-    typer.Argument(help="Folder of images, .npz file, shards such as 's/{0000..0127}.tar', or demo, cifar10, stl10."),
+    location_argument("Folder of images, .npz file, shards such as 's/{0000..0127}.tar', or demo, cifar10, stl10."),
 ]
 RecipeOption = Annotated[str | None, typer.Option(help="Recipe by name (see `jcl recipes`) or a YAML file.")]
 MethodOption = Annotated[str | None, typer.Option(help="jcl, moco-v2, moco-v1, multi-key or multi-key-backprop.")]

@@ -35,7 +35,7 @@ _ROWS: dict[str, tuple[str, _Write]] = {
     "images_per_second": ("images a second", "{:,.1f}".format),
     "peak_memory_bytes": ("peak memory", readable_size),
     "ranks": ("ranks", _whole),
-    "seed": ("seed", _whole),
+    "seed": ("seed", str),  # as it is typed
 }
 
 

@@ -11,9 +11,11 @@ import typer
 
 from jcl.cli.app import STUDY, JsonOption, app, seed_option, typed_options
 from jcl.cli.evaluate import WorkersOption
+from jcl.cli.location import location_argument, tell_passed_over
 from jcl.cli.printing import say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
 
@@ -70,6 +72,7 @@ def distribution(
     if values is not None:
         check_values_file(values)
     paths, location = split_arguments(arguments)
+    tell_passed_over(location)
     with counting("views") as progress:
         report = compare_views(
             paths,
@@ -105,7 +108,7 @@ def bound(
     run: Annotated[
         Path | None, typer.Argument(metavar="RUN", help="A run or one of its checkpoints (default: Gaussian keys).")
     ] = None,
-    data: Annotated[str | None, typer.Argument(help="Images (default: what the run was trained on).")] = None,
+    data: Annotated[str | None, location_argument("Images (default: what the run was trained on).")] = None,
     scales: Annotated[str, typer.Option(metavar="LIST", help="Covariance scales at which Eq. 8 is taken.")] = "1,4",
     dimensions: Annotated[str, typer.Option(metavar="LIST", help="Of Gaussian keys.")] = "32,128",
     spreads: Annotated[str, typer.Option(metavar="LIST", help="Of Gaussian keys, 0 to 1.")] = "0.1,0.2,0.4,0.6",
@@ -200,7 +203,9 @@ def _gaussian_bound(
     if picture is not None:
         from jcl.report.bound_plots import plot_gaussian_bound
 
-        subtitle = f"{draws:,} keys for each of {images} images, {negatives:,} random negatives"
+        subtitle = (
+            f"{counted(draws, 'key')} for each of {counted(images, 'image')}, {counted(negatives, 'random negative')}"
+        )
         plot_gaussian_bound(results, picture, subtitle=subtitle)
 
 

@@ -61,8 +61,9 @@ def print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws
         table.add_row(str(case.dimension), f"{case.spread:g}", f"{case.temperature:g}", *_losses(row))
     out.print(table)
     say(
-        f"Gaussian keys, {draws:,} drawn for each of {images} images. sd: of q·k/t. Eq. 4: the loss with infinitely "
-        "many keys, ± its standard error. Eq. 7: Jensen's bound, sampled too. Eq. 8: in closed form, by its scale."
+        f"Gaussian keys, {draws:,} drawn for each of {counted(images, 'image')}. sd: of q·k/t. Eq. 4: the loss with "
+        "infinitely many keys, ± its standard error. Eq. 7: Jensen's bound, sampled too. Eq. 8: in closed form, by its "
+        "scale."
     )
     if 1.0 in scales:
         worst_case, worst = max(results, key=lambda result: result[1].gap(1.0))
@@ -80,9 +81,9 @@ def print_run_bound(bounds: RunBounds) -> None:
         table.add_row(str(each.step), *_losses(each.row))
     out.print(table)
     say(
-        f"{bounds.keys} views of each of {bounds.images} images as keys, t = {bounds.temperature:g}, the run's queue "
-        "as negatives. sd: of q·k/t. Eq. 4: the mean over the keys, ± its standard error. Eq. 7: Jensen's bound. "
-        f"Eq. 8: the closed form, by its scale (the run's own is {bounds.own_scale:g})."
+        f"{bounds.keys} views of each of {counted(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
+        "the run's queue as negatives. sd: of q·k/t. Eq. 4: the mean over the keys, ± its standard error. Eq. 7: "
+        f"Jensen's bound. Eq. 8: the closed form, by its scale (the run's own is {bounds.own_scale:g})."
     )
     table = _table("step", "skewness", "excess kurtosis", "not Gaussian", "queue filled")
     for each in bounds.steps:

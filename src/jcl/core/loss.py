@@ -10,6 +10,7 @@ small temperature lose too much in half precision.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -36,8 +37,9 @@ def joint_contrastive_loss(
     With one key the variance is zero and the loss is MoCo's for every `covariance_scale`.
     """
     query, keys, negatives = _checked(query, keys, negatives, temperature)
-    if not isinstance(covariance_scale, Tensor) and covariance_scale < 0:
-        raise ValueError(f"covariance_scale must not be negative, but it is {covariance_scale}.")
+    # Written so that NaN fails too; a tensor is not looked at, since that would wait for the device.
+    if not isinstance(covariance_scale, Tensor) and not 0 <= covariance_scale < math.inf:
+        raise ValueError(f"covariance_scale must not be negative and must be finite, but it is {covariance_scale}.")
     with torch.autocast(query.device.type, enabled=False):
         similarities = _similarities(query, keys)
         mean = similarities.mean(dim=1) / temperature
@@ -140,10 +142,12 @@ def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
     raise ValueError(f"reduction must be 'mean', 'sum' or 'none', but it is {reduction!r}.")
 
 
-def _checked(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+def _checked(
+    query: Tensor, keys: Tensor, negatives: Tensor, temperature: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """The inputs in float32 at least, after their shapes were found to fit together."""
-    if temperature <= 0:
-        raise ValueError(f"temperature must be positive, but it is {temperature}.")
+    if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be positive and finite, but it is {temperature}.")
     if query.ndim != 2 or keys.ndim != 3 or negatives.ndim != 2:
         raise ValueError(
             "expected query (N, d), keys (N, M, d) and negatives (K, d), "

@@ -260,7 +260,8 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
         if class_names is not None and max(numbers) >= len(class_names):
             raise DataError(
                 f"The shard {index.shards[0]} or one beside it has an image of class {max(numbers)}, but "
-                f"{DESCRIPTION_FILE} there names {len(class_names)} classes only; write the shards anew."
+                f"{DESCRIPTION_FILE} there names {counted(len(class_names), 'class', 'classes')} only; write the "
+                "shards anew."
             )
     else:
         known = {name: number for number, name in enumerate(class_names or ())}

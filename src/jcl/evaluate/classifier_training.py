@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
 
-from jcl.data import ImageSource
-from jcl.errors import Interrupted
+from jcl.data import BatchLoader, ImageSource
+from jcl.errors import Interrupted, RunError
 from jcl.evaluate.classification import ClassificationTask, Scores, positions
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import judge, training_batches
@@ -21,6 +22,7 @@ from jcl.speech import tell
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.record import Record
 from jcl.train.saver import CheckpointSaver
+from jcl.train.skipped import add_skipped, read_skipped
 from jcl.views import ViewRecipe
 
 
@@ -44,9 +46,17 @@ class ClassifierTraining:
     label_smoothing: float = 0.0
 
 
+class Judged(NamedTuple):
+    """What became of a training; `unreadable` of the images it was to learn from could not be read."""
+
+    scores: Scores
+    progress: Progress
+    unreadable: int
+
+
 def train_and_judge(
     training: ClassifierTraining, console: Console, folder: TrainingFolder | None = None, *, resumed: bool = False
-) -> tuple[Scores, Progress]:
+) -> Judged:
     """Train to the last epoch, then judge; without a folder nothing is written and nothing can be resumed."""
     network, train, device = training.network, training.train, training.device
     progress = _restored(training, folder, console) if folder is not None and resumed else Progress()
@@ -57,11 +67,15 @@ def train_and_judge(
             record = Record(folder.path, resumed_at=progress.step, tensorboard=False)
             saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=lambda text: tell(console, text))
             files = SupervisedFiles(folder, open_files.enter_context(record), open_files.enter_context(saver))
-        loader = training_batches(training.labelled, training.shown, train, device=device, workers=training.workers)
+        loader = open_files.enter_context(
+            training_batches(training.labelled, training.shown, train, device=device, workers=training.workers)
+        )
+        if folder is not None:
+            open_files.callback(_list_skipped, folder, loader, console)
         SupervisedTraining(
             network=network,
             optimiser=training.optimiser,
-            loader=open_files.enter_context(loader),
+            loader=loader,
             targets=positions(training.labelled.labels, training.task.classes).to(device),
             recipe=training.recipe,
             train=train,
@@ -80,7 +94,15 @@ def train_and_judge(
         raise Interrupted(
             f"Ctrl-C received: training is done and saved, but not yet measured; {folder.how_to_resume}."
         ) from None
-    return scores, progress
+    return Judged(scores, progress, len(loader.skipped if folder is None else read_skipped(folder.skipped_file)))
+
+
+def _list_skipped(folder: TrainingFolder, loader: BatchLoader, console: Console) -> None:
+    """However training ended: what was met before it is resumed may not be met again."""
+    try:
+        add_skipped(folder.skipped_file, loader.skipped)
+    except RunError as error:
+        tell(console, str(error))
 
 
 def _restored(training: ClassifierTraining, folder: TrainingFolder, console: Console) -> Progress:

@@ -11,14 +11,13 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.evaluate.classification import ClassificationTask, Scores
-from jcl.evaluate.classifier_training import ClassifierTraining, train_and_judge
+from jcl.evaluate.classification import ClassificationTask
+from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.settings import TrainSettings, settings_from
-from jcl.train.checkpoint import Progress
 from jcl.train.runtime import on_device
 
 PAPER_LR = 30.0
@@ -65,7 +64,7 @@ def paper_probe(
     console: Console | None = None,
     folder: ProbeFolder | None = None,
     resumed: bool = False,
-) -> tuple[Scores, Progress]:
+) -> Judged:
     """Train the layer on the task's training images and judge it on its test images, after the last epoch.
 
     With a `folder` it writes checkpoints there, from the newest of which it goes on where it is `resumed`, and at the
@@ -86,11 +85,11 @@ def paper_probe(
         device=device,
         workers=workers,
     )
-    scores, progress = train_and_judge(training, console or Console(stderr=True), folder, resumed=resumed)
+    judged = train_and_judge(training, console or Console(stderr=True), folder, resumed=resumed)
     check_frozen(before, backbone)
     if folder is not None:
         folder.save_classifier(network.fc, task.class_names)
-    return scores, progress
+    return judged
 
 
 def probe_optimiser(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:

@@ -22,7 +22,8 @@ _CLASSIFIER_FORMAT = "jcl-classifier-1"
 
 
 class TrainingFolder:
-    """A file that says what is trained, `metrics.jsonl`, `checkpoints/`; at the end `summary.json`."""
+    """A file that says what is trained, `metrics.jsonl`, `checkpoints/`, `skipped.txt` where images could not be read;
+    at the end `summary.json`."""
 
     kind: ClassVar[str]
     """What the folder holds, in words."""
@@ -34,6 +35,7 @@ class TrainingFolder:
         self.settings_file = self.path / self.settings_name
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.skipped_file = self.path / "skipped.txt"
         self.summary_file = self.path / "summary.json"
 
     @property
@@ -82,7 +84,7 @@ class TrainingFolder:
     def forget_unless_begun(self) -> None:
         """Take back what was written at the start, unless training has got to a checkpoint."""
         if not self.checkpoints.exists():
-            for file in self.first_files:
+            for file in (*self.first_files, self.skipped_file):
                 file.unlink(missing_ok=True)
 
     def remove_if_empty(self) -> None:

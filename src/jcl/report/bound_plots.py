@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from jcl.report import style
+from jcl.speech import counted
 from jcl.studies.bound import BoundRow, GaussianCase
 from jcl.studies.normality import Normality
 from jcl.studies.run_bound import RunBounds
@@ -98,7 +99,7 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     title = (
         f"In the end Jensen's bound lies {above:.2g} above Eq. 4, and {share:.0f} % of images' keys are not Gaussian"
     )
-    subtitle = f"{style.plain(name, 60)}: {bounds.keys} views of each of {bounds.images} images as keys"
+    subtitle = f"{style.plain(name, 60)}: {bounds.keys} views of each of {counted(bounds.images, 'image')} as keys"
     style.write_title(figure, title, subtitle)
     return style.save(figure, path)
 

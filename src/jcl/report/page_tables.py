@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jcl.report.contents import RunContents
 from jcl.settings import describe_settings
-from jcl.speech import duration, readable_size
+from jcl.speech import counted, duration, readable_size
 
 MISSING: Final = "–"
 
@@ -117,8 +117,9 @@ def _sample_note(runs: Sequence[RunContents]) -> str:
     bank, queries, unseen = sizes.pop()
     where = "of the test set" if unseen else "that were held out"
     return (
-        f"A quick look for this page: labels of {queries:,} images {where}, guessed from {bank:,} others. "
-        f"Figures on so few images are uncertain by a few percent; `jcl knn` and `jcl linear` measure on all."
+        f"A quick look for this page: labels of {counted(queries, 'image')} {where}, guessed from "
+        f"{counted(bank, 'other')}. Figures on so few images are uncertain by a few percent; `jcl knn` and "
+        "`jcl linear` measure on all."
     )
 
 

@@ -16,7 +16,7 @@ from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, Task, Ti
 from rich.table import Column
 from rich.text import Text
 
-from jcl.speech import counted, tell
+from jcl.speech import counted, duration, tell
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
 from jcl.train.bar import progress_bar
@@ -100,10 +100,3 @@ def _found(outcome: Outcome, result: Mapping[str, Any] | None) -> str:
         return f"failed: {outcome.sentence}"
     accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
     return f"{accuracies} ({duration(result['seconds'])} of training)"
-
-
-def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +26,8 @@ def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iter
     """Give a file to write to, which takes the place of `path` in one step when the block ends without an error.
 
     `check` is given the new file before that, once it is on the disk, and raises if it is not what it should be. What
-    is no plain file, such as /dev/stdout, a pipe or a link, is written to and stays what it is.
+    is no plain file, such as /dev/stdout, a pipe or a link, is written to and stays what it is. What killed writers of
+    `path` have left is cleared away.
     """
     if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         try:
@@ -32,23 +36,24 @@ def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iter
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}.") from error
         return
-    # A name of its own: of two programs that write the same file neither may get into the other's half.
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    partial: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        _remove_abandoned(path)
+        partial, half = _open_partial(path)
+        with half:  # to the end: closed, it would pass for one that a killed writer has left
+            yield half
+            half.flush()
+            os.fsync(half.fileno())
             if check is not None:
-                _forget_cached(file)
-        if check is not None:
-            check(partial)
-        partial.replace(path)
+                _forget_cached(half)
+                check(partial)
+            partial.replace(path)
         _flush_folder(path.parent)
     except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink()
         if not isinstance(error, OSError):
             raise
         reason = error.strerror or error
@@ -60,6 +65,38 @@ def remove_partial_files(folder: Path) -> None:
     for partial in folder.glob(".*.partial"):
         with contextlib.suppress(OSError):
             partial.unlink()
+
+
+def _open_partial(path: Path) -> tuple[Path, BinaryIO]:
+    """A new file beside `path`, locked for as long as it is open, which tells other writers that it is in use.
+
+    It has a name of its own: of two programs that write the same file neither may get into the other's half.
+    """
+    while True:
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+        file = partial.open("wb")
+        if _lock(file) is not False and partial.exists():
+            return partial, file
+        file.close()  # it was taken for an abandoned one before it could be locked
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Clear away what killed writers of `path` have left: a lock ends with its process."""
+    ours = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.partial")
+    with contextlib.suppress(OSError):
+        for partial in [entry for entry in path.parent.iterdir() if ours.fullmatch(entry.name)]:
+            with contextlib.suppress(OSError), partial.open("r+b") as file:
+                if _lock(file):
+                    partial.unlink()
+
+
+def _lock(file: BinaryIO) -> bool | None:
+    """Whether the file is now ours alone, until it is closed or its process ends; None where there are no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
+    return True
 
 
 def _forget_cached(file: BinaryIO) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from jcl.errors import FailedElsewhere, JclError, SettingsError
 from jcl.ranks import ALONE, Ranks, contact
+from jcl.speech import counted
 from jcl.train.runtime import choose_device
 
 Result = TypeVar("Result")
@@ -97,7 +98,7 @@ def _own_device(name: str) -> torch.device:
         raise SettingsError(f"every rank needs a GPU of its own, so the device cannot be {name}; use --device cuda.")
     if local >= torch.cuda.device_count():
         raise SettingsError(
-            f"{ranks_on_this_machine()} ranks were started on a machine with {torch.cuda.device_count()} GPUs; start "
-            "one for each GPU, or use --device cpu."
+            f"{ranks_on_this_machine()} ranks were started on a machine with "
+            f"{counted(torch.cuda.device_count(), 'GPU')}; start one for each GPU, or use --device cpu."
         )
     return torch.device("cuda", local)

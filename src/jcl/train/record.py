@@ -108,17 +108,16 @@ class Record:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` that say where they belong; a last line torn by a crash is left out."""
+    """The lines of a `metrics.jsonl` that say where they belong; one that is damaged is left out, and no other."""
     lines = []
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     for line in text.splitlines():
-        try:
+        # The last line may be torn by a crash, any other damaged by a disk.
+        with contextlib.suppress(ValueError, RecursionError):
             lines.append(json.loads(line))
-        except (ValueError, RecursionError):
-            break
     return [line for line in lines if _belongs_somewhere(line)]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -27,7 +28,9 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SettingsError(f"the device {name} was asked for, but PyTorch sees no GPU here; use --device cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"the device {name} was asked for, but there are only {torch.cuda.device_count()} GPUs.")
+        gpus = torch.cuda.device_count()
+        here = f"there {'is' if gpus == 1 else 'are'} only {counted(gpus, 'GPU')}"
+        raise SettingsError(f"the device {name} was asked for, but {here}.")
     return device
 
 

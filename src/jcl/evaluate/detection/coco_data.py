@@ -13,6 +13,7 @@ from jcl.errors import DataError
 from jcl.evaluate.detection.coco_layout import CocoFiles
 from jcl.evaluate.detection.settings import Task
 from jcl.randomness import permutation
+from jcl.speech import counted
 
 _HELD_OUT = 5  # one image in so many is held out where there is no annotation file to test with
 _HELD_OUT_STREAM = 0x68656C64
@@ -139,7 +140,7 @@ def for_training(whole: CocoSet, task: Task) -> tuple[CocoSet, list[str]]:
         notes.append(f"{shapeless:,} objects in {whole.file} have no outline and were left out.")
     if not images:
         raise DataError(
-            f"none of the {len(whole.images):,} images of {whole.file} has an object inside it to train on"
+            f"none of the {counted(len(whole.images), 'image')} of {whole.file} has an object inside it to train on"
             + (f" ({notes[0].rstrip('.')})." if notes else ".")
         )
     return replace(whole, images=tuple(images)), notes
@@ -148,7 +149,9 @@ def for_training(whole: CocoSet, task: Task) -> tuple[CocoSet, list[str]]:
 def only_few(train: CocoSet, whole: CocoSet, count: int) -> tuple[CocoSet, CocoSet]:
     """The same few images, always the same ones, to train on and, with all their annotations, to test with."""
     if count > len(train.images):
-        raise DataError(f"{train.file} has {len(train.images):,} images to train on, fewer than the {count:,} wanted.")
+        raise DataError(
+            f"{train.file} has {counted(len(train.images), 'image')} to train on, fewer than the {count:,} wanted."
+        )
     rows = sorted(permutation(0, _FEW_STREAM, 0, len(train.images))[:count].tolist())
     few = tuple(train.images[row] for row in rows)
     chosen = {image.id for image in few}
@@ -239,7 +242,9 @@ def _numbers(values: Any) -> list[float] | None:
 def _demand_fit(found: CocoSet, task: Task) -> None:
     """Refuse a file that is whole but not for this task."""
     if not found.images or not any(image.annotations for image in found.images):
-        raise DataError(f"{found.file} has {len(found.images):,} images and no annotations in them; nothing to do.")
+        raise DataError(
+            f"{found.file} has {counted(len(found.images), 'image')} and no annotations in them; nothing to do."
+        )
     annotations = [annotation for image in found.images for annotation in image.annotations]
     if task == "mask" and not any(annotation.get("segmentation") for annotation in annotations):
         raise DataError(f"{found.file} has boxes and no masks; use --task box, or a file with outlines.")
