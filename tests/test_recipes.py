@@ -134,3 +134,14 @@ def test_a_pipe_is_no_recipe(tmp_path):
     os.mkfifo(tmp_path / "own.yaml")
     with pytest.raises(SettingsError, match="it is no file"):
         recipe_values(str(tmp_path / "own.yaml"))
+
+
+@pytest.mark.parametrize("method", ["moco-v1", "moco-v2"])
+def test_moco_is_moco_whatever_a_recipe_adds_to_jcl(method, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("method: {num_queries: 2}\nmodel: {predictor: true, head: deep}\n", encoding="utf-8")
+    settings = build_settings(str(mine), method=method)
+    assert (settings.method.num_keys, settings.method.num_queries, settings.model.predictor) == (1, 1, False)
+    assert settings.model.head == {"moco-v1": "linear", "moco-v2": "mlp"}[method]
+    assert build_settings(str(mine), method=method, values={"method.num_queries": 2}).method.num_queries == 2
+    assert build_settings(str(mine), method="multi-key").method.num_queries == 2

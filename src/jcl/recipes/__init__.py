@@ -14,13 +14,13 @@ from jcl.errors import SettingsError
 from jcl.settings import Settings, put, read_yaml, settings_from
 
 # What a method implies beyond its loss; a value the user gives explicitly still wins.
+_ONE_KEY_ONE_QUERY = {"method.num_keys": 1, "method.num_queries": 1, "model.predictor": False}
 METHOD_VALUES: dict[str, dict[str, Any]] = {
-    "moco-v2": {"method.num_keys": 1},
+    "moco-v2": {**_ONE_KEY_ONE_QUERY, "model.head": "mlp"},
     "moco-v1": {
-        "method.num_keys": 1,
+        **_ONE_KEY_ONE_QUERY,
         "method.temperature": 0.07,
         "model.head": "linear",
-        "model.predictor": False,
         "views.recipe": "moco-v1",
     },
 }
