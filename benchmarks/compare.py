@@ -70,6 +70,9 @@ DECIDED = (  # by the rows, or by options of their own
 OF_ONE_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
 
 
+PARTS = ("settings", "seeds")  # of a row in the file
+
+
 class CommandFailed(Exception):
     """A command did not do what it was to do; the sentence says how it ended."""
 
@@ -126,7 +129,25 @@ def header_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def kept(file: Path, header: dict[str, Any]) -> dict[str, Any]:
     """The results so far; read anew each time, since another process may have added some."""
-    return read_object(file) if file.exists() else header
+    if not file.exists():
+        return header
+    try:
+        found = read_object(file)
+    except RunError as error:  # it may hold days of work, so it must not be thrown away lightly
+        raise RunError(
+            f"{str(error).partition(';')[0]}; restore it from a copy, or begin another with --json."
+        ) from None
+    if not is_comparison(found, header):
+        raise RunError(f"{file} holds no comparison; choose another file with --json.")
+    return found
+
+
+def is_comparison(found: dict[str, Any], header: dict[str, Any]) -> bool:
+    """Whether a file has the parts that all of them have."""
+    if any(not isinstance(found.get(name), type(value)) for name, value in header.items()):
+        return False
+    rows = found["rows"].values()
+    return all(isinstance(row, dict) and all(isinstance(row.get(part), dict) for part in PARTS) for row in rows)
 
 
 def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[tuple[Row, int]]:
@@ -143,8 +164,6 @@ def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[
 def refuse_others(found: dict[str, Any], header: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Results of other settings, epochs or images have no place in the same table."""
     way_out = "ask for the same, or begin another file with --json."
-    if not header.keys() <= found.keys():
-        raise RunError(f"{arguments.json} holds no comparison; choose another file with --json.")
     if found["images"] != header["images"]:
         raise RunError(f"{arguments.json} has results on other images than those of {arguments.data}; {way_out}")
     before, now = ({name: file[name] for name in ("epochs", "recipe")} | file["set"] for file in (found, header))
@@ -200,6 +219,8 @@ def run_folder(row: Row, seed: int, arguments: argparse.Namespace) -> Path:
 def run_all(missing: list[tuple[Row, int]], arguments: argparse.Namespace, header: dict[str, Any]) -> list[str]:
     """Train and probe, and keep each result as soon as it is there; gives what failed, in sentences."""
     failed = []
+    if missing:  # a file that cannot be written is told before anything is trained
+        write_object(arguments.json, kept(arguments.json, header))
     with Processes() as processes:
         for row, seed in missing:
             print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
@@ -271,7 +292,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def line_of(row: Row, results: list[dict[str, Any]], base_epochs: int) -> str:
-    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
+    keys, queries = results[0]["num_keys"], results[0].get("num_queries", 1)
     seconds = [result["seconds"] for result in results if result["seconds"] is not None]
     whole = f"{fmean(seconds):,.0f} s" if seconds else "not known"
     if seconds and len(seconds) < len(results):

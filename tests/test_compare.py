@@ -212,11 +212,25 @@ def test_a_run_begun_otherwise_is_not_gone_on_with(compare, words, compared, not
     assert f"{folder} holds a run with train.epochs = 11 instead of 10" in code
 
 
-def test_another_kind_of_file_is_left_alone(words, compared, nothing_runs, tmp_path):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"runs": []}', "holds no comparison"),
+        ('{"recipe": "demo", "epochs": 10, "set": null, "images": {}, "rows": {}}', "holds no comparison"),
+        ('{"recipe": "demo", "epochs": 10, "set": {}, "images": {}, "rows": {"jcl": {}}}', "holds no comparison"),
+        ('{"recipe": "de', "restore it from a copy, or begin another with --json"),
+    ],
+)
+def test_a_file_of_another_kind_or_half_a_file_is_left_alone(words, compared, nothing_runs, tmp_path, content, message):
     file = tmp_path / "found.json"
-    file.write_text('{"runs": []}')
+    file.write_text(content)
     code, _ = compared(words)
-    assert "holds no comparison" in code and file.read_text() == '{"runs": []}'
+    assert message in code and "remove it" not in code and file.read_text() == content
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_trained(words, compared, nothing_runs):
+    code, _ = compared(words, "--json", "/proc/found.json")
+    assert "/proc/found.json could not be written" in code
 
 
 @pytest.mark.parametrize("setting", ["train.epochs=3", "method.name=jcl", "method.covariance_scale=1"])

@@ -365,8 +365,8 @@ def _writers(
 def _announce(place: Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:
     """What is about to happen, and every value that was chosen for the user with the reason."""
     several = METHODS[settings.method.name].several_keys
-    keys = f", {counted(settings.method.num_keys, 'key')} per image" if several else ""
-    keys += f", {settings.method.num_queries} queries" if settings.method.num_queries > 1 else ""
+    queries = f" and {settings.method.num_queries} queries" if settings.method.num_queries > 1 else ""
+    keys = f", {counted(settings.method.num_keys, 'key')}{queries} per image" if several or queries else ""
     ranks = f", {place.ranks.count} ranks" if place.ranks.count > 1 else ""
     place.say(
         f"Pre-training {settings.model.backbone} with {settings.method.name}{keys} on {data.train.description} "

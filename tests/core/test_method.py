@@ -313,6 +313,27 @@ def test_figures_of_a_step_are_those_of_plain_loops():
     assert result.loss.requires_grad and not any(figure.requires_grad for figure in result[1:])
 
 
+def test_a_step_that_broke_off_leaves_nothing_behind_for_the_next():
+    learner, untouched = (make_learner("jcl", bn_groups=4, key_passes=2) for _ in range(2))
+    before = copy.deepcopy(learner.state_dict())
+    made = RandomViews(0, 3)
+    asked = []
+
+    def breaking(rows: Tensor, numbers: Tensor) -> Tensor:
+        asked.append(rows)
+        if len(asked) == 2:
+            raise RuntimeError("out of memory")
+        return 100 * made(rows, numbers)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        learner(breaking, IMAGES, 0, SCALE)
+    learner.load_state_dict(before)
+    train(learner, 1)
+    train(untouched, 1)
+    for name, value in untouched.state_dict().items():
+        assert torch.equal(learner.state_dict()[name], value), name
+
+
 def test_passes_that_do_not_divide_the_groups_are_refused():
     with pytest.raises(ValueError, match="4 BN groups cannot be dealt evenly to 3 passes"):
         make_learner("jcl", bn_groups=4, key_passes=3)

@@ -7,9 +7,10 @@ from torchvision.models import resnet18
 
 from jcl.core.shuffle import (
     GroupedBatchNorm2d,
-    RunningStatistics,
     group_batch_norm,
     set_batch_norm_groups,
+    settle_statistics,
+    taken_statistics,
     unshuffle,
 )
 from jcl.errors import SettingsError
@@ -25,12 +26,11 @@ def small_network() -> nn.Module:
 
 def settled(network: nn.Module, *passes: torch.Tensor) -> torch.Tensor:
     """A batch in one pass or several, and the running statistics moved once."""
-    statistics = RunningStatistics(network)
-    rows = []
+    rows, seen = [], []
     for images in passes:
         rows.append(network(images))
-        statistics.note()
-    statistics.settle()
+        seen.append(taken_statistics(network))
+    settle_statistics(seen)
     return torch.cat(rows)
 
 
@@ -80,12 +80,27 @@ def test_passes_make_one_update_of_the_running_statistics():
 def test_layers_that_had_nothing_to_do_stay_as_they_are():
     network = group_batch_norm(small_network())
     idle = group_batch_norm(nn.Sequential(nn.BatchNorm2d(5)))
-    statistics = RunningStatistics(nn.ModuleList([network, idle]))
     network(torch.randn(4, 3, 7, 7, dtype=torch.float64))
-    statistics.note()
-    statistics.settle()
+    settle_statistics([taken_statistics(nn.ModuleList([network, idle]))])
     assert int(network[1].num_batches_tracked) == 1 and int(idle[0].num_batches_tracked) == 0
     assert network[1].running_mean.any() and not idle[0].running_mean.any()
+
+
+def test_a_layer_left_out_of_some_passes_is_told_instead_of_guessed_at():
+    network = group_batch_norm(small_network())
+    images = torch.randn(4, 3, 7, 7, dtype=torch.float64)
+    network(images)
+    whole = taken_statistics(network)
+    network[:2](images)
+    with pytest.raises(SettingsError, match=r"in some passes and not in others.*train.key_passes=1"):
+        settle_statistics([whole, taken_statistics(network)])
+
+
+def test_a_layer_that_stands_in_several_places_stays_one():
+    shared = nn.BatchNorm2d(3)
+    network = nn.Sequential(shared, nn.Conv2d(3, 3, 1), shared, nn.Sequential(shared))
+    grouped = group_batch_norm(network)
+    assert grouped[0] is grouped[2] is grouped[3][0] and isinstance(grouped[0], GroupedBatchNorm2d)
 
 
 def test_conversion_keeps_weights_statistics_and_eval_output():

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from jcl.core.encoder import Encoder, without_predictor
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
-from jcl.core.shuffle import RunningStatistics, group_batch_norm, set_batch_norm_groups, unshuffle
+from jcl.core.shuffle import (
+    group_batch_norm,
+    set_batch_norm_groups,
+    settle_statistics,
+    taken_statistics,
+    unshuffle,
+)
 from jcl.randomness import KEY_SHUFFLE, permutation
 from jcl.ranks import ALONE, Ranks
 
@@ -124,8 +130,6 @@ class ContrastiveLearner(nn.Module):
         self.bn_groups = bn_groups
         set_batch_norm_groups(self.query_encoder, bn_groups // ranks.count)
         set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
-        self._query_statistics = RunningStatistics(self.query_encoder)
-        self._key_statistics = RunningStatistics(self.key_encoder)
 
     def forward(
         self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
@@ -210,17 +214,16 @@ class ContrastiveLearner(nn.Module):
 
     @torch.no_grad()
     def _encode_without_gradient(self, made: Iterator[Tensor]) -> Tensor:
-        encoded = []
+        encoded, seen = [], []
         for _ in range(self.key_passes):
             encoded.append(self.key_encoder(next(made)))
-            self._key_statistics.note()
-        self._key_statistics.settle()
+            seen.append(taken_statistics(self.key_encoder))
+        settle_statistics(seen)
         return torch.cat(encoded)
 
     def _encode_with_gradient(self, made: Iterator[Tensor]) -> Tensor:
         encoded: Tensor = self.query_encoder(next(made))
-        self._query_statistics.note()
-        self._query_statistics.settle()
+        settle_statistics([taken_statistics(self.query_encoder)])
         return encoded
 
     def encode_queries(self, made: Iterator[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ groups. Queries form groups of N/G rows in batch order, keys groups of N·M'/G r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeGuard, TypeVar
 
 import torch
@@ -21,7 +22,7 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are taken over `groups` equal, contiguous parts of the batch.
 
-    In training it leaves the statistics of its groups in `seen`, by which `RunningStatistics` moves the running ones.
+    In training it leaves the statistics of its groups in `seen`, by which `settle_statistics` moves the running ones.
     In eval mode it is plain batch norm, and its state dict is plain batch norm's.
     """
 
@@ -78,66 +79,77 @@ GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
 def group_batch_norm(module: ModuleType) -> ModuleType:
     """Replace every `BatchNorm1d` and `BatchNorm2d` inside `module` by its grouped form, keeping what it holds.
 
-    Batch norms of another kind, and those without weights or a moving average, are refused.
+    A layer that stands in several places stays one layer. Batch norms of another kind, and those without weights or a
+    moving average, are refused.
     """
-    for name, child in module.named_children():
-        if _can_be_grouped(child):
-            grouped = GROUPED[type(child)](child.num_features, child.eps, child.momentum).to(child.weight)
-            grouped.load_state_dict(child.state_dict())
-            setattr(module, name, grouped)
-        elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm):
-            raise SettingsError(
-                f"the backbone holds a {type(child).__name__} layer, which cannot be split into BN groups; "
-                "set model.bn_groups=1 or choose a backbone with BatchNorm2d layers as PyTorch makes them."
-            )
-        else:
-            group_batch_norm(child)
+    grouped: dict[nn.Module, GroupedBatchNorm] = {}
+    for parent in list(module.modules()):
+        for name, child in parent._modules.items():
+            if _can_be_grouped(child):
+                if child not in grouped:
+                    grouped[child] = _grouped(child)
+                setattr(parent, name, grouped[child])
+            elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm):
+                raise SettingsError(
+                    f"the backbone holds a {type(child).__name__} layer, which cannot be split into BN groups; "
+                    "set model.bn_groups=1 or choose a backbone with BatchNorm2d layers as PyTorch makes them."
+                )
     return module
 
 
-def _can_be_grouped(module: nn.Module) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
-    if type(module) not in GROUPED:
+def _grouped(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> GroupedBatchNorm:
+    other = GROUPED[type(layer)](layer.num_features, layer.eps, layer.momentum).to(layer.weight)
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+def _can_be_grouped(module: nn.Module | None) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
+    if module is None or type(module) not in GROUPED:
         return False
     return bool(module.affine and module.track_running_stats and module.momentum is not None)
 
 
-class RunningStatistics:
-    """Moves the running statistics of an encoder's grouped layers, those of all layers in a few kernels together.
+Statistics = dict[GroupedBatchNorm, tuple[Tensor, Tensor]]
+"""What each layer of an encoder saw in one pass."""
+
+
+def taken_statistics(encoder: nn.Module) -> Statistics:
+    """What the grouped layers of an encoder saw in the pass just done; they forget it."""
+    found: Statistics = {}
+    for module in encoder.modules():
+        if isinstance(module, GroupedBatchNorm) and module.seen is not None:
+            found[module], module.seen = module.seen, None
+    return found
+
+
+@torch.no_grad()
+def settle_statistics(passes: Sequence[Statistics]) -> None:
+    """Move the running statistics of all layers once, in a few kernels together, by what the passes of one batch saw.
 
     They become what G replicas' statistics would average to: one update with the mean of the group statistics. That is
     the same whether the groups live in one process or on G ranks, and whether they come in one pass or in several.
     """
-
-    def __init__(self, encoder: nn.Module) -> None:
-        self._layers = [module for module in encoder.modules() if isinstance(module, GroupedBatchNorm)]
-        self._noted: list[dict[GroupedBatchNorm, tuple[Tensor, Tensor]]] = []  # a pass each
-
-    def note(self) -> None:
-        """Keep what the layers have seen in the pass just done."""
-        self._noted.append({layer: layer.seen for layer in self._layers if layer.seen is not None})
-        for layer in self._layers:
-            layer.seen = None
-
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Count the passes since the last time as one batch: one step of every running mean and variance."""
-        noted, self._noted = self._noted, []
-        layers = list(noted[0]) if noted else []
-        if not layers:  # plain batch norm, which looks after itself, or none at all
-            return
-        running, momenta, counts = [], [], []
-        for layer in layers:
-            assert layer.running_mean is not None and layer.running_var is not None and layer.momentum is not None
-            assert layer.num_batches_tracked is not None
-            running += [layer.running_mean, layer.running_var]
-            momenta += [layer.momentum] * 2
-            counts.append(layer.num_batches_tracked)
-        groups = torch.cat([torch.cat([part for layer in layers for part in seen[layer]], dim=1) for seen in noted])
-        means = torch.split(groups.mean(0), [buffer.numel() for buffer in running])
-        ahead = torch._foreach_sub(means, running)
-        torch._foreach_mul_(ahead, momenta)
-        torch._foreach_add_(running, ahead)
-        torch._foreach_add_(counts, 1)
+    layers = list(passes[0])
+    if any(list(seen) != layers for seen in passes):
+        raise SettingsError(
+            "the backbone uses a batch norm in some passes and not in others, so that the keys' statistics cannot be "
+            "put together; set train.key_passes=1."
+        )
+    if not layers:  # plain batch norm, which looks after itself, or none at all
+        return
+    running, momenta, counts = [], [], []
+    for layer in layers:
+        assert layer.running_mean is not None and layer.running_var is not None and layer.momentum is not None
+        assert layer.num_batches_tracked is not None
+        running += [layer.running_mean, layer.running_var]
+        momenta += [layer.momentum] * 2
+        counts.append(layer.num_batches_tracked)
+    groups = torch.cat([torch.cat([part for pair in seen.values() for part in pair], dim=1) for seen in passes])
+    means = torch.split(groups.mean(0), [buffer.numel() for buffer in running])
+    ahead = torch._foreach_sub(means, running)
+    torch._foreach_mul_(ahead, momenta)
+    torch._foreach_add_(running, ahead)
+    torch._foreach_add_(counts, 1)
 
 
 def set_batch_norm_groups(module: nn.Module, groups: int) -> None:
