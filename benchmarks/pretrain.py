@@ -1,10 +1,11 @@
 """Images a second of the whole training step, against the encoder alone.
 
-    python benchmarks/pretrain.py [--case NAME] [--keys 5 32] [--images FOLDER --workers 16] [--json FILE]
+    python benchmarks/pretrain.py [--case NAME] [--keys 5 32] [--queries 2] [--images FOLDER --workers 16] [--json FILE]
 
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
-device, ShuffleBN, momentum update, loss, queue, optimiser. With `--images` the step with five keys is then fed from
+device, ShuffleBN, momentum update, loss, queue, optimiser; how long it took to get ready is told too, which with an
+empty cache is mostly compiling. With `--images` the step with five keys is then fed from
 the image files in that folder too, every image decoded anew each time, as in training on a set too large for memory.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from machine import save
 
 from jcl.automatic import DataFacts, choose
@@ -47,16 +49,17 @@ CASES = {
     for case in (
         Case("resnet18-32-b512", "cifar10", 32, 512, limit=30_000),
         Case("resnet18-32-b256", "cifar10", 32, 256),  # as the recipe has it
+        Case("resnet18-32-b192", "cifar10", 32, 192),
         Case("resnet18-32-b128", "cifar10", 32, 128, limit=20_000),
         Case("resnet50-224-b256", "imagenet-paper", 320, 256, ceiling_share=0.9),
     )
 }
 
 
-def case_settings(case: Case, method: str, num_keys: int) -> Settings:
+def case_settings(case: Case, method: str, num_keys: int, num_queries: int) -> Settings:
     values: dict[str, Any] = {"train.batch_size": case.batch_size, "data.canvas": case.canvas}
     if method == "jcl":
-        values["method.num_keys"] = num_keys
+        values |= {"method.num_keys": num_keys, "method.num_queries": num_queries}
     settings = build_settings(case.recipe, method=method, values=values)
     return choose(settings, DataFacts(images=1_000_000, short_side=case.canvas, decoded=True))[0]
 
@@ -68,10 +71,17 @@ def random_batch(case: Case) -> ImageBatch:
     return ImageBatch(pixels, sizes, torch.arange(case.batch_size, device=DEVICE))
 
 
-def milliseconds(work: Callable[[], object], repeats: int) -> float:
-    """The median of single timed calls, after some that are not counted."""
+def seconds_until_ready(work: Callable[[], object]) -> float:
+    """How long the first calls take, which compile, choose kernels and record."""
+    start = time.perf_counter()
     for _ in range(6):
         work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def milliseconds(work: Callable[[], object], repeats: int) -> float:
+    """The median of single timed calls."""
     times = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -83,19 +93,32 @@ def milliseconds(work: Callable[[], object], repeats: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def measure_step(case: Case, method: str, num_keys: int, repeats: int) -> tuple[float, int, TrainingStep]:
-    """Milliseconds and peak bytes of a step on images that lie on the device, and the step itself."""
+@dataclass(frozen=True)
+class Measured:
+    milliseconds: float
+    peak_bytes: int
+    seconds_until_ready: float
+
+
+def measure_step(
+    case: Case, method: str, num_keys: int, num_queries: int, repeats: int
+) -> tuple[Measured, TrainingStep]:
+    """What a step takes on images that lie on the device, and the step itself."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    settings = case_settings(case, method, num_keys)
+    settings = case_settings(case, method, num_keys, num_queries)
     learner, _ = build_learner(settings, DEVICE)
     optimiser = build_optimiser(settings, learner, DEVICE)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
-    batch, number = random_batch(case), iter(range(10**9))
-    taken = milliseconds(lambda: step(batch, next(number), 0.01, 1.0), repeats)
-    return taken, torch.cuda.max_memory_allocated(), step
+    batch, number = random_batch(case), itertools.count()
+
+    def work() -> None:
+        step(batch, next(number), 0.01, 1.0)
+
+    ready = seconds_until_ready(work)
+    return Measured(milliseconds(work, repeats), torch.cuda.max_memory_allocated(), ready), step
 
 
 def measure_fed_step(case: Case, step: TrainingStep, folder: Path, workers: int, seconds: float) -> float:
@@ -121,7 +144,7 @@ def measure_ceiling(case: Case, repeats: int) -> tuple[float, float]:
     """Milliseconds of forward and backward, and of forward alone in training mode, for one batch."""
     torch._dynamo.reset()
     torch.cuda.empty_cache()
-    settings = case_settings(case, "jcl", 5)
+    settings = case_settings(case, "jcl", 5, 1)
     assert settings.model.stem != "auto" and isinstance(settings.views.image_size, int)
     size = settings.views.image_size
     backbone, width = build_backbone(settings.model.backbone, stem=settings.model.stem)
@@ -139,6 +162,8 @@ def measure_ceiling(case: Case, repeats: int) -> tuple[float, float]:
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
             encoder(images)
 
+    for work in (both, forward):
+        seconds_until_ready(work)
     return milliseconds(both, repeats), milliseconds(forward, repeats)
 
 
@@ -146,6 +171,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
+    parser.add_argument("--queries", type=int, default=1, help="queries an image of JCL")
+    parser.add_argument("--inductor", action="append", default=[], metavar="NAME", help="switch on in the compiler")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--skip-ceiling", action="store_true")
     parser.add_argument("--skip-moco", action="store_true", help="leave out the baseline that ratios are taken of")
@@ -154,6 +181,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="for the step fed from files")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    for option in arguments.inductor:  # such as combo_kernels, to see what it is worth
+        setattr(torch._inductor.config, option, True)
     figures: dict[str, float] = {}
     print(torch.cuda.get_device_name(DEVICE), "torch", torch.__version__)
     for name in arguments.case or CASES:
@@ -165,15 +194,20 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
     repeats = arguments.repeats
     both, forward = (0.0, 0.0) if arguments.skip_ceiling else measure_ceiling(case, repeats)
     print(f"\n{case.name}: encoder alone {both:.2f} ms forward and backward, {forward:.2f} ms forward")
-    print(f"{'method':24}{'ms':>9}{'images/s':>11}{'of ceiling':>12}{'x moco-v2':>11}{'GiB':>8}{'x moco-v2':>11}")
+    print(
+        f"{'method':24}{'ms':>9}{'images/s':>11}{'of ceiling':>12}{'x moco-v2':>11}{'GiB':>8}{'x moco-v2':>11}"
+        f"{'ready, s':>10}"
+    )
     figures = {f"{case.name}_forward_backward_ms": both, f"{case.name}_forward_ms": forward}
-    moco, moco_memory = (0.0, 0) if arguments.skip_moco else measure_step(case, "moco-v2", 1, repeats)[:2]
+    moco = None if arguments.skip_moco else measure_step(case, "moco-v2", 1, 1, repeats)[0]
 
-    def add_row(method: str, count: int, taken: float, memory: int) -> tuple[float, float]:
-        rate, share = case.batch_size / taken * 1000, (both + count * forward) / taken
+    def add_row(method: str, queries: int, keys: int, found: Measured) -> tuple[float, float]:
+        taken, memory = found.milliseconds, found.peak_bytes
+        rate, share = case.batch_size / taken * 1000, (queries * both + keys * forward) / taken
+        slower, larger = (taken / moco.milliseconds, memory / moco.peak_bytes) if moco else (math.nan, math.nan)
         print(
-            f"{method:24}{taken:9.2f}{rate:11,.0f}{share:12.2f}{ratio(taken, moco):11.2f}{memory / 2**30:8.2f}"
-            f"{ratio(memory, moco_memory):11.2f}",
+            f"{method:24}{taken:9.2f}{rate:11,.0f}{share:12.2f}{slower:11.2f}{memory / 2**30:8.2f}{larger:11.2f}"
+            f"{found.seconds_until_ready:10.1f}",
             flush=True,
         )
         name = f"{case.name}_{method}".replace(" ", "_").replace("'", "")
@@ -181,29 +215,29 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
             f"{name}_ms": taken,
             f"{name}_images_per_second": rate,
             f"{name}_share_of_ceiling": share,
-            f"{name}_times_moco_v2": ratio(taken, moco),
+            f"{name}_times_moco_v2": slower,
             f"{name}_bytes": float(memory),
-            f"{name}_bytes_times_moco_v2": ratio(memory, moco_memory),
+            f"{name}_bytes_times_moco_v2": larger,
+            f"{name}_seconds_until_ready": found.seconds_until_ready,
         }
         figures.update({key: value for key, value in row.items() if not math.isnan(value)})
         return rate, share
 
-    if not arguments.skip_moco:
-        add_row("moco-v2", 1, moco, moco_memory)
+    if moco is not None:
+        add_row("moco-v2", 1, 1, moco)
+    queries = arguments.queries
     for count in arguments.keys:
-        taken, memory, step = measure_step(case, "jcl", count, repeats)
-        promised = add_row(f"jcl M'={count}", count, taken, memory)
+        found, step = measure_step(case, "jcl", count, queries, repeats)
+        method = f"jcl M'={count}" if queries == 1 else f"jcl Q={queries} M'={count}"
+        promised = add_row(method, queries, count, found)
         if count == 5 and arguments.images:
             fed = measure_fed_step(case, step, arguments.images, arguments.workers, arguments.seconds)
-            promised = add_row(f"jcl M'={count} from files", count, fed, torch.cuda.max_memory_allocated())
-        if count == 5:
+            now = Measured(fed, torch.cuda.max_memory_allocated(), found.seconds_until_ready)
+            promised = add_row(f"{method} from files", queries, count, now)
+        if count == 5 and queries == 1:
             print_promise(case, *promised)
         del step  # and with it its memory, which would count for the next one
     return figures
-
-
-def ratio(value: float, reference: float) -> float:
-    return value / reference if reference else math.nan
 
 
 def print_promise(case: Case, rate: float, share: float) -> None:
