@@ -30,6 +30,7 @@ from jcl.errors import JclError, RunError
 from jcl.evaluate.classification import classification_task
 from jcl.run_data import open_run_data, with_whole_path
 from jcl.settings import Settings, setting_names
+from jcl.studies.cells import values_of
 from jcl.train.folder import RunFolder
 from jcl.train.json_object import named_differences, read_object, write_object
 from jcl.train.record import read_metrics
@@ -202,9 +203,7 @@ def options_of(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, 
 
 def by_name(settings: Settings) -> dict[str, Any]:
     """All values by their dotted names."""
-    nested = settings.model_dump(mode="json")
-    parts = {name: name.partition(".") for name in setting_names()}
-    return {name: nested[section][key] if key else nested[section] for name, (section, _, key) in parts.items()}
+    return values_of(settings, setting_names())
 
 
 def of_the_row(settings: Settings) -> dict[str, Any]:

@@ -5,8 +5,8 @@
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
 device, ShuffleBN, momentum update, loss, queue, optimiser; how long it took to get ready is told too, which with an
-empty cache is mostly compiling. With `--images` the step with five keys is then fed from
-the image files in that folder too, every image decoded anew each time, as in training on a set too large for memory.
+empty cache is mostly compiling. With `--images` the step with five keys is then fed from the image files in that folder
+too, every image decoded anew each time, as in training on a set too large for memory.
 """
 
 import argparse
@@ -171,7 +171,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
-    parser.add_argument("--queries", type=int, default=1, help="queries an image of JCL")
+    parser.add_argument(
+        "--queries", type=int, default=1, choices=range(1, 65), metavar="Q", help="queries an image of JCL"
+    )
     parser.add_argument("--inductor", action="append", default=[], metavar="NAME", help="switch on in the compiler")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--skip-ceiling", action="store_true")
@@ -181,7 +183,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="for the step fed from files")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if arguments.queries < 1:
+        parser.error(f"--queries is {arguments.queries}; at least one is needed")
     for option in arguments.inductor:  # such as combo_kernels, to see what it is worth
+        if not isinstance(getattr(torch._inductor.config, option, None), bool):
+            parser.error(f"--inductor {option}: the compiler has nothing of that name to switch on")
         setattr(torch._inductor.config, option, True)
     figures: dict[str, float] = {}
     print(torch.cuda.get_device_name(DEVICE), "torch", torch.__version__)

@@ -25,7 +25,7 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         backbone,
         width,
         head=model.head,
-        head_width=width if model.head_width == "features" else model.head_width,
+        head_width=None if model.head_width == "features" else model.head_width,
         embedding_dim=model.embedding_dim,
         predictor=model.predictor,
     )

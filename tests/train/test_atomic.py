@@ -3,13 +3,12 @@
 import errno
 import fcntl
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+from fault_tools import be_killed_writing
 from jcl.errors import RunError
 from jcl.train.atomic import remove_partial_files, replacing, write_atomically
 
@@ -37,13 +36,7 @@ def test_a_half_written_file_is_known_as_one(tmp_path):
 
 def test_what_a_killed_writer_left_goes_with_the_next_write_of_that_file(tmp_path):
     for name in ("figures", "figures.json", "features[0]"):
-        program = (
-            "import os, pathlib\n"
-            "from jcl.train.atomic import write_atomically\n"
-            "os.fsync = lambda number: os.kill(os.getpid(), 9)\n"
-            f"write_atomically(pathlib.Path({str(tmp_path / name)!r}), b'half')\n"
-        )
-        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+        be_killed_writing(tmp_path / name)
     (tmp_path / ".figures.mine.partial").write_text("a file of someone else's")
     write_atomically(tmp_path / "figures", b"new")
     assert _left(tmp_path) == [".features[0]", ".figures", ".figures.json"]  # the second is someone else's
@@ -74,7 +67,7 @@ def test_a_file_removed_before_it_could_be_locked_is_begun_again(tmp_path, monke
             begun[0].unlink()
         lock(*arguments)
 
-    monkeypatch.setattr("jcl.train.atomic.fcntl.flock", lock_late)
+    monkeypatch.setattr(fcntl, "flock", lock_late)
     write_atomically(tmp_path / "file", b"new")
     assert len(begun) == 2 and [file.name for file in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_bytes() == b"new"
@@ -84,7 +77,7 @@ def test_where_there_are_no_locks_nothing_is_taken_for_abandoned(tmp_path, monke
     def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr("jcl.train.atomic.fcntl.flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     with replacing(tmp_path / "file") as first:
         write_atomically(tmp_path / "file", b"second")
         first.write(b"first")

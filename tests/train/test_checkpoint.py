@@ -1,8 +1,6 @@
 import base64
 import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fault_tools import be_killed_writing
 from jcl.errors import RunError
 from jcl.train.atomic import remove_partial_files, write_atomically
 from jcl.train.checkpoint import (
@@ -258,13 +257,7 @@ def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):
     """The process dies at the moment between writing and renaming, as a power cut would have it."""
     path = tmp_path / "step-000000010.safetensors"
     path.write_bytes(b"old")
-    program = (
-        "import os, pathlib\n"
-        "from jcl.train.atomic import write_atomically\n"
-        "os.fsync = lambda number: os.kill(os.getpid(), 9)\n"
-        f"write_atomically(pathlib.Path({str(path)!r}), b'new' * 1000)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    be_killed_writing(path)
     assert path.read_bytes() == b"old"
     assert list_checkpoints(tmp_path) == [path]
     assert len(list(tmp_path.iterdir())) == 2

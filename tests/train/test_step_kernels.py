@@ -16,6 +16,20 @@ from jcl.train.step import TrainingStep
 from small_runs import tiny_settings
 
 
+@pytest.fixture
+def prepared(monkeypatch) -> list[list[Any]]:
+    """The inputs of every graph that the compiler is given, in turn."""
+    torch._dynamo.reset()  # what other tests compiled would count against the limit of forms that a function may have
+    found: list[list[Any]] = []
+
+    def note(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        found.append(inputs)
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
+    return found
+
+
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
@@ -24,29 +38,15 @@ from small_runs import tiny_settings
         pytest.param("moco-v2", {}, id="one key"),
     ],
 )
-def test_views_are_compiled_once(method, changes, npz, monkeypatch):
-    prepared = []
-
-    def note(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        prepared.extend(value for value in inputs if isinstance(value, torch.Tensor) and value.dtype == torch.uint8)
-        return module.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
+def test_views_are_compiled_once(method, changes, npz, prepared):
     steps = train(tiny_settings(npz, method, train__compile=True, **changes))
-    assert steps > 1 and len(prepared) == 1
+    pixels = [value for inputs in prepared for value in inputs if getattr(value, "dtype", None) == torch.uint8]
+    assert steps > 1 and len(pixels) == 1
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_every_part_of_a_step_is_compiled_once(passes, npz, monkeypatch):
+def test_every_part_of_a_step_is_compiled_once(passes, npz, prepared):
     """Views, keys, queries and loss; what layers of an encoder leave behind for the host must not undo it."""
-    torch._dynamo.reset()
-    prepared = []
-
-    def note(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-        prepared.append(module)
-        return module.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=note))
     more = {"model__predictor": True, "model__head": "deep", "method__num_queries": 2}
     steps = train(tiny_settings(npz, "jcl", train__compile=True, train__key_passes=passes, method__num_keys=4, **more))
     assert steps > 1 and len(prepared) == 4

@@ -19,8 +19,18 @@ from jcl.train.record import read_metrics
 _TAGS = ["timm", "image-feature-extraction", "jcl"]
 _TAGS_OF_A_RUN = ["self-supervised-learning", "contrastive-learning"]
 _SETTINGS = (
-    ("method", ("num_keys", "num_queries", "covariance_scale", "covariance_schedule", "temperature")),
-    ("method", ("queue_size", "key_momentum")),
+    (
+        "method",
+        (
+            "num_keys",
+            "num_queries",
+            "covariance_scale",
+            "covariance_schedule",
+            "temperature",
+            "queue_size",
+            "key_momentum",
+        ),
+    ),
     ("train", ("epochs", "batch_size", "lr", "weight_decay", "momentum", "schedule", "warmup_epochs", "seed")),
     ("views", ("recipe", "min_scale")),
     ("model", ("head", "head_width", "embedding_dim", "predictor")),

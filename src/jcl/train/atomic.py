@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import re
 import secrets
@@ -13,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from jcl.errors import RunError
+from jcl.train.lock import try_lock
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -61,7 +60,10 @@ def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iter
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Clear away what writers that were killed have left in a folder."""
+    """Clear away what writers that were killed have left in a folder, for the one who alone writes there.
+
+    Locks are not asked for, so that it works on file systems without them too.
+    """
     for partial in folder.glob(".*.partial"):
         with contextlib.suppress(OSError):
             partial.unlink()
@@ -91,12 +93,11 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def _lock(file: BinaryIO) -> bool | None:
-    """Whether the file is now ours alone, until it is closed or its process ends; None where there are no locks."""
+    """Whether the file is now ours alone; None where there are no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return False if error.errno in (errno.EAGAIN, errno.EACCES) else None
-    return True
+        return try_lock(file.fileno())
+    except OSError:
+        return None
 
 
 def _forget_cached(file: BinaryIO) -> None:

@@ -21,6 +21,17 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _HOLDER_BYTES = 4096  # more than a process writes about itself
 
 
+def try_lock(descriptor: int) -> bool:
+    """Whether an open file is now ours alone, until it is closed or the process ends; OSError where it has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD:
+            return False
+        raise
+    return True
+
+
 class RunHeld(RunError):
     """Another process trains in the folder."""
 
@@ -78,14 +89,15 @@ class RunLock:
     def _locked(self, mode: int) -> int:
         descriptor = os.open(self._path, mode | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            free = try_lock(descriptor)
+        except OSError:
             os.close(descriptor)
-            if error.errno not in _HELD:
-                raise
+            raise
+        if not free:
+            os.close(descriptor)
             raise RunHeld(
                 f"the run in {self._folder} is being trained by {self._holder()}; wait for it to end, or stop it first."
-            ) from None
+            )
         return descriptor
 
     def _holder(self) -> str:
