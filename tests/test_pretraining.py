@@ -238,8 +238,8 @@ def test_the_other_methods_run_too(npz, tmp_path, undrawn, method):
     assert run.summary["steps"] == 4
 
 
-def test_a_run_with_a_predictor_is_resumed_and_leaves_a_backbone(npz, tmp_path, undrawn, monkeypatch):
-    settings = tiny_settings(npz, model__head="deep", model__head_width=24, model__predictor=True)
+def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, undrawn, monkeypatch):
+    settings = tiny_settings(npz, model__head_width=24, method__num_queries=2)
     whole = pretrain(settings, tmp_path / "whole", console=QUIET)
     with monkeypatch.context() as patch:
         stop_after(patch, 5, signal.SIGTERM)

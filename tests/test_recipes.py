@@ -139,9 +139,9 @@ def test_a_pipe_is_no_recipe(tmp_path):
 @pytest.mark.parametrize("method", ["moco-v1", "moco-v2"])
 def test_moco_is_moco_whatever_a_recipe_adds_to_jcl(method, tmp_path):
     mine = tmp_path / "mine.yaml"
-    mine.write_text("method: {num_queries: 2}\nmodel: {predictor: true, head: deep}\n", encoding="utf-8")
+    mine.write_text("method: {num_queries: 2}\nmodel: {head: linear}\n", encoding="utf-8")
     settings = build_settings(str(mine), method=method)
-    assert (settings.method.num_keys, settings.method.num_queries, settings.model.predictor) == (1, 1, False)
+    assert (settings.method.num_keys, settings.method.num_queries) == (1, 1)
     assert settings.model.head == {"moco-v1": "linear", "moco-v2": "mlp"}[method]
     assert build_settings(str(mine), method=method, values={"method.num_queries": 2}).method.num_queries == 2
     assert build_settings(str(mine), method="multi-key").method.num_queries == 2

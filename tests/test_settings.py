@@ -78,7 +78,6 @@ def test_impossible_values_are_named_in_one_sentence(section, key, value):
         ({"train": {"batch_size": 10}, "model": {"bn_groups": 4}}, "train.batch_size=10 cannot be split"),
         ({"train": {"batch_size": 8}, "model": {"bn_groups": 8}}, "leaves one image a group"),
         ({"train": {"key_passes": 3}, "model": {"bn_groups": 4}}, "train.key_passes=3 does not divide"),
-        ({"method": {"name": "multi-key-backprop"}, "model": {"predictor": True}}, "set model.predictor=false"),
     ],
 )
 def test_values_that_do_not_go_together(values, named):

@@ -27,7 +27,6 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         head=model.head,
         head_width=None if model.head_width == "features" else model.head_width,
         embedding_dim=model.embedding_dim,
-        predictor=model.predictor,
     )
     learner = ContrastiveLearner(
         encoder,

@@ -13,7 +13,6 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.building import known, run_view_recipe
-from jcl.core.encoder import without_predictor
 from jcl.cores import usual_workers
 from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, RunError, SettingsError
@@ -183,7 +182,7 @@ def _network(path: Path, of: FeatureOf, draw: _Draw, device: torch.device) -> tu
     if of == "projection":
         run = open_trained(path)
         own = run_view_recipe(run.settings)
-        network: nn.Module = without_predictor(run.newest(device).query_encoder)
+        network: nn.Module = run.newest(device).query_encoder
         return network, draw(own.size, own.mean, own.std)
     found = open_backbone(path)
     return on_device(found.network, device), draw(found.info.image_size, found.info.mean, found.info.std)

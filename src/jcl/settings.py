@@ -64,9 +64,8 @@ class ModelSettings(Section):
 
     backbone: str = Field("resnet50", description="torchvision or timm name, or tiny_cnn")
     stem: Literal["imagenet", "small"] | Auto = Field("auto", description="first layers: for photographs or ~32 px")
-    head: Literal["mlp", "deep", "linear"] = Field("mlp", description="MoCo v2's; three layers with BN; MoCo v1's")
-    head_width: PositiveInt | Literal["features"] = Field("features", description="of hidden layers in head, predictor")
-    predictor: bool = Field(False, description="a perceptron behind the queries' head, as MoCo v3 has it")
+    head: Literal["mlp", "linear"] = Field("mlp", description="MoCo v2's or MoCo v1's projection head")
+    head_width: PositiveInt | Literal["features"] = Field("features", description="of the head's hidden layer")
     embedding_dim: PositiveInt = Field(128, description="dimension of queries and keys")
     bn_groups: PositiveInt | Auto = Field("auto", description="batch-norm groups of the batch (ShuffleBN)")
 
@@ -138,11 +137,6 @@ class Settings(Section):
             raise ValueError(
                 f"{self.method.name} uses exactly one key per image, but method.num_keys is {self.method.num_keys}; "
                 "choose the method jcl or multi-key for several keys"
-            )
-        if self.model.predictor and self.method.name == "multi-key-backprop":
-            raise ValueError(
-                "model.predictor is for queries whose keys come from another encoder, but multi-key-backprop has only "
-                "one; set model.predictor=false"
             )
         batch, groups = self.train.batch_size, self.model.bn_groups
         if isinstance(batch, int) and isinstance(groups, int):

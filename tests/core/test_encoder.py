@@ -3,7 +3,7 @@ import torch
 import torchvision
 from torch import nn
 
-from jcl.core.encoder import OWN_BACKBONES, Encoder, build_backbone, projection_head, without_predictor
+from jcl.core.encoder import OWN_BACKBONES, Encoder, build_backbone, projection_head
 from jcl.errors import SettingsError
 
 
@@ -113,24 +113,10 @@ def test_heads_are_those_of_moco_v1_and_v2():
     assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in mlp.modules())
 
 
-def test_a_deep_head_has_three_layers_with_batch_norm_between():
-    shapes = [tuple(parameter.shape) for parameter in projection_head("deep", 24, 40, 7).parameters()]
-    norm = [(40,), (40,)]
-    assert shapes == [(40, 24), *norm, (40, 40), *norm, (7, 40), (7,)]
-
-
-def test_a_predictor_follows_the_head_and_can_be_left_out():
+def test_a_head_is_as_wide_as_asked_for():
     backbone, width = build_backbone(next(iter(OWN_BACKBONES)))
-    encoder = Encoder(backbone, width, head="deep", head_width=20, embedding_dim=12, predictor=True)
-    images = torch.randn(6, 3, 32, 32)
-    plain = without_predictor(encoder)
-    assert plain.state_dict().keys() == {name for name in encoder.state_dict() if not name.startswith("predictor.")}
-    projected = encoder.eval().head(encoder.backbone(images))
-    unit = nn.functional.normalize
-    torch.testing.assert_close(plain.eval()(images), unit(projected))
-    torch.testing.assert_close(encoder(images), unit(encoder.predictor(projected)))
-    shared = {parameter.data_ptr() for parameter in encoder.parameters()}
-    assert not any(parameter.data_ptr() in shared for parameter in plain.parameters())
+    hidden, _, last = Encoder(backbone, width, head_width=20, embedding_dim=12).head
+    assert (hidden.out_features, last.in_features, last.out_features) == (20, 20, 12)
 
 
 def test_encoders_without_more_layers_start_as_they_always_did():

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.encoder import Encoder, without_predictor
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.randomness import KEY_SHUFFLE, permutation
 
@@ -149,51 +148,6 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
             if "num_batches" not in name:
                 torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
-
-
-def test_only_queries_are_foretold_by_the_predictor():
-    """A step with a deep head and a predictor, written out; the key encoder follows all but the predictor."""
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten())
-    f = Encoder(backbone, 6 * 9, head="deep", head_width=11, embedding_dim=DIM, predictor=True)
-    start = copy.deepcopy(f)
-    learner = ContrastiveLearner(
-        copy.deepcopy(f),
-        METHODS["jcl"],
-        num_keys=3,
-        temperature=TEMPERATURE,
-        queue_size=QUEUE,
-        embedding_dim=DIM,
-        key_momentum=MOMENTUM,
-        seed=SEED,
-    )
-    with torch.no_grad():  # as after some training: g has fallen behind f
-        for parameter in learner.query_encoder.parameters():
-            parameter.mul_(1.1)
-        for parameter in f.parameters():
-            parameter.mul_(1.1)
-    views = RandomViews(0, 3, torch.float32)
-    negatives = learner.queue.rows.clone()
-    result = learner(views, IMAGES, 0, SCALE)
-    result.loss.backward()
-
-    g = without_predictor(start)
-    with torch.no_grad():
-        for name, own in g.named_parameters():
-            own.copy_(MOMENTUM * own + (1 - MOMENTUM) * dict(f.named_parameters())[name])
-    order = permutation(SEED, KEY_SHUFFLE, 0, IMAGES * 3, torch.device("cpu"))
-    keys = g(views.all[:, 1:].flatten(0, 1)[order]).detach()[order.argsort()].view(IMAGES, 3, DIM)
-    query = F.normalize(f.predictor(f.head(f.backbone(views.all[:, 0]))), dim=1)
-    loss = written_out_loss("jcl", query, keys, negatives)
-    loss.backward()
-    torch.testing.assert_close(result.loss, loss, rtol=1e-5, atol=1e-6)
-    assert any(name.startswith("predictor.") for name, _ in f.named_parameters())
-    for name, parameter in f.named_parameters():
-        found = dict(learner.query_encoder.named_parameters())[name].grad
-        torch.testing.assert_close(found, parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
-    for name, value in g.state_dict().items():
-        torch.testing.assert_close(learner.key_encoder.state_dict()[name], value, rtol=1e-6, atol=1e-8, msg=name)
-    assert learner.key_encoder.state_dict().keys() == g.state_dict().keys()
 
 
 def test_no_query_meets_a_key_of_its_own_image_from_the_same_step():

@@ -162,7 +162,7 @@ def test_names_differ_where_values_do():
         ({"method.name": "multi-key"}, ["covariance_scale=1,2"], "multi-key does without"),
         ({"method.num_keys": 1}, ["covariance_scale=1,2"], "with one key per image there is no covariance"),
         ({}, ["num_keys=1,2", "method=moco-v1,moco-v2"], "moco-v1 and moco-v2 make do with one key"),
-        ({"model.head": "linear"}, ["head_width=8,16"], "a linear head has no hidden layers"),
+        ({"model.head": "linear"}, ["head_width=8,16"], "a linear head has no hidden layer"),
     ],
 )
 def test_methods_that_ignore_a_setting(values, over, said):

@@ -54,7 +54,7 @@ def test_reading_back_is_noticed():
     [
         ("folder", "resnet18", 224, {}),
         ("cifar10", "resnet18", 32, {}),
-        ("cifar10", "resnet18", 32, {"model.head": "deep", "model.predictor": True, "method.num_queries": 2}),
+        ("cifar10", "resnet18", 32, {"method.num_queries": 2}),
         ("imagenet-paper", "resnet50", 320, {}),
     ],
 )

@@ -47,8 +47,8 @@ def test_views_are_compiled_once(method, changes, npz, prepared):
 @pytest.mark.parametrize("passes", [1, 2])
 def test_every_part_of_a_step_is_compiled_once(passes, npz, prepared):
     """Views, keys, queries and loss; what layers of an encoder leave behind for the host must not undo it."""
-    more = {"model__predictor": True, "model__head": "deep", "method__num_queries": 2}
-    steps = train(tiny_settings(npz, "jcl", train__compile=True, train__key_passes=passes, method__num_keys=4, **more))
+    more = {"train__key_passes": passes, "method__num_keys": 4, "method__num_queries": 2}
+    steps = train(tiny_settings(npz, "jcl", train__compile=True, **more))
     assert steps > 1 and len(prepared) == 4
 
 

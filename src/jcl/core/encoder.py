@@ -7,10 +7,9 @@ own is there for machines without a GPU.
 from __future__ import annotations
 
 import contextlib
-import copy
 import difflib
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 import torchvision
@@ -20,17 +19,12 @@ from torch.nn import functional as F
 from jcl.core.tiny import tiny_cnn
 from jcl.errors import SettingsError
 
-ModuleType = TypeVar("ModuleType", bound=nn.Module)
 Stem = Literal["imagenet", "small"]
-Head = Literal["mlp", "deep", "linear"]
+Head = Literal["mlp", "linear"]
 
 
 class Encoder(nn.Module):
-    """Backbone, head and normalisation: images (n, 3, S, S) -> unit rows (n, embedding_dim) in float32.
-
-    With a `predictor` (BYOL's and MoCo v3's) the head's output goes through one more small perceptron. Only queries
-    have it, so that they foretell keys without having to be like them; keys are encoded `without_predictor`.
-    """
+    """Backbone, head and normalisation: images (n, 3, S, S) -> unit rows (n, embedding_dim) in float32."""
 
     def __init__(
         self,
@@ -40,50 +34,20 @@ class Encoder(nn.Module):
         head: Head = "mlp",
         head_width: int | None = None,
         embedding_dim: int = 128,
-        predictor: bool = False,
     ) -> None:
         super().__init__()
-        width = head_width or feature_width
         self.backbone = backbone
-        self.head = projection_head(head, feature_width, width, embedding_dim)
-        self.predictor = _perceptron(embedding_dim, [width], embedding_dim, norm=True) if predictor else None
+        self.head = projection_head(head, feature_width, head_width or feature_width, embedding_dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        rows = self.head(self.backbone(images))
-        if self.predictor is not None:
-            rows = self.predictor(rows)
-        return F.normalize(rows.float(), dim=1)
-
-
-def without_predictor(encoder: ModuleType) -> ModuleType:
-    """A copy of an encoder that shares nothing with it and ends with the head."""
-    other = copy.deepcopy(encoder)
-    if isinstance(other, Encoder):
-        other.predictor = None
-    return other
+        return F.normalize(self.head(self.backbone(images)).float(), dim=1)
 
 
 def projection_head(kind: Head, feature_width: int, width: int, embedding_dim: int) -> nn.Module:
-    """MoCo v2's two-layer perceptron without batch norm, MoCo v1's single layer, or a deep one with batch norm.
-
-    The deep one has the three layers that SimCLR v2 and SimSiam settled on.
-    """
+    """MoCo v2's two-layer perceptron without batch norm, or MoCo v1's single layer."""
     if kind == "linear":
         return nn.Linear(feature_width, embedding_dim)
-    if kind == "deep":
-        return _perceptron(feature_width, [width, width], embedding_dim, norm=True)
-    return _perceptron(feature_width, [width], embedding_dim, norm=False)
-
-
-def _perceptron(inputs: int, hidden: list[int], outputs: int, *, norm: bool) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers.append(nn.Linear(inputs, width, bias=not norm))  # batch norm brings a bias of its own
-        if norm:
-            layers.append(nn.BatchNorm1d(width))
-        layers.append(nn.ReLU(inplace=True))
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(inputs, outputs))
+    return nn.Sequential(nn.Linear(feature_width, width), nn.ReLU(inplace=True), nn.Linear(width, embedding_dim))
 
 
 def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224) -> tuple[nn.Module, int]:

@@ -6,6 +6,7 @@ keys as negatives. They differ in the loss, in how many keys they use and in whe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jcl.core.encoder import Encoder, without_predictor
+from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
 from jcl.core.shuffle import (
@@ -124,7 +125,7 @@ class ContrastiveLearner(nn.Module):
         self.seed = seed
         self.ranks = ranks
         self.query_encoder = group_batch_norm(encoder) if bn_groups > ranks.count else encoder
-        self.key_encoder = without_predictor(self.query_encoder)
+        self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
         self.bn_groups = bn_groups
@@ -175,10 +176,9 @@ class ContrastiveLearner(nn.Module):
 
         Buffers are left alone: the batch-norm statistics of g follow g's own batches.
         """
-        key_parameters = dict(self.key_encoder.named_parameters())
-        query_parameters = dict(self.query_encoder.named_parameters())  # a predictor's among them, which g has not
-        ahead: list[Tensor] = [query_parameters[name] for name in key_parameters]
-        torch._foreach_lerp_(list[Tensor](key_parameters.values()), ahead, 1.0 - self.key_momentum)
+        own: list[Tensor] = list(self.key_encoder.parameters())
+        ahead: list[Tensor] = list(self.query_encoder.parameters())
+        torch._foreach_lerp_(own, ahead, 1.0 - self.key_momentum)
 
     def _views_in_turn(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
         """The views of this rank as a step takes them: the shuffled keys of one pass after the other, then the queries.

@@ -33,7 +33,7 @@ _SETTINGS = (
     ),
     ("train", ("epochs", "batch_size", "lr", "weight_decay", "momentum", "schedule", "warmup_epochs", "seed")),
     ("views", ("recipe", "min_scale")),
-    ("model", ("head", "head_width", "embedding_dim", "predictor")),
+    ("model", ("head", "head_width", "embedding_dim")),
 )
 
 

@@ -14,7 +14,7 @@ from jcl.errors import SettingsError
 from jcl.settings import Settings, put, read_yaml, settings_from
 
 # What a method implies beyond its loss; a value the user gives explicitly still wins.
-_ONE_KEY_ONE_QUERY = {"method.num_keys": 1, "method.num_queries": 1, "model.predictor": False}
+_ONE_KEY_ONE_QUERY = {"method.num_keys": 1, "method.num_queries": 1}
 METHOD_VALUES: dict[str, dict[str, Any]] = {
     "moco-v2": {**_ONE_KEY_ONE_QUERY, "model.head": "mlp"},
     "moco-v1": {

@@ -38,7 +38,6 @@ def _ignored(name: str, over: Mapping[str, list[Any]], base: Settings) -> tuple[
             return f"{names} {'do' if several else 'does'} without the keys' covariance", _OTHER_METHOD
         if all(count == 1 for count in over.get("method.num_keys", [base.method.num_keys])):
             return "with one key per image there is no covariance (method.num_keys is 1)", _OTHER_METHOD
-    heads, predictors = over.get("model.head", [base.model.head]), over.get("model.predictor", [base.model.predictor])
-    if name == "model.head_width" and set(heads) == {"linear"} and not any(predictors):
-        return "a linear head has no hidden layers", "choose another model.head, such as mlp"
+    if name == "model.head_width" and set(over.get("model.head", [base.model.head])) == {"linear"}:
+        return "a linear head has no hidden layer", "choose another model.head, such as mlp"
     return "", ""
