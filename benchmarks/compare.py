@@ -3,28 +3,38 @@
     python benchmarks/compare.py cifar.npz --out compare --json benchmarks/results/cifar10-compare.json \\
       --rows jcl moco-v2 --seeds 0 1 2 --epochs 200
 
-Every row and seed that the file does not have yet is trained and probed, one after the other, and put into the file at
-once; so a comparison may be made in many pieces, on machines that keep nothing but this file. A run that was stopped in
-the middle in `--out` is resumed. Settings, epochs and images of the file's rows have to be those that are asked for.
-JCL encodes an image's query forward and backward (three units) and M' keys forward (one each), MoCo one key, so MoCo
-with twice the epochs costs what JCL with five keys does. In the end the table is printed, without training where all
-is there: mean and standard deviation over the seeds (n - 1).
+Every row and seed that the file does not have yet is trained and probed and put into the file at once; so a comparison
+may be made in many pieces, on machines that keep nothing but this file. A run that was stopped in the middle in `--out`
+is resumed. Settings, epochs and images of the file's rows have to be those that are asked for. JCL encodes an image's
+query forward and backward (three units) and M' keys forward (one each), MoCo one key, so MoCo with twice the epochs
+costs what JCL with five keys does. In the end the table is printed, without training where all is there: mean and
+standard deviation over the seeds (n - 1).
+
+To search before a comparison is made, give rows of your own and leave the test images alone:
+
+    python benchmarks/compare.py cifar.npz --out search --json search.json --held-out --at-once 2 --seeds 0 \\
+      --variant lr-0.1 "jcl train.lr=0.1" --variant lr-0.3 "jcl train.lr=0.3"
 """
 
 import argparse
+import re
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
+from held_out import HELD_OUT, hold_out
 from machine import described
 from processes import Processes, begun, jcl_command, last_line, training_command
 from rich.console import Console
 
 from jcl.cli.run_options import given_values, run_settings
+from jcl.core.method import METHODS
 from jcl.data.fingerprint import fingerprint
 from jcl.errors import JclError, RunError
 from jcl.evaluate.classification import classification_task
@@ -46,6 +56,12 @@ class Row:
     settings: tuple[str, ...] = ()
     times_epochs: int = 1
 
+    @classmethod
+    def of_words(cls, name: str, words: str) -> "Row":
+        """A row of the user's own: "jcl train.lr=0.3", a method and settings of it."""
+        method, *settings = words.split()
+        return cls(name, words, method, tuple(settings))
+
 
 MOCO_SETTINGS = ("train.lr=0.15", "method.queue_size=16384")  # by its own search, in docs/results.md; the rest as JCL
 ROWS = {
@@ -53,12 +69,13 @@ ROWS = {
     for row in (
         Row("jcl", "JCL", "jcl"),
         Row("moco-v2", "MoCo v2", "moco-v2", MOCO_SETTINGS),
+        Row("moco-v2-symmetric", "MoCo v2, symmetric", "moco-v2", (*MOCO_SETTINGS, "method.num_queries=2")),
         Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),
         Row("multi-key", "vanilla multi-key", "multi-key"),
         Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),
     )
 }
-LEADING, BEHIND = "jcl", ("moco-v2", "moco-v2-twice")
+LEADING, BEHIND = "jcl", ("moco-v2", "moco-v2-symmetric", "moco-v2-twice")
 ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
 DECIDED = (  # by the rows, or by options of their own
     "data.location",
@@ -71,7 +88,7 @@ DECIDED = (  # by the rows, or by options of their own
 OF_ONE_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
 
 
-PARTS = ("settings", "seeds")  # of a row in the file
+PARTS = {"words": str, "method": str, "settings": dict, "seeds": dict}  # of a row in the file
 
 
 class CommandFailed(Exception):
@@ -96,16 +113,33 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("data", help="labelled images to train and to test with, as `jcl pretrain` takes them")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--json", type=Path, required=True, help="the results, also of earlier calls")
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"all unless given: {', '.join(ROWS)}")
+    parser.add_argument(
+        "--variant", nargs=2, action="append", default=[], metavar=("NAME", "WORDS"), help="a row of your own"
+    )
+    parser.add_argument("--held-out", action="store_true", help=f"measure on {HELD_OUT:,} training images instead")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that share the device, and so are not timed")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="the same in all rows")
     arguments = parser.parse_args()
+    if arguments.at_once < 1:
+        parser.error(f"--at-once is {arguments.at_once}; at least one run goes on at a time")
     for name in named(arguments.set):
         if name in DECIDED:
             parser.error(f"--set {name}: that is for the rows to say, or for an option of its own")
+    for name, words in arguments.variant:
+        if name in ROWS or not re.fullmatch(r"[\w.-]*\w", name):
+            parser.error(f"--variant {name}: choose a name of letters, digits, - and . that no row has")
+        if words.partition(" ")[0] not in METHODS:
+            parser.error(f"--variant {name}: {words!r} does not begin with a method ({', '.join(METHODS)})")
+    own = [Row.of_words(*variant) for variant in arguments.variant]
+    chosen = arguments.rows if arguments.rows is not None else [] if own else ROWS
+    arguments.rows = [*(ROWS[name] for name in chosen), *own]
+    if arguments.held_out:
+        arguments.data = str(hold_out(Path(arguments.data), arguments.out / "held-out.npz"))
     return arguments
 
 
@@ -148,14 +182,16 @@ def is_comparison(found: dict[str, Any], header: dict[str, Any]) -> bool:
     if any(not isinstance(found.get(name), type(value)) for name, value in header.items()):
         return False
     rows = found["rows"].values()
-    return all(isinstance(row, dict) and all(isinstance(row.get(part), dict) for part in PARTS) for row in rows)
+    return all(
+        isinstance(row, dict) and all(isinstance(row.get(part), kind) for part, kind in PARTS.items()) for row in rows
+    )
 
 
 def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[tuple[Row, int]]:
     """The runs to do, seed by seed, so that rows can be compared early; what does not fit together is refused."""
     found = kept(arguments.json, header)
     refuse_others(found, header, arguments)
-    asked = dict.fromkeys((ROWS[name], seed) for seed in arguments.seeds for name in arguments.rows)
+    asked = dict.fromkeys((row, seed) for seed in arguments.seeds for row in arguments.rows)
     missing = [(row, seed) for row, seed in asked if str(seed) not in seeds_of(found, row.name)]
     for row, seed in missing:
         refuse_other_run(run_folder(row, seed, arguments), settings_of(row, seed, arguments))
@@ -170,10 +206,10 @@ def refuse_others(found: dict[str, Any], header: dict[str, Any], arguments: argp
     before, now = ({name: file[name] for name in ("epochs", "recipe")} | file["set"] for file in (found, header))
     if other := named_differences(before, now):
         raise RunError(f"{arguments.json} has results with {other}; {way_out}")
+    asked = ROWS | {row.name: row for row in arguments.rows}
     for name, content in found["rows"].items():
-        if name not in ROWS:
-            raise RunError(f"{arguments.json} has a row called {name!r}, which is not among {', '.join(ROWS)}.")
-        now = of_the_row(settings_of(ROWS[name], 0, arguments))
+        row = asked.get(name) or Row.of_words(name, content["words"])  # a variant that is not asked for this time
+        now = of_the_row(settings_of(row, 0, arguments))
         # A setting that there was not yet had what is usual.
         before = {setting: content["settings"].get(setting, value) for setting, value in of_the_row(Settings()).items()}
         if other := named_differences(before, now):
@@ -217,42 +253,83 @@ def run_folder(row: Row, seed: int, arguments: argparse.Namespace) -> Path:
 
 def run_all(missing: list[tuple[Row, int]], arguments: argparse.Namespace, header: dict[str, Any]) -> list[str]:
     """Train and probe, and keep each result as soon as it is there; gives what failed, in sentences."""
-    failed = []
     if missing:  # a file that cannot be written is told before anything is trained
         write_object(arguments.json, kept(arguments.json, header))
+    waiting, going, failed = deque(missing), list[Measuring](), list[str]()
+
+    def gone_on(one: Measuring) -> bool:
+        try:
+            if one.go_on():
+                return True
+            keep(one, arguments, header)
+        except (CommandFailed, JclError) as failure:
+            failed.append(f"{one.row.name}, seed {one.seed}: {failure}")
+            print(failed[-1], file=sys.stderr, flush=True)
+        return False
+
     with Processes() as processes:
-        for row, seed in missing:
-            print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
-            try:
-                result = measured(row, seed, arguments, processes)
-            except (CommandFailed, JclError) as failure:
-                failed.append(f"{row.name}, seed {seed}: {failure}")
-                print(failed[-1], file=sys.stderr, flush=True)
-                continue
-            found = kept(arguments.json, header)
-            settings = of_the_row(settings_of(row, seed, arguments))
-            found["rows"].setdefault(row.name, {"settings": settings, "seeds": {}})["seeds"][str(seed)] = result
-            write_object(arguments.json, found)
+        while waiting or going:
+            while waiting and len(going) < arguments.at_once:
+                going.append(Measuring(*waiting.popleft(), arguments, processes))
+            going = [one for one in going if gone_on(one)]
+            processes.pause()
     return failed
 
 
-def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> dict[str, Any]:
-    """All figures of one run. How long the whole command took is not known of one that was stopped and resumed."""
+Commands = Generator[subprocess.Popen[bytes], None, dict[str, Any]]
+"""Gives each command it starts, to be gone on with when that has ended; at last returns the figures."""
+
+
+class Measuring:
+    """A run that is being trained and probed, beside others perhaps."""
+
+    def __init__(self, row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> None:
+        print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
+        self.row, self.seed = row, seed
+        self.result: dict[str, Any] = {}
+        self._commands = measured(row, seed, arguments, processes)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def go_on(self) -> bool:
+        """Start the next command if the last one has ended; false when nothing is left to be done."""
+        if self._process is None or self._process.poll() is not None:
+            try:
+                self._process = next(self._commands)
+            except StopIteration as end:
+                self.result = end.value
+                return False
+        return True
+
+
+def keep(one: Measuring, arguments: argparse.Namespace, header: dict[str, Any]) -> None:
+    """Add a result to the file."""
+    found, row = kept(arguments.json, header), one.row
+    settings = of_the_row(settings_of(row, one.seed, arguments))
+    content = {"words": row.words, "method": row.method, "settings": settings, "seeds": {}}
+    found["rows"].setdefault(row.name, content)["seeds"][str(one.seed)] = one.result
+    write_object(arguments.json, found)
+
+
+def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> Commands:
+    """All figures of one run; how fast it was is not known of one that shared its device or was stopped and resumed."""
     folder = run_folder(row, seed, arguments)
     resumed = begun(folder)
     training = folder.with_name(f"{folder.name}-training.json")
     probe = folder.with_name(f"{folder.name}-linear.json")
     options = {"recipe": arguments.recipe, "method": row.method, **options_of(row, seed, arguments)}
     words = training_command(folder, training, arguments.data, options, [*row.settings, *arguments.set])
-    seconds = run(words, training.with_suffix(".txt"), processes)
+    seconds = yield from run(words, training.with_suffix(".txt"), processes)
     words = jcl_command("linear", folder, "--device", arguments.device, "--json", probe)
-    run(words, probe.with_suffix(".txt"), processes)
+    yield from run(words, probe.with_suffix(".txt"), processes)
+    alone = arguments.at_once == 1
     lines, method = read_metrics(RunFolder(folder).metrics_file), RunFolder(folder).settings().method
     return {
         "measured_on": described(arguments.device),
-        "seconds": None if resumed else seconds,
+        "seconds": seconds if alone and not resumed else None,
         # The median leaves out what is compiled in the first steps, which depends on what the machine did before.
-        "images_per_second": median(line["images_per_second"] for line in lines if line["kind"] == "train"),
+        "images_per_second": median(line["images_per_second"] for line in lines if line["kind"] == "train")
+        if alone
+        else None,
         "num_keys": method.num_keys,
         "num_queries": method.num_queries,
         "pretrain": read_object(training),
@@ -261,11 +338,11 @@ def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Proc
     }
 
 
-def run(words: list[str], log: Path, processes: Processes) -> float:
-    """Run a command to its end; gives the seconds it took."""
+def run(words: list[str], log: Path, processes: Processes) -> Generator[subprocess.Popen[bytes], None, float]:
+    """Start a command and look at how it ended; returns the seconds it took."""
     started = time.perf_counter()
     process = processes.start(words, log)
-    processes.wait()
+    yield process
     if process.returncode != 0:
         raise CommandFailed(f"{log} ends with: {last_line(log)}")
     return time.perf_counter() - started
@@ -278,29 +355,28 @@ def table(found: dict[str, Any]) -> str:
         "compute (MoCo v2 = 1) | seeds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    shown = [row for name, row in ROWS.items() if seeds_of(found, name)]
-    lines += [line_of(row, list(seeds_of(found, row.name).values()), found["epochs"]) for row in shown]
+    order = [*ROWS, *(name for name in found["rows"] if name not in ROWS)]
+    shown = [name for name in order if seeds_of(found, name)]
+    lines += [
+        line_of(found["rows"][name]["words"], list(seeds_of(found, name).values()), found["epochs"]) for name in shown
+    ]
     leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
     machines = {
         f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}": None
-        for row in shown
-        for result in seeds_of(found, row.name).values()
+        for name in shown
+        for result in seeds_of(found, name).values()
         for on in [result["measured_on"]]
     }
     return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
 
 
-def line_of(row: Row, results: list[dict[str, Any]], base_epochs: int) -> str:
-    keys, queries = results[0]["num_keys"], results[0].get("num_queries", 1)
-    seconds = [result["seconds"] for result in results if result["seconds"] is not None]
-    whole = f"{fmean(seconds):,.0f} s" if seconds else "not known"
-    if seconds and len(seconds) < len(results):
-        whole += f" ({len(seconds)} of {len(results)})"
+def line_of(words: str, results: list[dict[str, Any]], base_epochs: int) -> str:
+    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
     cells = [
-        f"{row.words}, M' = {keys}" if keys > 1 else row.words,
+        f"{words}, M' = {keys}" if keys > 1 else words,
         *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
-        whole,
-        f"{fmean(result['images_per_second'] for result in results):,.0f}",
+        mean_of_known([result["seconds"] for result in results], " s"),
+        mean_of_known([result["images_per_second"] for result in results]),
         f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
         f"{(3 * queries + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
         str(len(results)),
@@ -332,6 +408,14 @@ def seeds_of(found: dict[str, Any], name: str) -> dict[str, Any]:
 def accuracies(results: Sequence[dict[str, Any]], measure: str) -> list[float]:
     part, name = ACCURACIES[measure]
     return [result[part][name] for result in results]
+
+
+def mean_of_known(values: Sequence[float | None], unit: str = "") -> str:
+    """The mean, and of how many values where not all are known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not known"
+    return f"{fmean(known):,.0f}{unit}" + (f" ({len(known)} of {len(values)})" if len(known) < len(values) else "")
 
 
 def mean_and_spread(values: Sequence[float], sign: str = "") -> str:

@@ -24,8 +24,8 @@ _JCL = (
 class Processes:
     """What runs beside this process, for as long as the block lasts.
 
-    SIGTERM and Ctrl-C are heard at the next `start` or `wait`, which then leave with the exit code of a run that was
-    asked to stop; at the end of the block, for whatever reason, what is still running is asked to save itself.
+    SIGTERM and Ctrl-C are heard at the next `start`, `wait` or `pause`, which then leave with the exit code of a run
+    that was asked to stop; at the end of the block, for whatever reason, what is still running is asked to save itself.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,14 @@ class Processes:
 
     def wait(self, at_most: int = 0) -> None:
         """Wait until no more than `at_most` are running."""
-        while True:
-            self._leave_if_asked()
-            if sum(process.poll() is None for process in self._started) <= at_most:
-                return
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        self._leave_if_asked()
+        while sum(process.poll() is None for process in self._started) > at_most:
+            self.pause()
+
+    def pause(self) -> None:
+        """Let them work for a moment."""
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        self._leave_if_asked()
 
     def __enter__(self) -> Self:
         self._stop.__enter__()

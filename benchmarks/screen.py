@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
+from held_out import hold_out
 from machine import save
 from processes import Processes, last_line, training_command
 
-HELD_OUT = 5000
 FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs of 8 and 12 runs
 Levels = dict[str, tuple[Any, Any]]  # low and high value of each setting
 
@@ -86,33 +85,12 @@ def prepare(arguments: argparse.Namespace) -> Path:
     asked = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs", "set")}
     asked["data"] = str(arguments.data.resolve())
     asked["vary"] = {name: list(levels) for name, levels in arguments.vary.items()}
-    split: Path = arguments.out / "held-out.npz"
     note = arguments.out / "screen.json"
     if note.exists() and (found := json.loads(note.read_text(encoding="utf-8"))) != asked:
         raise SystemExit(f"{arguments.out} holds another screening, {found}; choose another folder with --out.")
-    if not split.exists():
-        hold_out(arguments.data, split)
+    split = hold_out(arguments.data, arguments.out / "held-out.npz")
     note.write_text(json.dumps(asked), encoding="utf-8")
     return split
-
-
-def hold_out(data: Path, split: Path) -> None:
-    """Training images in two parts, the second in the place of a test set."""
-    try:
-        with np.load(data) as arrays:
-            images, labels = arrays["x_train"], arrays["y_train"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"{data} is no npz file with x_train and y_train: {error}") from None
-    if len(images) <= HELD_OUT:
-        raise SystemExit(
-            f"{data} has {len(images):,} training images; more than {HELD_OUT:,} are needed to hold some out."
-        )
-    order = np.random.default_rng(0).permutation(len(images))
-    held, kept = np.sort(order[:HELD_OUT]), np.sort(order[HELD_OUT:])
-    split.parent.mkdir(parents=True, exist_ok=True)
-    half = split.with_name("half.npz")  # a file cut short must not be taken for the whole one
-    np.savez(half, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
-    half.replace(split)
 
 
 def design(settings: int) -> list[tuple[int, ...]]:

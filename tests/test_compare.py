@@ -78,6 +78,10 @@ def result(knn: float, linear: float, *, keys: int = 1, epochs: int = 20, second
     }
 
 
+def row_of(seeds: dict, words: str = "JCL", method: str = "jcl", settings: dict | None = None) -> dict:
+    return {"words": words, "method": method, "settings": settings or {}, "seeds": seeds}
+
+
 def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(words, compared, compare, tmp_path, monkeypatch):
     file, folder = tmp_path / "found.json", tmp_path / "out/moco-v2-twice-0"
     log = tmp_path / "out/moco-v2-twice-0-training.txt"
@@ -129,7 +133,9 @@ def test_a_run_that_fails_is_told_and_others_go_on(compare, words, compared, tmp
     real = compare.measured
 
     def measured(row, *rest):
-        return result(80.0, 85.0) if row.name == "moco-v2" else real(row, *rest)
+        if row.name != "moco-v2":
+            return (yield from real(row, *rest))
+        return result(80.0, 85.0)
 
     monkeypatch.setattr(compare, "measured", measured)
     code, printed = compared(words, "--rows", "jcl", "moco-v2")
@@ -145,7 +151,7 @@ def measured_before(compare, words, tmp_path, monkeypatch):
     arguments = compare.parse_arguments()
     found = compare.header_of(arguments)
     settings = compare.of_the_row(compare.settings_of(compare.ROWS["jcl"], 0, arguments))
-    found["rows"]["jcl"] = {"settings": settings, "seeds": {"0": result(80.0, 85.0, keys=5)}}
+    found["rows"]["jcl"] = row_of({"0": result(80.0, 85.0, keys=5)}, settings=settings)
     file = tmp_path / "found.json"
     file.write_text(json.dumps(found))
     return file
@@ -218,6 +224,11 @@ def test_a_run_begun_otherwise_is_not_gone_on_with(compare, words, compared, not
         ('{"runs": []}', "holds no comparison"),
         ('{"recipe": "demo", "epochs": 10, "set": null, "images": {}, "rows": {}}', "holds no comparison"),
         ('{"recipe": "demo", "epochs": 10, "set": {}, "images": {}, "rows": {"jcl": {}}}', "holds no comparison"),
+        (
+            '{"recipe": "demo", "epochs": 10, "set": {}, "images": {}, '
+            '"rows": {"jcl": {"words": "JCL", "method": "jcl", "settings": {}, "seeds": []}}}',
+            "holds no comparison",
+        ),
         ('{"recipe": "de', "restore it from a copy, or begin another with --json"),
     ],
 )
@@ -238,15 +249,60 @@ def test_what_rows_decide_cannot_be_set(words, compared, nothing_runs, setting):
     assert compared(words, "--set", setting)[0] == 2
 
 
+def test_a_search_on_training_images_with_rows_of_ones_own(compare, words, compared, tmp_path, npz, monkeypatch):
+    """Two at a time; the second call has the first one's variant in its table and does nothing again."""
+    monkeypatch.setattr(importlib.import_module("held_out"), "HELD_OUT", 4)
+    words = [*words, "--held-out", "--at-once", "2", "--epochs", "1", "--set", "record.knn_every=1"]
+    first = ["--variant", "low", "jcl train.lr=0.01", "--variant", "high", "moco-v2 train.lr=0.02 method.num_queries=2"]
+    code, printed = compared(words, *first)
+    assert code == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert sorted(rows) == ["high", "low"]
+    assert (rows["low"]["settings"]["train.lr"], rows["high"]["settings"]["train.lr"]) == (0.01, 0.02)
+    found = rows["high"]["seeds"]["0"]
+    assert (found["num_queries"], found["num_keys"]) == (2, 1)
+    assert found["seconds"] is None and found["images_per_second"] is None  # they shared the device
+    assert "| moco-v2 train.lr=0.02 method.num_queries=2 |" in printed and "| not known | not known |" in printed
+    with np.load(npz) as whole, np.load(tmp_path / "out/held-out.npz") as split:
+        assert len(split["x_test"]) == 4
+        assert len(split["x_train"]) + 4 == len(whole["x_train"])
+    real = compare.Processes.start
+    started = []
+    monkeypatch.setattr(
+        compare.Processes, "start", lambda self, asked, log: started.append(log.name) or real(self, asked, log)
+    )
+    code, printed = compared(words, "--rows", "moco-v2")
+    assert code == 0 and started == ["moco-v2-0-training.txt", "moco-v2-0-linear.txt"]
+    assert "| jcl train.lr=0.01, M' = 5 |" in printed and "| MoCo v2 |" in printed
+
+
+def test_a_variant_of_other_settings_is_not_mixed_in(measured_before, words, compared, nothing_runs):
+    found = json.loads(measured_before.read_text())
+    found["rows"]["mine"] = found["rows"].pop("jcl") | {"words": "jcl"}
+    measured_before.write_text(json.dumps(found))
+    code, _ = compared(words, "--variant", "mine", "jcl train.lr=0.5")
+    assert "results of mine with train.lr = " in code and "instead of 0.5" in code
+
+
+@pytest.mark.parametrize(
+    "variant", [("jcl", "jcl train.lr=1"), ("a/b", "jcl"), ("..", "jcl"), ("mine", "moco-v9 train.lr=1"), ("mine", "")]
+)
+def test_variants_without_a_name_or_a_method_are_refused(words, compared, nothing_runs, variant):
+    assert compared(words, "--variant", *variant)[0] == 2
+
+
 def test_means_spreads_costs_and_leads(compare):
     many, twice = {"keys": 5, "seconds": None}, {"epochs": 40}
     found = {
         "epochs": 20,
         "rows": {
-            "jcl": {"seeds": {"0": result(80, 90, **many), "1": result(82, 91, **many), "2": result(87, 92, **many)}},
-            "moco-v2": {"seeds": {"2": result(80, 90), "0": result(77, 90, seconds=13.0), "5": result(10, 10)}},
-            "moco-v2-twice": {"seeds": {"1": result(83, 90.5, **twice), "3": result(3, 0.5, seconds=None, **twice)}},
-            "jcl-scale-0": {"seeds": {"7": result(99, 99, **many)}},
+            "mine": row_of({"7": result(99, 99, **many)}, "multi-key train.lr=1"),
+            "moco-v2": row_of({"2": result(80, 90), "0": result(77, 90, seconds=13.0), "5": result(10, 10)}, "MoCo v2"),
+            "jcl": row_of({"0": result(80, 90, **many), "1": result(82, 91, **many), "2": result(87, 92, **many)}),
+            "moco-v2-twice": row_of(
+                {"1": result(83, 90.5, **twice), "3": result(3, 0.5, seconds=None, **twice)},
+                "MoCo v2, twice the epochs",
+            ),
         },
     }
     lines = compare.table(found).splitlines()
@@ -255,7 +311,7 @@ def test_means_spreads_costs_and_leads(compare):
         "| MoCo v2 | 55.67 ± 39.58 % | 63.33 ± 46.19 % | 11 s | 1,000 | 1.00 GiB | 1.00 | 3 |",
         "| MoCo v2, twice the epochs "
         "| 43.00 ± 56.57 % | 45.50 ± 63.64 % | 10 s (1 of 2) | 1,000 | 1.00 GiB | 2.00 | 2 |",
-        "| JCL, covariance scale 0, M' = 5 | 99.00 % | 99.00 % | not known | 5,000 | 5.00 GiB | 2.00 | 1 |",
+        "| multi-key train.lr=1, M' = 5 | 99.00 % | 99.00 % | not known | 5,000 | 5.00 GiB | 2.00 | 1 |",
     ]
     assert len({line.count("|") for line in lines[:6]}) == 1
     assert lines[7:9] == [

@@ -22,9 +22,8 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture
 def screen(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    module = importlib.import_module("screen")
-    monkeypatch.setattr(module, "HELD_OUT", 4)
-    return module
+    monkeypatch.setattr(importlib.import_module("held_out"), "HELD_OUT", 4)
+    return importlib.import_module("screen")
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_results_of_another_screening_are_not_taken_for_this_ones(screen, asked)
 
 
 def test_bad_input_ends_with_a_sentence_and_leaves_nothing(screen, asked, monkeypatch):
-    monkeypatch.setattr(screen, "HELD_OUT", 6)
+    monkeypatch.setattr(importlib.import_module("held_out"), "HELD_OUT", 6)
     with pytest.raises(SystemExit, match="has 6 training images; more than 6"):
         screen.prepare(asked)
     asked.data = asked.data.with_name("none.npz")
@@ -116,7 +115,10 @@ def test_a_run_that_fails_is_said(screen, asked, monkeypatch):
 
 def test_runs_end_with_a_screening_that_is_killed(asked):
     """By a signal that leaves it no time to end them; each has saved itself and can be resumed."""
-    program = f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); import screen; screen.HELD_OUT = 2; screen.main()"
+    program = (
+        f"import sys; sys.path.insert(0, {str(BENCHMARKS)!r}); "
+        "import held_out, screen; held_out.HELD_OUT = 2; screen.main()"
+    )
     words = ["--vary", "train.lr=0.1,0.3", "--epochs", "100000", "--set", "train.batch_size=2", "--recipe", "demo"]
     command = [sys.executable, "-c", program, asked.data, "--device", "cpu", "--out", asked.out, *words]
     lock, metrics = asked.out / "run-0/.lock", asked.out / "run-0/metrics.jsonl"
