@@ -1,5 +1,6 @@
 """How a step has kernels made and chosen: views are compiled once, and what is set for steps is set for them alone."""
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -74,3 +75,11 @@ def test_steps_try_kernels_out_and_leave_that_choice_to_others_as_it_was(npz, mo
     train(tiny_settings(npz, "jcl"))
     assert all(during) and during
     assert torch.backends.cudnn.benchmark is before
+
+
+def test_the_compilers_advice_to_be_less_exact_does_not_reach_users(npz, prepared):
+    with warnings.catch_warnings(record=True) as told:
+        train(tiny_settings(npz, "jcl", train__compile=True))
+        for words in ("TensorFloat32 tensor cores available but not enabled.", "Something else."):
+            warnings.warn(words, UserWarning, stacklevel=1)
+    assert [str(warning.message) for warning in told] == ["Something else."]

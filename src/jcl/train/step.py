@@ -8,6 +8,7 @@ number, the learning rate, the covariance scale) is therefore a tensor that the 
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,6 +61,8 @@ class TrainingStep:
         self.done = 0
         learner.train()
         if options.compiled:
+            # The loss is taken in float32 on purpose; the compiler of torch 2.11 advises everybody against it.
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             learner.compile_parts()
 
     def __call__(self, batch: ImageBatch, step: int, lr: float, covariance_scale: float) -> Tensor:
