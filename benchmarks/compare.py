@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -89,6 +89,7 @@ OF_ONE_RUN = ("data.location", "data.root", "train.seed", "train.device", "recip
 
 
 PARTS = {"words": str, "method": str, "settings": dict, "seeds": dict}  # of a row in the file
+PARTS_OF_RESULT = {"measured_on": dict, "num_keys": int, "num_queries": int, "pretrain": dict, "linear": dict}
 
 
 class CommandFailed(Exception):
@@ -102,6 +103,8 @@ def main() -> None:
         missing = missing_runs(arguments, header)
         failed = run_all(missing, arguments, header)
         print(table(kept(arguments.json, header)))
+        if arguments.held_out:
+            print(f"Accuracies are of {HELD_OUT:,} training images that were held out, not of the test images.")
     except JclError as error:
         raise SystemExit(f"Error: {error}") from None
     if failed:
@@ -130,12 +133,9 @@ def parse_arguments() -> argparse.Namespace:
     for name in named(arguments.set):
         if name in DECIDED:
             parser.error(f"--set {name}: that is for the rows to say, or for an option of its own")
-    for name, words in arguments.variant:
-        if name in ROWS or not re.fullmatch(r"[\w.-]*\w", name):
-            parser.error(f"--variant {name}: choose a name of letters, digits, - and . that no row has")
-        if words.partition(" ")[0] not in METHODS:
-            parser.error(f"--variant {name}: {words!r} does not begin with a method ({', '.join(METHODS)})")
-    own = [Row.of_words(*variant) for variant in arguments.variant]
+    if arguments.out.exists() and not arguments.out.is_dir():
+        parser.error(f"--out {arguments.out}: that is a file; runs need a folder")
+    own = own_rows(arguments, parser)
     chosen = arguments.rows if arguments.rows is not None else [] if own else ROWS
     arguments.rows = [*(ROWS[name] for name in chosen), *own]
     if arguments.held_out:
@@ -143,7 +143,24 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def named(texts: list[str]) -> dict[str, str]:
+def own_rows(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Row]:
+    """The variants; what would be another run than its words say is refused."""
+    rows: dict[str, Row] = {}
+    for name, words in arguments.variant:
+        if name in ROWS or name in rows or not re.fullmatch(r"[\w.-]*\w", name):
+            parser.error(f"--variant {name}: choose a name of letters, digits, - and . that no other row has")
+        if words.partition(" ")[0] not in METHODS:
+            parser.error(f"--variant {name}: {words!r} does not begin with a method ({', '.join(METHODS)})")
+        rows[name] = Row.of_words(name, words)
+        for setting in named(rows[name].settings):
+            if setting in (*OF_ONE_RUN, "method.name"):
+                parser.error(f"--variant {name}: {setting} is for an option of its own, or the first word, to say")
+            if setting in named(arguments.set):
+                parser.error(f"--variant {name}: {setting} is in --set too, which holds in all rows")
+    return list(rows.values())
+
+
+def named(texts: Iterable[str]) -> dict[str, str]:
     """`train.lr=0.1` and so on by names."""
     parts = [text.partition("=") for text in texts]
     return {name.strip(): value.strip() for name, _, value in parts}
@@ -170,7 +187,7 @@ def kept(file: Path, header: dict[str, Any]) -> dict[str, Any]:
         found = read_object(file)
     except RunError as error:  # it may hold days of work, so it must not be thrown away lightly
         raise RunError(
-            f"{str(error).partition(';')[0]}; restore it from a copy, or begin another with --json."
+            f"{str(error).partition(';')[0].rstrip('.')}; restore it from a copy, or begin another with --json."
         ) from None
     if not is_comparison(found, header):
         raise RunError(f"{file} holds no comparison; choose another file with --json.")
@@ -181,10 +198,14 @@ def is_comparison(found: dict[str, Any], header: dict[str, Any]) -> bool:
     """Whether a file has the parts that all of them have."""
     if any(not isinstance(found.get(name), type(value)) for name, value in header.items()):
         return False
-    rows = found["rows"].values()
     return all(
-        isinstance(row, dict) and all(isinstance(row.get(part), kind) for part, kind in PARTS.items()) for row in rows
+        has_parts(row, PARTS) and all(has_parts(result, PARTS_OF_RESULT) for result in row["seeds"].values())
+        for row in found["rows"].values()
     )
+
+
+def has_parts(value: Any, parts: Mapping[str, type]) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(part), kind) for part, kind in parts.items())
 
 
 def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[tuple[Row, int]]:
@@ -311,9 +332,10 @@ def keep(one: Measuring, arguments: argparse.Namespace, header: dict[str, Any]) 
 
 
 def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> Commands:
-    """All figures of one run; how fast it was is not known of one that shared its device or was stopped and resumed."""
+    """All figures of one run; how fast it was is only known of what was trained here, alone on the device."""
     folder = run_folder(row, seed, arguments)
     resumed = begun(folder)
+    before = last_step(folder) if resumed else 0
     training = folder.with_name(f"{folder.name}-training.json")
     probe = folder.with_name(f"{folder.name}-linear.json")
     options = {"recipe": arguments.recipe, "method": row.method, **options_of(row, seed, arguments)}
@@ -323,19 +345,24 @@ def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Proc
     yield from run(words, probe.with_suffix(".txt"), processes)
     alone = arguments.at_once == 1
     lines, method = read_metrics(RunFolder(folder).metrics_file), RunFolder(folder).settings().method
+    paces = [line["images_per_second"] for line in lines if line["kind"] == "train" and line["step"] > before]
     return {
         "measured_on": described(arguments.device),
         "seconds": seconds if alone and not resumed else None,
         # The median leaves out what is compiled in the first steps, which depends on what the machine did before.
-        "images_per_second": median(line["images_per_second"] for line in lines if line["kind"] == "train")
-        if alone
-        else None,
+        "images_per_second": median(paces) if alone and paces else None,
         "num_keys": method.num_keys,
         "num_queries": method.num_queries,
         "pretrain": read_object(training),
         "linear": read_object(probe),
         "online_knn": {f"{line['epoch']:g}": line["knn_top1"] for line in lines if line["kind"] == "knn"},
     }
+
+
+def last_step(folder: Path) -> int:
+    """How far a run has got, as its metrics say."""
+    file = RunFolder(folder).metrics_file
+    return max((line["step"] for line in read_metrics(file)), default=0) if file.exists() else 0
 
 
 def run(words: list[str], log: Path, processes: Processes) -> Generator[subprocess.Popen[bytes], None, float]:

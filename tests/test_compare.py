@@ -107,7 +107,8 @@ def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(words, compare
     found = json.loads(file.read_text())["rows"]
     assert found["jcl"]["seeds"]["0"] == first
     second = found["moco-v2-twice"]["seeds"]["0"]
-    assert second["seconds"] is None and second["pretrain"]["epochs"] == 20 and second["num_keys"] == 1
+    assert second["seconds"] is None and second["images_per_second"] > 0
+    assert second["pretrain"]["epochs"] == 20 and second["num_keys"] == 1
     assert found["moco-v2-twice"]["settings"]["train.lr"] == 0.15
     assert found["moco-v2-twice"]["settings"]["method.queue_size"] == 64  # what --set says holds in all rows
     assert "| not known |" in printed and "JCL minus MoCo v2, twice the epochs" in printed
@@ -116,6 +117,33 @@ def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(words, compare
     before = file.read_bytes()
     assert compared(words) == (0, printed)
     assert file.read_bytes() == before
+
+
+def test_the_pace_of_steps_that_were_trained_in_another_call_is_not_taken_over(compare, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    arguments, row = compare.parse_arguments(), compare.ROWS["jcl"]
+    folder = tmp_path / "out/jcl-0"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "settings.yaml").write_text(settings_text(compare.settings_of(row, 0, arguments)))
+    for name in ("training", "linear"):
+        folder.with_name(f"jcl-0-{name}.json").write_text("{}")
+    line = {"kind": "train", "step": 4, "epoch": 1, "images_per_second": 10}
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text(json.dumps(line) + "\n")
+
+    def pace(later: str) -> float | None:
+        def run(*_):
+            metrics.write_text(metrics.read_text() + later)
+            return 1.0
+            yield
+
+        monkeypatch.setattr(compare, "run", run)
+        with pytest.raises(StopIteration) as end:
+            next(compare.measured(row, 0, arguments, None))
+        return end.value.value["images_per_second"]
+
+    assert pace("") is None
+    assert pace(json.dumps(line | {"step": 8, "images_per_second": 100}) + "\n") == 100
 
 
 def wait_for_metrics(folder: Path, process: subprocess.Popen) -> None:
@@ -229,6 +257,11 @@ def test_a_run_begun_otherwise_is_not_gone_on_with(compare, words, compared, not
             '"rows": {"jcl": {"words": "JCL", "method": "jcl", "settings": {}, "seeds": []}}}',
             "holds no comparison",
         ),
+        (
+            '{"recipe": "demo", "epochs": 10, "set": {}, "images": {}, '
+            '"rows": {"jcl": {"words": "JCL", "method": "jcl", "settings": {}, "seeds": {"0": {}}}}}',
+            "holds no comparison",
+        ),
         ('{"recipe": "de', "restore it from a copy, or begin another with --json"),
     ],
 )
@@ -263,6 +296,7 @@ def test_a_search_on_training_images_with_rows_of_ones_own(compare, words, compa
     assert (found["num_queries"], found["num_keys"]) == (2, 1)
     assert found["seconds"] is None and found["images_per_second"] is None  # they shared the device
     assert "| moco-v2 train.lr=0.02 method.num_queries=2 |" in printed and "| not known | not known |" in printed
+    assert "training images that were held out" in printed
     with np.load(npz) as whole, np.load(tmp_path / "out/held-out.npz") as split:
         assert len(split["x_test"]) == 4
         assert len(split["x_train"]) + 4 == len(whole["x_train"])
@@ -289,6 +323,23 @@ def test_a_variant_of_other_settings_is_not_mixed_in(measured_before, words, com
 )
 def test_variants_without_a_name_or_a_method_are_refused(words, compared, nothing_runs, variant):
     assert compared(words, "--variant", *variant)[0] == 2
+
+
+def test_two_variants_of_one_name_are_refused(words, compared, nothing_runs):
+    """Both would be trained in one folder, and the second would have the first one's figures."""
+    assert compared(words, "--variant", "mine", "jcl train.lr=0.1", "--variant", "mine", "jcl train.lr=0.3")[0] == 2
+
+
+@pytest.mark.parametrize(
+    "setting", ["train.seed=1", "data.location=other.npz", "train.device=cuda", "method.name=jcl", "views.image_size=8"]
+)
+def test_a_variant_is_what_its_words_say(words, compared, nothing_runs, setting):
+    """--set has the image size, and would win."""
+    assert compared(words, "--variant", "mine", f"jcl {setting}")[0] == 2
+
+
+def test_runs_in_the_place_of_a_file_are_refused(words, compared, nothing_runs, npz):
+    assert compared(words, "--out", str(npz))[0] == 2
 
 
 def test_means_spreads_costs_and_leads(compare):

@@ -76,7 +76,23 @@ def test_bad_input_ends_with_a_sentence_and_leaves_nothing(screen, asked, monkey
     asked.data = asked.data.with_name("none.npz")
     with pytest.raises(SystemExit, match="no npz file"):
         screen.prepare(asked)
+    asked.data.write_bytes(b"")
+    with pytest.raises(SystemExit, match="no npz file"):
+        screen.prepare(asked)
+    np.savez(asked.data, x_train=np.zeros((9, 8, 8, 3), np.uint8), y_train=np.arange(7))
+    with pytest.raises(SystemExit, match="9 images in x_train, but 7 labels in y_train"):
+        screen.prepare(asked)
+    whole = asked.data.read_bytes()
+    asked.data.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(SystemExit, match="no npz file"):
+        screen.prepare(asked)
     assert not asked.out.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_said(screen, asked):
+    asked.out.write_text("a file")
+    with pytest.raises(SystemExit, match="could not be written"):
+        screen.prepare(asked)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,19 @@ def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_
         assert_same(resume(tmp_path / str(stop), console=QUIET), whole)
 
 
+@pytest.mark.parametrize("choices", [("stop", "skip"), ("skip", "stop")])
+def test_the_choice_may_be_changed_before_a_run_is_resumed(npz, tmp_path, monkeypatch, undrawn, choices):
+    whole = pretrain(tiny_settings(npz), tmp_path / "whole", console=QUIET)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, 15)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz, train__on_nan=choices[0]), tmp_path / "run", console=QUIET)
+    file = tmp_path / "run/settings.yaml"
+    file.write_text(file.read_text().replace(f"on_nan: {choices[0]}", f"on_nan: {choices[1]}"))
+    resumed = resume(tmp_path / "run", console=QUIET)
+    assert [line.get("loss") for line in resumed.metrics] == [line.get("loss") for line in whole.metrics]
+
+
 def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, capsys, undrawn):
     from jcl.cli import main
 

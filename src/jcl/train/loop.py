@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch.nn import functional as F
 
 from jcl.core.method import ContrastiveLearner, StepResult
 from jcl.data import BatchLoader, ImageBatch
@@ -59,6 +60,10 @@ class Training:
 
     def __post_init__(self) -> None:
         self.clock = TrainingClock(self.progress)
+        if self.progress.window_steps:
+            # Since the checkpoint somebody may have changed `on_nan`, and with it whether skipped steps are counted.
+            missing = len(self.step.figures) - len(self.progress.window)
+            self.progress.window = F.pad(self.progress.window, (0, missing))  # a negative number cuts off
 
     def run(self) -> None:
         """Train from where `progress` stands to the last epoch."""
