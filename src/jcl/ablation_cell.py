@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.building import known
 from jcl.data import ImageSource
 from jcl.errors import Interrupted, JclError
 from jcl.evaluate.classification import classification_task
@@ -17,7 +16,7 @@ from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.measure import open_subject
 from jcl.pretraining import Run, pretrain, resume
-from jcl.settings import Settings, with_values
+from jcl.settings import Settings, known, with_values
 from jcl.speech import tell
 from jcl.studies.ablation_folder import CellFolder
 from jcl.train.folder import RunFolder

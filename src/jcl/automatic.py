@@ -9,7 +9,7 @@ from typing import Any
 
 from jcl.cores import MOST_WORKERS, cpu_cores, usual_workers
 from jcl.errors import SettingsError
-from jcl.settings import Settings, with_values
+from jcl.settings import Settings, known, with_values
 from jcl.speech import counted
 
 
@@ -57,7 +57,7 @@ def _undecided(settings: Settings) -> list[_Rule]:
 
 def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]]:
     """Settings that `ranks` ranks can carry out, and what had to change for it."""
-    batch, groups = _known(settings.train.batch_size), _known(settings.model.bn_groups)
+    batch, groups = known(settings.train.batch_size), known(settings.model.bn_groups)
     if batch % ranks or batch < 2 * ranks:
         raise SettingsError(
             f"a batch of {batch} images cannot be shared out evenly to {ranks} ranks, at least 2 images to each; "
@@ -70,7 +70,7 @@ def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]
         fitting -= ranks
     reason = f"instead of {groups}: each of {ranks} ranks normalises whole groups"
     # Each pass takes whole groups too; with fewer groups there may be fewer passes, as each rank has anyway.
-    passes = math.gcd(_known(settings.train.key_passes), fitting)
+    passes = math.gcd(known(settings.train.key_passes), fitting)
     fitted = with_values(settings, {"train.key_passes": passes, "model.bn_groups": fitting})
     return fitted, [Choice("model.bn_groups", fitting, reason)]
 
@@ -81,7 +81,7 @@ _SMALL_VIEW = 32  # px
 
 def _small(settings: Settings) -> bool:
     """Whether views are as small as CIFAR's, for which its recipe was made."""
-    return _known(settings.views.image_size) <= _SMALL_VIEW
+    return known(settings.views.image_size) <= _SMALL_VIEW
 
 
 def _image_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
@@ -113,7 +113,7 @@ def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
 
 
 def _canvas(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    size = _known(settings.views.image_size)
+    size = known(settings.views.image_size)
     if facts.decoded:
         return facts.short_side, "arrays are used at their own size"
     canvas = max(32, round(size * 10 / 7))
@@ -145,7 +145,7 @@ def _batch_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 
 
 def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    batch = _known(settings.train.batch_size)
+    batch = known(settings.train.batch_size)
     groups = 1
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
         groups *= 2
@@ -155,7 +155,7 @@ def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 
 
 def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    batch = _known(settings.train.batch_size)
+    batch = known(settings.train.batch_size)
     if _small(settings):
         rate, whose = 0.2, ", as for CIFAR"
     else:
@@ -198,7 +198,7 @@ def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 
 
 def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    steps = settings.train.epochs * max(1, facts.images // _known(settings.train.batch_size))
+    steps = settings.train.epochs * max(1, facts.images // known(settings.train.batch_size))
     for momentum, least_steps in ((0.999, 100_000), (0.99, 1_000)):
         if steps >= least_steps:
             return momentum, f"the key encoder follows over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
@@ -206,7 +206,7 @@ def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
 
 
 def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    groups, keys = _known(settings.model.bn_groups), settings.method.num_keys
+    groups, keys = known(settings.model.bn_groups), settings.method.num_keys
     if settings.method.name == "multi-key-backprop":
         return 1, "gradients need all keys in one pass"
     # Small views take little memory either way, and a GPU is faster at many of them together.
@@ -234,8 +234,8 @@ _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them
 
 def _pixels_of_keys(settings: Settings) -> int:
     """Of a batch's keys, as the layers behind the stem see them: the small stem keeps 16 times as many."""
-    views = _known(settings.train.batch_size) * settings.method.num_keys
-    return views * _known(settings.views.image_size) ** 2 * (16 if settings.model.stem == "small" else 1)
+    views = known(settings.train.batch_size) * settings.method.num_keys
+    return views * known(settings.views.image_size) ** 2 * (16 if settings.model.stem == "small" else 1)
 
 
 def voters(images: int) -> int:
@@ -279,8 +279,3 @@ RULES = (
 
 def _power_of_two_below(number: int) -> int:
     return 1 << max(1, number.bit_length() - 1)
-
-
-def _known(value: int | str) -> int:
-    assert isinstance(value, int), "an earlier rule replaces this auto"
-    return value

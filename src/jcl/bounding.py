@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.building import known, run_view_recipe
+from jcl.building import run_view_recipe
 from jcl.core.method import ContrastiveLearner
 from jcl.cores import usual_workers
 from jcl.data import ImageSource, open_data
@@ -17,6 +17,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
 from jcl.run_data import open_run_data
+from jcl.settings import known
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
 from jcl.studies.run_bound import RunBounds, StepBound

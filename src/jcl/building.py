@@ -9,7 +9,7 @@ import torch
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.ranks import ALONE, Ranks
-from jcl.settings import Settings
+from jcl.settings import Settings, known
 from jcl.train.runtime import choose_precision, on_device
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
@@ -77,9 +77,3 @@ def run_view_recipe(settings: Settings) -> ViewRecipe:
     assert views.recipe != "auto", "automatic values are chosen before anything is built"
     least = float(views.min_scale)
     return view_recipe(views.recipe, known(views.image_size), min_scale=least, mean=views.mean, std=views.std)
-
-
-def known(value: int | str) -> int:
-    """A number that may have been "auto" before it was chosen."""
-    assert isinstance(value, int), "automatic values are chosen before anything is built"
-    return value

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.building import known, run_view_recipe
+from jcl.building import run_view_recipe
 from jcl.cores import usual_workers
 from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, RunError, SettingsError
@@ -27,7 +27,7 @@ from jcl.evaluate.distribution import (
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
-from jcl.settings import Settings
+from jcl.settings import Settings, known
 from jcl.speech import counted, plain_names, told_apart
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device, choose_precision, on_device

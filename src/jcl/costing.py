@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from jcl.automatic import DataFacts, choose, passes_of_flat_memory
-from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
+from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import SettingsError
 from jcl.recipes import build_settings
-from jcl.settings import Settings, with_values
+from jcl.settings import Settings, known, with_values
 from jcl.speech import counted
 from jcl.studies.apart import OutOfMemory, run_apart
 from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, most_keys

@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import nn
 
 from jcl.automatic import Choice, choose, fit_to_ranks, undecided
-from jcl.building import build_learner, build_optimiser, known, run_view_recipe, step_options
+from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.errors import DataError, Interrupted, JclError, RunError
@@ -28,7 +28,7 @@ from jcl.report.run_pictures import draw_run
 from jcl.reporting import write_run_report
 from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
 from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
-from jcl.settings import Settings, TrainSettings, settings_from, with_values
+from jcl.settings import Settings, TrainSettings, known, settings_from, with_values
 from jcl.speech import counted, typed
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from jcl.building import known, run_view_recipe
+from jcl.building import run_view_recipe
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
 from jcl.errors import DataError
 from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
@@ -27,7 +27,7 @@ from jcl.exchange.loading import open_backbone
 from jcl.randomness import permutation
 from jcl.report.contents import Answer, FlatMap, Look, ShownImage
 from jcl.report.inline import PICTURE_SIDE
-from jcl.settings import Settings
+from jcl.settings import Settings, known
 from jcl.train.runtime import choose_precision
 
 _STREAM: Final = 0x7265706F7274  # of its own beside those that `jcl.randomness` names

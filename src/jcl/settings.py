@@ -88,7 +88,7 @@ class TrainSettings(Section):
 
     epochs: PositiveInt = Field(200, description="passes over the data")
     batch_size: Annotated[int, Field(ge=2)] | Auto = Field("auto", description="images per step, over all devices")
-    lr: Positive | Auto = Field("auto", description="learning rate at the start")
+    lr: Positive | Auto = Field("auto", description="highest learning rate, after the warm-up")
     weight_decay: NotNegative | Auto = Field(1e-4, description="on all parameters, as MoCo has it")
     momentum: Share = Field(0.9, description="of SGD")
     schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
@@ -264,3 +264,9 @@ def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, 
         value = field.default if settings is None else attrgetter(name)(settings)
         rows.append((name, str(value), field.description or ""))
     return rows
+
+
+def known(value: int | str) -> int:
+    """A number that may have been "auto" before it was chosen."""
+    assert isinstance(value, int), "automatic values are chosen before anything rests on them"
+    return value

@@ -8,9 +8,10 @@ import torch
 
 from jcl.data import ArrayImages, BatchLoader, ImageData, open_data
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import classification_task, positions, scores
+from jcl.evaluate.classification import classification_task, scores
 from jcl.evaluate.knn import leave_out_split
 from jcl.evaluate.label_subset import LabelAmount, balanced_split, label_amount, label_subset, part_of
+from jcl.evaluate.places import positions
 
 # 100 images of class 0, 40 of class 3, 7 of class 5, 1 of class 9, 12 without a label, mixed up.
 LABELS = torch.tensor([0] * 100 + [3] * 40 + [5] * 7 + [9] + [-1] * 12)

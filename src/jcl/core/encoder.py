@@ -16,7 +16,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.tiny import tiny_cnn
+from jcl.core.tiny import initialise_convolution, tiny_cnn
 from jcl.errors import SettingsError
 
 Stem = Literal["imagenet", "small"]
@@ -68,11 +68,6 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
 
 
 OWN_BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {"tiny_cnn": tiny_cnn}
-
-
-def _initialise_convolution(convolution: nn.Conv2d) -> None:
-    """As torchvision's ResNets start."""
-    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
 
 
 def _torchvision_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
@@ -144,6 +139,6 @@ def _use_small_stem(network: nn.Module, name: str) -> None:
     if not isinstance(first, nn.Conv2d) or not hasattr(network, "maxpool"):
         raise SettingsError(f"the small stem is for ResNets; {name} has none to replace, so set model.stem=imagenet.")
     convolution = nn.Conv2d(3, first.out_channels, 3, stride=1, padding=1, bias=False)
-    _initialise_convolution(convolution)
+    initialise_convolution(convolution)
     network.conv1 = convolution
     network.maxpool = nn.Identity()

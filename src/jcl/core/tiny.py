@@ -7,6 +7,11 @@ from torch import Tensor, nn
 _WIDTHS = (16, 32, 64, 128)
 
 
+def initialise_convolution(convolution: nn.Conv2d) -> None:
+    """As torchvision's ResNets start."""
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+
+
 class TinyCNN(nn.Module):
     """Four 3×3 convolutions that each halve the image, then the mean over places: (n, 3, S, S) -> (n, 128).
 
@@ -20,7 +25,7 @@ class TinyCNN(nn.Module):
         inputs = 3
         for width in _WIDTHS:
             convolution = nn.Conv2d(inputs, width, 3, stride=2, padding=1, bias=False)
-            nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+            initialise_convolution(convolution)
             layers += [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
             inputs = width
         self.layers = nn.Sequential(*layers[:-1])

@@ -11,6 +11,7 @@ from jcl.data import ImageData, ImageSource
 from jcl.errors import DataError
 from jcl.evaluate.knn import leave_out_split
 from jcl.evaluate.label_subset import part_of
+from jcl.evaluate.places import NOWHERE, classes_before, positions
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,6 @@ def _check_classes(labels: Tensor, description: str) -> Tensor:
     return classes
 
 
-def positions(labels: Tensor, classes: Tensor) -> Tensor:
-    """Where each label (n,) stands in the rising `classes` (c,); -1 for what is none of them."""
-    classes = classes.to(labels.device)
-    places = torch.searchsorted(classes, labels).clamp_max(len(classes) - 1)
-    return torch.where(classes[places] == labels, places, -1)
-
-
 @dataclass(frozen=True)
 class Scores:
     """Accuracies in percent over `images`; `class_images` and `class_top1` by class, None for a class without any.
@@ -89,11 +83,7 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
     if not len(labels):
         raise DataError("None of the test images that could be read has a label, so accuracy cannot be measured.")
     truth = positions(labels, classes)
-    own = logits.gather(1, truth.clamp_min(0)[:, None])
-    numbers = torch.arange(logits.shape[1], device=logits.device)
-    before = (logits > own) | ((logits == own) & (numbers < truth[:, None]))
-    known = (truth >= 0) & ~logits.isnan().any(1)
-    place = torch.where(known, before.sum(1), torch.iinfo(torch.int64).max)
+    place = torch.where(logits.isnan().any(1), NOWHERE, classes_before(logits, truth))
     members = torch.bincount(truth[truth >= 0], minlength=logits.shape[1])
     right = torch.bincount(truth[place < 1], minlength=logits.shape[1])
     share = (100 * right.double() / members.clamp_min(1)).tolist()

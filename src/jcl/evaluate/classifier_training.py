@@ -11,9 +11,10 @@ from rich.console import Console
 
 from jcl.data import BatchLoader, ImageSource
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.classification import ClassificationTask, Scores, positions
+from jcl.evaluate.classification import ClassificationTask, Scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import judge, training_batches
+from jcl.evaluate.places import positions
 from jcl.evaluate.supervised import KEPT_CHECKPOINTS, Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
+from jcl.evaluate.places import NOWHERE, classes_before, positions
 from jcl.randomness import permutation
 from jcl.ranks import ALONE, Ranks
 
@@ -61,7 +62,7 @@ def knn_accuracy(
     queries, query_labels = _labelled(test_features, test_labels, "test set")
     _check(k, temperature)
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
-    truths = _positions(query_labels, classes)
+    truths = positions(query_labels, classes)  # -1 for a class that the bank does not have
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
     # number of neighbours -> (t, 2): queries right in the first place, in the first five
     hits = {min(asked, len(bank)): torch.zeros(len(temperature), 2, dtype=torch.int64) for asked in k}
@@ -142,12 +143,6 @@ def _labelled(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tens
     return (features, labels) if keep.all() else (features[keep.to(features.device)], labels[keep])
 
 
-def _positions(labels: Tensor, classes: Tensor) -> Tensor:
-    """Where each label stands in the sorted `classes` (c,); -1 for a class the bank does not have."""
-    places = torch.searchsorted(classes, labels.to(classes.device)).clamp_max(len(classes) - 1)
-    return torch.where(classes[places] == labels.to(classes.device), places, -1)
-
-
 def _votes(
     found: Neighbours, bank_classes: Tensor, classes: int, k: Sequence[int], temperature: Sequence[float]
 ) -> Iterator[tuple[int, Tensor]]:
@@ -171,8 +166,5 @@ def _votes(
 
 def _place(votes: Tensor, truth: Tensor) -> Tensor:
     """How many classes stand before the true one (t, q), given votes (t, q, c); very many if it has no vote at all."""
-    classes = torch.arange(votes.shape[2], device=votes.device)
-    own = votes.gather(2, truth.clamp_min(0).expand(len(votes), -1)[:, :, None])
-    before = (votes > own) | ((votes == own) & (classes < truth[:, None]))
-    voted = (own.squeeze(2) > 0) & (truth >= 0)
-    return torch.where(voted, before.sum(2), torch.iinfo(torch.int64).max)
+    own = votes.gather(2, truth.clamp_min(0).expand(len(votes), -1)[:, :, None]).squeeze(2)
+    return torch.where(own > 0, classes_before(votes, truth), NOWHERE)

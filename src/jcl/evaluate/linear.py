@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import Scores, positions, scores
+from jcl.evaluate.classification import Scores, scores
 from jcl.evaluate.label_subset import balanced_split
+from jcl.evaluate.places import positions
 from jcl.randomness import permutation
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
