@@ -1,5 +1,6 @@
 """Whole runs: what they leave behind, and that a stopped one goes on as if it had never stopped."""
 
+import io
 import json
 import os
 import shutil
@@ -309,6 +310,15 @@ def test_without_labels_there_is_no_knn(tmp_path):
     run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=QUIET)
     assert {line["kind"] for line in run.metrics} == {"train"}
     assert "knn_top1" not in run.summary
+
+
+@pytest.mark.parametrize(("warmup", "told"), [(5, True), (0.5, False)])
+def test_a_run_that_is_all_warm_up_says_so(tmp_path, warmup, told):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    heard = Console(file=io.StringIO(), width=300)
+    settings = tiny_settings(tmp_path / "bare.npz", train__epochs=1, train__warmup_epochs=warmup)
+    pretrain(settings, tmp_path / "run", console=heard)
+    assert ("will not get to train.lr" in heard.file.getvalue()) == told
 
 
 def test_labels_without_a_test_set_are_split(tmp_path):

@@ -1,4 +1,4 @@
-"""The demonstration: what JCL does, seen in three minutes on a CPU.
+"""The demonstration: what JCL does, seen in two minutes on a CPU.
 
 The data is drawn by code (see `jcl.data.drawn`), so nothing is downloaded. Raw pixels and an untrained encoder show
 where learning starts; MoCo v2 and JCL show where it gets in the same number of epochs.

@@ -13,7 +13,8 @@ from torch import nn
 from jcl.automatic import voters
 from jcl.cores import usual_workers
 from jcl.data import ImageData, ImageSource, open_data
-from jcl.errors import DataError, RunError
+from jcl.errors import RunError
+from jcl.evaluate.classification import no_labels
 from jcl.evaluate.features import Features, FeatureSettings
 from jcl.evaluate.knn import KnnResult
 from jcl.evaluate.online import knn_on
@@ -103,5 +104,5 @@ def _labelled(weights: Path, location: str | None) -> ImageData:
     else:
         data = open_data(location)
     if data.train.labels is None:
-        raise DataError(f"{data.train.description} has no labels, so features cannot be measured on it.")
+        raise no_labels(data, "features cannot be measured on it")
     return data

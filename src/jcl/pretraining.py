@@ -374,3 +374,8 @@ def _announce(place: Place, settings: Settings, data: ImageData, choices: list[C
     )
     for choice in choices:
         place.say(f"  {choice.name} = {choice.value}: {choice.reason}")
+    if settings.train.warmup_epochs >= settings.train.epochs:
+        place.say(
+            f"  the learning rate will not get to train.lr: it would rise for {settings.train.warmup_epochs:g} epochs, "
+            f"and the run has {settings.train.epochs}; a short run wants --set train.warmup_epochs=0.5 or so"
+        )

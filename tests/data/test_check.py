@@ -40,6 +40,14 @@ def test_folder(tmp_path: Path):
     assert json.loads(json.dumps(flat)) == flat
 
 
+def test_images_that_are_passed_over_are_counted(tmp_path: Path):
+    write_images(tmp_path, 2)
+    for name in ("a.CR2", "b.cr2", "c.heic", "._d.heic", "notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    report = check_data(open_data(str(tmp_path)))
+    assert report.splits["train"].foreign == {".cr2": 2, ".heic": 1} and report.as_dict()["train_passed_over"] == 3
+
+
 def test_arrays():
     report = check_data(open_demo(50, 20))
     split = report.splits["train"]

@@ -155,6 +155,12 @@ def test_empty_folder(tmp_path: Path):
         open_data(str(tmp_path))
 
 
+def test_a_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
+    (tmp_path / "IMG_1.HEIC").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"holds no image files .*\(\.heic 1\); save them as JPEG"):
+        open_data(str(tmp_path))
+
+
 def test_source_pickles_small(tmp_path: Path):
     write_images(tmp_path, 3)
     source = open_folder(tmp_path).train

@@ -81,6 +81,16 @@ def test_a_log_has_whole_lines_without_control_characters(monkeypatch):
     assert all(line.endswith("19 % of queries find their own image first") for line in lines)
 
 
+def test_a_terminal_is_told_how_a_run_without_labels_is_doing():
+    file = io.StringIO()
+    with RunDisplay(console(file, 200, terminal=True), SETTINGS, "jcl") as shown:
+        shown.start(0, 456, 19)
+        shown.look(0)  # nothing is known yet
+        shown.show(FIGURES | {"feature_std": 0.001, "contrastive_accuracy": 18.6})
+        shown.look(19)
+    assert file.getvalue().count("jcl epoch 1: loss 2.12") == 1 and "features have COLLAPSED" in file.getvalue()
+
+
 def test_a_run_of_three_days_leaves_hundreds_of_lines_not_thousands(monkeypatch):
     clock = Clock(monkeypatch)
     pace, lines = LogPace(console(io.StringIO(), 80, terminal=False)), 0

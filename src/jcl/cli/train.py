@@ -114,7 +114,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Same seed, same numbers.")] = 0,
     json_file: JsonOption = None,
 ) -> None:
-    """See it work in three minutes on a CPU: MoCo v2 and JCL on pictures drawn by code."""
+    """See it work in two minutes on a CPU: MoCo v2 and JCL on pictures drawn by code."""
     from jcl.demo import run_demo
 
     figures = run_demo(out_folder, seed, out, err)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jcl.data.decoding import decode
-from jcl.data.listing import NameTable, is_folder, list_images, shown_entries
+from jcl.data.listing import NameTable, about_foreign, foreign_images, is_folder, list_images, shown_entries
 from jcl.data.source import ImageData
 from jcl.errors import DataError
 from jcl.speech import counted
@@ -93,9 +93,10 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
 def _images_below(root: Path, classes: Sequence[str] | None, cache: Path | None) -> NameTable:
     files = list_images(root, cache)
     if not len(files):
+        foreign = foreign_images(root)
         raise DataError(
             f"The folder {root} holds no image files (looked for .jpg, .png, .webp, .tif and the like in it and in all "
-            f"folders below)."
+            f"folders below){f'; {about_foreign(foreign)}' if foreign else ''}."
         )
     return files if classes is None else _only_classes(root, files, classes)
 

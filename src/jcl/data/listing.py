@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from jcl.errors import DataError
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
+_FOREIGN = "heic heif cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs dcm"  # of telephones, cameras, microscopes
+FOREIGN_EXTENSIONS: Final = frozenset(f".{name}" for name in _FOREIGN.split())
 _CACHE_FROM: Final = 20_000  # files; a smaller folder is listed as fast as its cache is read
 
 _CLOCK_GRAIN: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
@@ -80,6 +83,21 @@ def list_images(root: Path, cache: Path | None = None) -> NameTable:
         if len(listing.files) >= _CACHE_FROM and _settled(listing):
             _keep_listing(kept, listing)
     return listing.files
+
+
+def foreign_images(root: Path) -> dict[str, int]:
+    """How many images below `root` are passed over because nothing here can decode their kind, by the kind."""
+    counts: Counter[str] = Counter()
+    for _, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        shown = (os.path.splitext(name)[1].lower() for name in names if not name.startswith("."))  # noqa: PTH122
+        counts.update(ending for ending in shown if ending in FOREIGN_EXTENSIONS)
+    return dict(sorted(counts.items()))
+
+
+def about_foreign(counts: dict[str, int]) -> str:
+    kinds = ", ".join(f"{ending} {count:,}" for ending, count in counts.items())
+    return f"images of kinds that cannot be read are passed over ({kinds}); save them as JPEG, PNG or TIFF to use them"
 
 
 def _walk(root: Path) -> Listing:

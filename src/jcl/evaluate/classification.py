@@ -37,7 +37,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
     """The task that a data set poses; without a labelled test set a seeded tenth of its images are the test."""
     labels = data.train.labels
     if labels is None:
-        raise DataError(f"{data.train.description} has no labels, so no classifier can be trained on it.")
+        raise no_labels(data, "no classifier can be trained on it")
     _check_classes(labels, data.train.description)
     if data.test is not None and data.test.labels is not None:
         rows = (labels >= 0).nonzero().squeeze(1)
@@ -45,6 +45,14 @@ def classification_task(data: ImageData) -> ClassificationTask:
     kept, left_out = leave_out_split(labels)
     train, test = part_of(data.train, kept), part_of(data.train, left_out)
     return ClassificationTask(train, test, _check_classes(labels[kept], train.description), held_out=True)
+
+
+def no_labels(data: ImageData, so: str) -> DataError:
+    """The data has none, `so` something cannot be done, and this is where labels would come from."""
+    return DataError(
+        f"The data ({data.train.description}) has no labels, so {so}. In a folder every image has to lie in a class "
+        "folder, none beside them; a .npz file needs y_train. `jcl embed` and `jcl neighbours` do without labels."
+    )
 
 
 def _check_classes(labels: Tensor, description: str) -> Tensor:

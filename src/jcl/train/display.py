@@ -44,6 +44,11 @@ class RunDisplay(BarDisplay):
         elif self._pace.due():
             self._print_progress(line["step"])
 
+    def look(self, step: int) -> None:
+        """Say how the run is doing, once there are figures to tell it from."""
+        if "loss" in self.newest:
+            self._print(step, self.health())
+
     def warn(self, text: str) -> None:
         """A sentence about something that went wrong and does not end the run."""
         tell(self.console, text)

@@ -37,6 +37,7 @@ class Display(Protocol):
     def start(self, step: int, total_steps: int, steps_per_epoch: int) -> None: ...
     def advance(self, step: int) -> None: ...
     def show(self, line: dict[str, Any]) -> None: ...
+    def look(self, step: int) -> None: ...
     def stopping(self) -> None: ...
 
 
@@ -173,7 +174,10 @@ class Training:
         """After the epochs that are to be measured and after the last, once."""
         epoch, within = divmod(self.progress.step, self.loader.steps_per_epoch)
         every, last = self.settings.record.knn_every, self.settings.train.epochs
-        if self.measure is None or within or not epoch or not (epoch == last or (every and epoch % every == 0)):
+        if within or not epoch or not (epoch == last or (every and epoch % every == 0)):
+            return
+        if self.measure is None:  # nothing to vote on without labels, but people want to know how the run is doing
+            self.display.look(self.progress.step)
             return
         measured = self.record.newest.get("knn", {}).get("step") == self.progress.step
         if self.ranks.any(self.ranks.first and measured):
