@@ -155,12 +155,3 @@ def test_every_setting_is_described():
 def test_a_dumped_recipe_is_plain_yaml():
     values = yaml.safe_load(yaml.safe_dump(build_settings("cifar10").model_dump(mode="json")))
     assert settings_from(values, "there") == build_settings("cifar10")
-
-
-def test_a_run_from_when_there_was_another_setting_opens_where_it_was_off(tmp_path):
-    file = tmp_path / "settings.yaml"
-    file.write_text("model:\n  backbone: tiny_cnn\n  predictor: false\n")
-    assert read_settings(file) == Settings(model={"backbone": "tiny_cnn"})
-    file.write_text("model:\n  predictor: true\n")
-    with pytest.raises(SettingsError, match=r"there is no setting called 'model\.predictor'"):
-        read_settings(file)

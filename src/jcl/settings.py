@@ -28,7 +28,6 @@ Triple = tuple[float, float, float]
 ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
 MethodName = Literal["jcl", "moco-v2", "moco-v1", "multi-key", "multi-key-backprop"]
 SINGLE_KEY_METHODS = ("moco-v2", "moco-v1")
-_TAKEN_OUT = {"model.predictor": False}  # settings that are gone, with the value that left a run as it is without them
 
 
 class Section(BaseModel):
@@ -169,18 +168,7 @@ def validated(kind: type[Kind], values: Mapping[str, Any], origin: str) -> Kind:
 
 def read_settings(path: Path) -> Settings:
     """The settings kept in a YAML file; only plain data is ever read from it."""
-    values = read_yaml(path)
-    _forget_taken_out(values)
-    return settings_from(values, str(path))
-
-
-def _forget_taken_out(values: dict[str, Any]) -> None:
-    """A run that was trained while there was a setting is still good where the setting was off."""
-    for name, off in _TAKEN_OUT.items():
-        section, _, key = name.partition(".")
-        found = values.get(section)
-        if isinstance(found, dict) and found.get(key) is off:
-            del found[key]
+    return settings_from(read_yaml(path), str(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
