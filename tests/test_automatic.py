@@ -35,6 +35,15 @@ def test_choices_hold_together_for_any_size_of_data(images):
     assert all(choice.reason and re.match(r"\w+\.\w+$", choice.name) for choice in choices)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "warmup", "told"), [(200, 5, False), (50, 5, False), (12, 1.2, True), (1, 0.1, True)]
+)
+def test_short_runs_warm_up_for_a_tenth_of_their_epochs(epochs, warmup, told):
+    settings, choices = chosen(1_000, train__epochs=epochs)
+    assert settings.train.warmup_epochs == pytest.approx(warmup)
+    assert ("train.warmup_epochs" in {choice.name for choice in choices}) == told
+
+
 def test_a_single_step_is_not_called_several():
     reasons = {choice.name: choice.reason for choice in chosen(20, train__epochs=1, train__batch_size=16)[1]}
     assert "a short run of 1 step needs" in reasons["method.key_momentum"]

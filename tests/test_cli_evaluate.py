@@ -84,6 +84,12 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretr
     assert found["test_held_out"] and found["test_images"] == 3 and found["train_images"] == 23
 
 
+def test_knn_says_whether_it_asks_about_test_images(call, pretrained, image_folder):
+    words = "a tenth of the training images is held out"
+    assert words in call("knn", pretrained, image_folder, "--workers", 0)[2]
+    assert words not in call("knn", pretrained)[2]
+
+
 @pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol paper --epochs 1", "finetune --epochs 1"])
 def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, command):
     name, *options = command.split()

@@ -114,6 +114,7 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     assert "say which images" in refused("distribution", run / "backbone.safetensors")
     assert "no projection head" in refused("distribution", run / "backbone.safetensors", npz, "--of", "projection")
     assert "no view recipe" in refused("distribution", run, "--views", "moco-v9")
+    assert "say --views-per-image 4" in refused("distribution", run, "--views", "4")
     assert "no split called" in refused("distribution", run, "--split", "validation")
     assert "does not end in .png" in refused("distribution", run, "-o", "figure.pdf")
     assert "should end in .csv or .npz" in refused("distribution", run, "--values", "each.xlsx")

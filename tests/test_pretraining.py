@@ -116,7 +116,8 @@ def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_p
         return figures
 
     monkeypatch.setattr(TrainingStep, "__call__", watched)
-    run = pretrain(tiny_settings(npz, train__epochs=2, record__knn_every=0), tmp_path / "run", console=QUIET)
+    settings = tiny_settings(npz, train__epochs=2, train__warmup_epochs=5, record__knn_every=0)
+    run = pretrain(settings, tmp_path / "run", console=QUIET)
     means = ("loss", "contrastive_accuracy", "feature_std", "positive_similarity", "key_variance")
     lines = [line for line in run.metrics if line["kind"] == "train"]
     for line, steps in zip(lines, (seen[:3], seen[3:6], seen[6:8]), strict=True):
@@ -312,7 +313,7 @@ def test_without_labels_there_is_no_knn(tmp_path):
     assert "knn_top1" not in run.summary
 
 
-@pytest.mark.parametrize(("warmup", "told"), [(5, True), (0.5, False)])
+@pytest.mark.parametrize(("warmup", "told"), [(5, True), (0.5, False), ("auto", False)])
 def test_a_run_that_is_all_warm_up_says_so(tmp_path, warmup, told):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     heard = Console(file=io.StringIO(), width=300)

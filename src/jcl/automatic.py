@@ -163,6 +163,13 @@ def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, in proportion to {batch}"
 
 
+def _warmup_epochs(settings: Settings, facts: DataFacts) -> tuple[float, str]:
+    tenth = settings.train.epochs / 10
+    if tenth >= _WARMUP_EPOCHS:
+        return _WARMUP_EPOCHS, ""  # as ever
+    return tenth, f"a tenth of {counted(settings.train.epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
+
+
 def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     if _small(settings):
         return 5e-4, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
@@ -229,6 +236,7 @@ def passes_of_flat_memory(keys: int, groups: int) -> int:
     return passes
 
 
+_WARMUP_EPOCHS = 5.0
 _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them
 
 
@@ -267,6 +275,7 @@ RULES = (
     _Rule("train.batch_size", _batch_size),
     _Rule("model.bn_groups", _bn_groups),
     _Rule("train.lr", _lr),
+    _Rule("train.warmup_epochs", _warmup_epochs),
     _Rule("train.weight_decay", _weight_decay),
     _Rule("method.queue_size", _queue_size),
     _Rule("method.key_momentum", _key_momentum),

@@ -21,7 +21,7 @@ from jcl.evaluate.online import knn_on
 from jcl.exchange import BackboneInfo
 from jcl.exchange.loading import open_backbone
 from jcl.run_data import open_run_data
-from jcl.speech import tell_left_out
+from jcl.speech import tell, tell_left_out
 from jcl.train.folder import RunFolder
 from jcl.train.rank_group import joined_ranks
 from jcl.train.runtime import choose_device
@@ -89,8 +89,11 @@ def measure_knn(
             tell_left_out(console or Console(stderr=True), found.skipped)
             return found
 
-        votes = k or [voters(len(subject.data.train))]
-        return knn_on(subject.data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
+        data, votes = subject.data, k or [voters(len(subject.data.train))]
+        if ranks.first and (data.test is None or data.test.labels is None):
+            said = "For want of a labelled test set a tenth of the training images is held out to ask about."
+            tell(console or Console(stderr=True), said)
+        return knn_on(data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
 
 
 def _labelled(weights: Path, location: str | None) -> ImageData:

@@ -213,7 +213,10 @@ def _resume(path: Path, place: Place) -> Run:
     settings = _of_first(agreed(ranks, lambda: _settled(folder) if ranks.first else None), ranks)
     settings, changes = agreed(ranks, lambda: fit_to_ranks(settings, ranks.count))
     if ranks.any(ranks.first and (folder.path / "summary.json").exists()):
-        place.say(f"The run in {folder.path} has finished; there is nothing to resume.")
+        place.say(
+            f"The run in {folder.path} has finished; there is nothing to resume. To train longer, begin another run "
+            "with more --epochs, over all of which its learning rate falls."
+        )
         return Run(folder.path)
     with place.locked(folder.path):
         data = _open_data(settings, place)
@@ -374,8 +377,8 @@ def _announce(place: Place, settings: Settings, data: ImageData, choices: list[C
     )
     for choice in choices:
         place.say(f"  {choice.name} = {choice.value}: {choice.reason}")
-    if settings.train.warmup_epochs >= settings.train.epochs:
+    if (warmup := float(settings.train.warmup_epochs)) >= settings.train.epochs:
         place.say(
-            f"  the learning rate will not get to train.lr: it would rise for {settings.train.warmup_epochs:g} epochs, "
-            f"and the run has {settings.train.epochs}; a short run wants --set train.warmup_epochs=0.5 or so"
+            f"  the learning rate will not get to train.lr: it would rise for {warmup:g} epochs, "
+            f"and the run has {settings.train.epochs}; a short run wants --set train.warmup_epochs=auto"
         )

@@ -95,7 +95,7 @@ class TrainSettings(Section):
     schedule_by: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="epochs at which a step schedule decays")
     decay: Positive = Field(0.1, description="factor of a step schedule")
-    warmup_epochs: NotNegative = Field(0.0, description="epochs of linear warm-up")
+    warmup_epochs: NotNegative | Auto = Field(0.0, description="epochs of linear warm-up")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of everything random")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the encoders")

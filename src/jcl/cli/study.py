@@ -69,6 +69,8 @@ def distribution(
     from jcl.evaluate.spread_file import check_values_file, write_values
 
     _demand_png(picture)
+    if views is not None and views.isdecimal():
+        raise SettingsError(f"--views names a kind of views; for {views} of each image say --views-per-image {views}.")
     if values is not None:
         check_values_file(values)
     paths, location = split_arguments(arguments)

@@ -138,7 +138,7 @@ def _draw_panel(axes: Axes, panel: _Panel, runs: Sequence[RunCurves], looks: Seq
         if len(finite) == 0:
             continue
         # Schedules often coincide: those of later runs are thinner, so that the ones below show at their sides.
-        width = 1.9 if panel is not _RATE else max(4.5 - 1.5 * place, 1.5)
+        width = max(4.5 - 1.5 * place, 1.5) if panel is _RATE and len(runs) > 1 else 1.9
         _line(axes, where, values, look, width)
         named[run.name] = float(finite.max() if panel is _RATE else finite[-1])
     style.dress(axes, panel.title, _summary(named, panel))

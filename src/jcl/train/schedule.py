@@ -13,13 +13,13 @@ def learning_rate(train: TrainSettings, step: int, steps_per_epoch: int) -> floa
     `schedule_by: epoch` holds the rate constant within an epoch, as MoCo and the paper do; warm-up always moves by
     step, because it may be shorter than an epoch.
     """
-    assert isinstance(train.lr, float | int), "an automatic lr is chosen before training"
+    rate, warmup = float(train.lr), float(train.warmup_epochs)  # automatic ones are chosen before training
     epoch = step / steps_per_epoch
-    if epoch < train.warmup_epochs:
-        return train.lr * (step + 1) / math.ceil(train.warmup_epochs * steps_per_epoch)
+    if epoch < warmup:
+        return rate * (step + 1) / math.ceil(warmup * steps_per_epoch)
     if train.schedule_by == "epoch":
         epoch = math.floor(epoch)
-    return train.lr * _shape(train, epoch)
+    return rate * _shape(train, epoch)
 
 
 def _shape(train: TrainSettings, epoch: float) -> float:
