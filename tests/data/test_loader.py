@@ -365,15 +365,18 @@ def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Sign
         text=True,
         start_new_session=True,
     )
-    assert process.stdout is not None and process.stderr is not None
-    first_line = process.stdout.readline().split()
-    workers = [int(word) for word in first_line[1:]]
-    assert len(workers) == 2, process.stderr.read()
-    if blow == signal.SIGINT:
-        os.killpg(process.pid, blow)
-    else:
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        first_line = process.stdout.readline().split()
+        workers = [int(word) for word in first_line[1:]]
+        assert len(workers) == 2, process.stderr.read()
+        if blow == signal.SIGINT:
+            os.killpg(process.pid, blow)
+        else:
+            process.kill()
+        output, errors = process.communicate(timeout=60)
+    finally:  # it would run on for as long as the machine does
         process.kill()
-    output, errors = process.communicate(timeout=60)
     if blow == signal.SIGINT:
         assert output.splitlines()[-1] == "closed 0"
         assert "Traceback" not in errors, errors
