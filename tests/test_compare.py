@@ -82,68 +82,39 @@ def row_of(seeds: dict, words: str = "JCL", method: str = "jcl", settings: dict 
     return {"words": words, "method": method, "settings": settings or {}, "seeds": seeds}
 
 
-def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(words, compared, compare, tmp_path, monkeypatch):
-    file, folder = tmp_path / "found.json", tmp_path / "out/moco-v2-twice-0"
-    log = tmp_path / "out/moco-v2-twice-0-training.txt"
+def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(
+    measured_before, words, compared, compare, tmp_path, monkeypatch
+):
+    folder, log = tmp_path / "out/moco-v2-twice-0", tmp_path / "out/moco-v2-twice-0-training.txt"
+    first = json.loads(measured_before.read_text())["rows"]
     words = [*words, "--rows", "jcl", "moco-v2-twice"]
     with subprocess.Popen([sys.executable, str(BENCHMARKS / "compare.py"), *words]) as process:
         wait_for_metrics(folder, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 75
-    found = json.loads(file.read_text())["rows"]
-    assert list(found) == ["jcl"] and list(found["jcl"]["seeds"]) == ["0"]
-    first = found["jcl"]["seeds"]["0"]
-    assert 0 < first["pretrain"]["seconds"] < first["seconds"] < PATIENCE
-    assert (first["num_keys"], first["num_queries"]) == (5, 1) and first["images_per_second"] > 0
-    assert list(first["online_knn"]) == ["5", "10"]
-    assert first["online_knn"]["10"] == first["pretrain"]["knn_top1"]
-    assert first["linear"]["protocol"] == "fast" and {"lr", "weight_decay", "linear_top1"} <= first["linear"].keys()
-    assert "compare.py" in first["measured_on"]["command"]
+    assert json.loads(measured_before.read_text())["rows"] == first
     assert "SIGTERM received: the run stopped after step" in log.read_text()
 
     code, printed = compared(words)
     assert code == 0
     assert "Resuming from" in log.read_text()
-    found = json.loads(file.read_text())["rows"]
-    assert found["jcl"]["seeds"]["0"] == first
+    found = json.loads(measured_before.read_text())["rows"]
+    assert found["jcl"] == first["jcl"]
     second = found["moco-v2-twice"]["seeds"]["0"]
-    assert second["seconds"] is None and second["images_per_second"] > 0
-    assert second["pretrain"]["epochs"] == 20 and second["num_keys"] == 1
+    assert second["seconds"] is None and second["pretrain"]["epochs"] == 20
+    assert (second["num_keys"], second["num_queries"]) == (1, 1)
+    assert list(second["online_knn"]) == ["5", "10", "15", "20"]
+    assert second["online_knn"]["20"] == second["pretrain"]["knn_top1"]
+    assert second["linear"]["protocol"] == "fast" and {"lr", "weight_decay", "linear_top1"} <= second["linear"].keys()
+    assert "compare.py" in second["measured_on"]["command"]
     assert found["moco-v2-twice"]["settings"]["train.lr"] == 0.15
     assert found["moco-v2-twice"]["settings"]["method.queue_size"] == 64  # what --set says holds in all rows
     assert "| not known |" in printed and "JCL minus MoCo v2, twice the epochs" in printed
 
     monkeypatch.setattr(compare.Processes, "start", lambda *_: pytest.fail("a process was started"))
-    before = file.read_bytes()
+    before = measured_before.read_bytes()
     assert compared(words) == (0, printed)
-    assert file.read_bytes() == before
-
-
-def test_the_pace_of_steps_that_were_trained_in_another_call_is_not_taken_over(compare, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
-    arguments, row = compare.parse_arguments(), compare.ROWS["jcl"]
-    folder = tmp_path / "out/jcl-0"
-    (folder / "checkpoints").mkdir(parents=True)
-    (folder / "settings.yaml").write_text(settings_text(compare.settings_of(row, 0, arguments)))
-    for name in ("training", "linear"):
-        folder.with_name(f"jcl-0-{name}.json").write_text("{}")
-    line = {"kind": "train", "step": 4, "epoch": 1, "images_per_second": 10}
-    metrics = folder / "metrics.jsonl"
-    metrics.write_text(json.dumps(line) + "\n")
-
-    def pace(later: str) -> float | None:
-        def run(*_):
-            metrics.write_text(metrics.read_text() + later)
-            return 1.0
-            yield
-
-        monkeypatch.setattr(compare, "run", run)
-        with pytest.raises(StopIteration) as end:
-            next(compare.measured(row, 0, arguments, None))
-        return end.value.value["images_per_second"]
-
-    assert pace("") is None
-    assert pace(json.dumps(line | {"step": 8, "images_per_second": 100}) + "\n") == 100
+    assert measured_before.read_bytes() == before
 
 
 def wait_for_metrics(folder: Path, process: subprocess.Popen) -> None:
@@ -282,6 +253,26 @@ def test_what_rows_decide_cannot_be_set(words, compared, nothing_runs, setting):
     assert compared(words, "--set", setting)[0] == 2
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_so_many_runs_share_the_device_as_are_allowed_to(compare, words, compared, tmp_path, monkeypatch, at_once):
+    going, most = set(), []
+
+    def measured(row, seed, arguments, processes):
+        going.add(row.name)
+        for _ in range(2):
+            most.append(len(going))
+            yield processes.start([sys.executable, "-S", "-c", ""], tmp_path / f"{row.name}.txt")
+        going.remove(row.name)
+        return result(80.0, 85.0)
+
+    monkeypatch.setattr(compare, "measured", measured)
+    code, printed = compared(words, "--at-once", str(at_once))
+    assert code == 0 and max(most) == at_once
+    assert list(json.loads((tmp_path / "found.json").read_text())["rows"]) == list(compare.ROWS)
+    assert printed.count("| 80.00 % | 85.00 % |") == len(compare.ROWS)
+
+
+@pytest.mark.faults  # for its length: six processes start
 def test_a_search_on_training_images_with_rows_of_ones_own(compare, words, compared, tmp_path, npz, monkeypatch):
     """Two at a time; the second call has the first one's variant in its table and does nothing again."""
     monkeypatch.setattr(importlib.import_module("held_out"), "HELD_OUT", 4)
@@ -300,14 +291,11 @@ def test_a_search_on_training_images_with_rows_of_ones_own(compare, words, compa
     with np.load(npz) as whole, np.load(tmp_path / "out/held-out.npz") as split:
         assert len(split["x_test"]) == 4
         assert len(split["x_train"]) + 4 == len(whole["x_train"])
-    real = compare.Processes.start
-    started = []
-    monkeypatch.setattr(
-        compare.Processes, "start", lambda self, asked, log: started.append(log.name) or real(self, asked, log)
-    )
-    code, printed = compared(words, "--rows", "moco-v2")
-    assert code == 0 and started == ["moco-v2-0-training.txt", "moco-v2-0-linear.txt"]
+    code, printed = compared([word if word != "2" else "1" for word in words], "--rows", "moco-v2")
+    assert code == 0
     assert "| jcl train.lr=0.01, M' = 5 |" in printed and "| MoCo v2 |" in printed
+    alone = json.loads((tmp_path / "found.json").read_text())["rows"]["moco-v2"]["seeds"]["0"]
+    assert 0 < alone["pretrain"]["seconds"] < alone["seconds"] < PATIENCE and alone["images_per_second"] > 0
 
 
 def test_a_variant_of_other_settings_is_not_mixed_in(measured_before, words, compared, nothing_runs):
