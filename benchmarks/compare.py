@@ -22,12 +22,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 from typing import Any
 
+from comparison_rows import LEADING, ROWS, Row
+from comparison_table import seeds_of, table
 from held_out import HELD_OUT, hold_out
 from machine import described
 from processes import Processes, begun, jcl_command, last_line, training_command
@@ -45,38 +46,6 @@ from jcl.train.folder import RunFolder
 from jcl.train.json_object import named_differences, read_object, write_object
 from jcl.train.record import read_metrics
 
-
-@dataclass(frozen=True)
-class Row:
-    """A line of the table."""
-
-    name: str
-    words: str
-    method: str
-    settings: tuple[str, ...] = ()
-    times_epochs: int = 1
-
-    @classmethod
-    def of_words(cls, name: str, words: str) -> "Row":
-        """A row of the user's own: "jcl train.lr=0.3", a method and settings of it."""
-        method, *settings = words.split()
-        return cls(name, words, method, tuple(settings))
-
-
-MOCO_SETTINGS = ("train.lr=0.15", "method.queue_size=16384")  # by its own search, in docs/results.md; the rest as JCL
-ROWS = {
-    row.name: row
-    for row in (
-        Row("jcl", "JCL", "jcl"),
-        Row("moco-v2", "MoCo v2", "moco-v2", MOCO_SETTINGS),
-        Row("moco-v2-two-queries", "MoCo v2, two queries", "moco-v2", (*MOCO_SETTINGS, "method.num_queries=2")),
-        Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),
-        Row("multi-key", "vanilla multi-key", "multi-key"),
-        Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),
-    )
-}
-LEADING, BEHIND = "jcl", ("moco-v2", "moco-v2-two-queries", "moco-v2-twice")
-ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
 DECIDED = (  # by the rows, or by options of their own
     "data.location",
     "method.name",
@@ -88,7 +57,7 @@ DECIDED = (  # by the rows, or by options of their own
 OF_ONE_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
 
 
-PARTS = {"words": str, "method": str, "settings": dict, "seeds": dict}  # of a row in the file
+PARTS = {"words": str, "settings": dict, "seeds": dict}  # of a row in the file
 PARTS_OF_RESULT = {"measured_on": dict, "num_keys": int, "num_queries": int, "pretrain": dict, "linear": dict}
 
 
@@ -326,7 +295,7 @@ def keep(one: Measuring, arguments: argparse.Namespace, header: dict[str, Any]) 
     """Add a result to the file."""
     found, row = kept(arguments.json, header), one.row
     settings = of_the_row(settings_of(row, one.seed, arguments))
-    content = {"words": row.words, "method": row.method, "settings": settings, "seeds": {}}
+    content = {"words": row.words, "settings": settings, "seeds": {}}
     found["rows"].setdefault(row.name, content)["seeds"][str(one.seed)] = one.result
     write_object(arguments.json, found)
 
@@ -373,81 +342,6 @@ def run(words: list[str], log: Path, processes: Processes) -> Generator[subproce
     if process.returncode != 0:
         raise CommandFailed(f"{log} ends with: {last_line(log)}")
     return time.perf_counter() - started
-
-
-def table(found: dict[str, Any]) -> str:
-    """The results in Markdown, the leads and what they were measured on."""
-    lines = [
-        "| | kNN, last epoch | linear, fast protocol | whole command | training images/s | peak memory | "
-        "compute (MoCo v2 = 1) | seeds |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    order = [*ROWS, *(name for name in found["rows"] if name not in ROWS)]
-    shown = [name for name in order if seeds_of(found, name)]
-    lines += [
-        line_of(found["rows"][name]["words"], list(seeds_of(found, name).values()), found["epochs"]) for name in shown
-    ]
-    leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
-    machines = {
-        f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}": None
-        for name in shown
-        for result in seeds_of(found, name).values()
-        for on in [result["measured_on"]]
-    }
-    return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
-
-
-def line_of(words: str, results: list[dict[str, Any]], base_epochs: int) -> str:
-    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
-    cells = [
-        f"{words}, M' = {keys}" if keys > 1 else words,
-        *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
-        mean_of_known([result["seconds"] for result in results], " s"),
-        mean_of_known([result["images_per_second"] for result in results]),
-        f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
-        f"{(3 * queries + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
-        str(len(results)),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def lead_over(other: Row, found: dict[str, Any]) -> str:
-    """By how much the first row leads another, over the seeds that both have; nothing where they share none."""
-    own, others = seeds_of(found, LEADING), seeds_of(found, other.name)
-    seeds = sorted(own.keys() & others.keys(), key=int)
-    if not seeds:
-        return ""
-    leads = []
-    for measure in ACCURACIES:
-        first, second = (accuracies([row[seed] for seed in seeds], measure) for row in (own, others))
-        differences = [one - another for one, another in zip(first, second, strict=True)]
-        leads.append(f"{measure} {mean_and_spread(differences, sign='+')}")
-    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"paired by seed: {', '.join(seeds)}"
-    return f"- {ROWS[LEADING].words} minus {other.words}, in points: {', '.join(leads)} ({which})"
-
-
-def seeds_of(found: dict[str, Any], name: str) -> dict[str, Any]:
-    """The results of a row by seed."""
-    seeds: dict[str, Any] = found["rows"].get(name, {}).get("seeds", {})
-    return seeds
-
-
-def accuracies(results: Sequence[dict[str, Any]], measure: str) -> list[float]:
-    part, name = ACCURACIES[measure]
-    return [result[part][name] for result in results]
-
-
-def mean_of_known(values: Sequence[float | None], unit: str = "") -> str:
-    """The mean, and of how many values where not all are known."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return "not known"
-    return f"{fmean(known):,.0f}{unit}" + (f" ({len(known)} of {len(values)})" if len(known) < len(values) else "")
-
-
-def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
-    mean = f"{fmean(values):{sign}.2f}"
-    return f"{mean} ± {stdev(values):.2f}" if len(values) > 1 else mean
 
 
 if __name__ == "__main__":

@@ -64,6 +64,13 @@ def case_settings(case: Case, method: str, num_keys: int, num_queries: int) -> S
     return choose(settings, DataFacts(images=1_000_000, short_side=case.canvas, decoded=True))[0]
 
 
+def build_step(case: Case, method: str, num_keys: int, num_queries: int) -> TrainingStep:
+    settings = case_settings(case, method, num_keys, num_queries)
+    learner, _ = build_learner(settings, DEVICE)
+    optimiser = build_optimiser(settings, learner, DEVICE)
+    return TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
+
+
 def random_batch(case: Case) -> ImageBatch:
     shape = (case.batch_size, 3, case.canvas, case.canvas)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, device=DEVICE)
@@ -108,10 +115,7 @@ def measure_step(
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    settings = case_settings(case, method, num_keys, num_queries)
-    learner, _ = build_learner(settings, DEVICE)
-    optimiser = build_optimiser(settings, learner, DEVICE)
-    step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
+    step = build_step(case, method, num_keys, num_queries)
     batch, number = random_batch(case), itertools.count()
 
     def work() -> None:

@@ -11,19 +11,19 @@ import argparse
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from machine import save
-from pretrain import CASES, DEVICE, Case, case_settings, milliseconds, random_batch
+from pretrain import CASES, DEVICE, build_step, milliseconds, random_batch
 from torch.profiler import ProfilerActivity, profile
 
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.core.method import METHODS
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep
 
-KINDS = {  # by what kernels' names begin with or hold, the first that fits
+KINDS = {  # by what kernels' names hold, the first that fits
     "reductions": ("triton_red", "triton_per"),
     "element by element": ("triton_poi", "triton_for"),
     "optimiser and momentum": ("multi_tensor", "fused_sgd"),
@@ -39,7 +39,6 @@ KINDS = {  # by what kernels' names begin with or hold, the first that fits
         "dgrad",
         "nvjet",
         "sm90",
-        "sm80",
     ),
 }
 
@@ -47,15 +46,19 @@ KINDS = {  # by what kernels' names begin with or hold, the first that fits
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", choices=list(CASES), default="resnet18-32-b256")
-    parser.add_argument("--method", default="jcl")
+    parser.add_argument("--method", choices=list(METHODS), default="jcl")
     parser.add_argument("--keys", type=int, default=5)
     parser.add_argument("--queries", type=int, default=1)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
+    if min(arguments.keys, arguments.queries, arguments.steps) < 1:
+        parser.error("--keys, --queries and --steps are at least 1")
+    if not torch.cuda.is_available():
+        raise SystemExit("There is no GPU here, and on others there are no kernels to look at.")
     case = CASES[arguments.case]
     parts = {"any first compilation": timed(lambda: torch.compile(torch.square)(torch.ones(8, device=DEVICE)))}
-    step = build_step(case, arguments)
+    step = build_step(case, arguments.method, arguments.keys, arguments.queries)
     batch, number = random_batch(case), itertools.count()
 
     def work() -> None:
@@ -70,13 +73,6 @@ def main() -> None:
     print_kernels(kernels, taken)
     figures = {"first_step_seconds": parts, "step_ms": taken, "kernels": kernels}
     save({"case": case.name, "keys": arguments.keys, "queries": arguments.queries, **figures}, arguments.json, DEVICE)
-
-
-def build_step(case: Case, arguments: argparse.Namespace) -> TrainingStep:
-    settings = case_settings(case, arguments.method, arguments.keys, arguments.queries)
-    learner, _ = build_learner(settings, DEVICE)
-    optimiser = build_optimiser(settings, learner, DEVICE)
-    return TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -149,8 +145,7 @@ def print_parts(parts: dict[str, float]) -> None:
     print("first step, seconds: " + ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts.items()))
 
 
-def print_kernels(kernels: Iterable[dict[str, Any]], taken: float) -> None:
-    kernels = list(kernels)
+def print_kernels(kernels: Sequence[dict[str, Any]], taken: float) -> None:
     kinds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for kernel in kernels:
         kinds[kernel["kind"]][0] += kernel["times"]

@@ -85,7 +85,7 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretr
 
 
 def test_knn_says_whether_it_asks_about_test_images(call, pretrained, image_folder):
-    words = "a tenth of the training images is held out"
+    words = "some of the training images are held out"
     assert words in call("knn", pretrained, image_folder, "--workers", 0)[2]
     assert words not in call("knn", pretrained)[2]
 

@@ -78,8 +78,8 @@ def result(knn: float, linear: float, *, keys: int = 1, epochs: int = 20, second
     }
 
 
-def row_of(seeds: dict, words: str = "JCL", method: str = "jcl", settings: dict | None = None) -> dict:
-    return {"words": words, "method": method, "settings": settings or {}, "seeds": seeds}
+def row_of(seeds: dict, words: str = "JCL", settings: dict | None = None) -> dict:
+    return {"words": words, "settings": settings or {}, "seeds": seeds}
 
 
 def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(
@@ -225,7 +225,7 @@ def test_a_run_begun_otherwise_is_not_gone_on_with(compare, words, compared, not
         ('{"recipe": "demo", "epochs": 10, "set": {}, "images": {}, "rows": {"jcl": {}}}', "holds no comparison"),
         (
             '{"recipe": "demo", "epochs": 10, "set": {}, "images": {}, '
-            '"rows": {"jcl": {"words": "JCL", "method": "jcl", "settings": {}, "seeds": []}}}',
+            '"rows": {"jcl": {"words": "JCL", "settings": {}, "seeds": []}}}',
             "holds no comparison",
         ),
         (

@@ -77,6 +77,7 @@ def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]
 
 _COLLECTION = 100_000  # images: fewer are somebody's collection, more begin to be like ImageNet
 _SMALL_VIEW = 32  # px
+_WARMUP_EPOCHS = 5.0  # of long runs
 
 
 def _small(settings: Settings) -> bool:
@@ -236,7 +237,6 @@ def passes_of_flat_memory(keys: int, groups: int) -> int:
     return passes
 
 
-_WARMUP_EPOCHS = 5.0
 _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them
 
 

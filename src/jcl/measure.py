@@ -91,7 +91,7 @@ def measure_knn(
 
         data, votes = subject.data, k or [voters(len(subject.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
-            said = "For want of a labelled test set a tenth of the training images is held out to ask about."
+            said = "For want of a labelled test set some of the training images are held out to ask about."
             tell(console or Console(stderr=True), said)
         return knn_on(data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
 

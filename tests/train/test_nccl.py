@@ -1,5 +1,6 @@
 """Steps whose exchanges go through NCCL, recorded as a CUDA graph, on the one GPU that is needed for it."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -41,7 +42,9 @@ def group(tmp_path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled):
+def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled, monkeypatch):
+    # By trying kernels out the two might come to different ones, most of all while others use the GPU.
+    monkeypatch.setattr("jcl.train.step._convolutions_tried_out", contextlib.nullcontext)
     changes = {"train__cuda_graph": True, "train__compile": compiled, "train__on_nan": "skip"}
     alone, talking = build(npz, "cuda", **changes), build(npz, "cuda", **changes)
     talking.ranks = talking.learner.ranks = TalkingToItself()
@@ -50,9 +53,10 @@ def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled):
         for step in (alone, talking):
             step(batch(number, "cuda"), number, lr=0.05, covariance_scale=4.0)
     assert alone.graph is not None and talking.graph is not None
-    # Gradients collected in one block are added up in another order, a GPU adds in an order of its own from run to run,
-    # and kernels are chosen by trying them out. Seen on an H200 after these steps: up to 4e-4 of a figure.
-    torch.testing.assert_close(alone.figures, talking.figures, rtol=1e-3, atol=1e-4)
+    # Gradients collected in one block are added up in another order, and a GPU adds in an order of its own from run to
+    # run. Seen on an H200 after these steps: 1.6e-5 of the loss, 4e-4 where the passes are compiled.
+    near = {"rtol": 1e-3, "atol": 1e-4} if compiled else {"rtol": 1e-4, "atol": 1e-6}
+    torch.testing.assert_close(alone.figures, talking.figures, **near)
     mine, theirs = state(alone), state(talking)
     for name in differing(mine, theirs):
         torch.testing.assert_close(mine[name], theirs[name], rtol=1e-3, atol=1e-3 if compiled else 1e-5)

@@ -87,12 +87,8 @@ def list_images(root: Path, cache: Path | None = None) -> NameTable:
 
 def foreign_images(root: Path) -> dict[str, int]:
     """How many images below `root` are passed over because nothing here can decode their kind, by the kind."""
-    counts: Counter[str] = Counter()
-    for _, below, names in os.walk(root):
-        below[:] = [name for name in below if not name.startswith(".")]
-        shown = (os.path.splitext(name)[1].lower() for name in names if not name.startswith("."))  # noqa: PTH122
-        counts.update(ending for ending in shown if ending in FOREIGN_EXTENSIONS)
-    return dict(sorted(counts.items()))
+    endings = (Path(entry.name).suffix.lower() for _, _, entries in _visited(root) for entry in entries)
+    return dict(sorted(Counter(ending for ending in endings if ending in FOREIGN_EXTENSIONS).items()))
 
 
 def about_foreign(counts: dict[str, int]) -> str:
@@ -103,6 +99,15 @@ def about_foreign(counts: dict[str, int]) -> str:
 def _walk(root: Path) -> Listing:
     files: list[str] = []
     folders: dict[str, int] = {}
+    for folder, changed, entries in _visited(root):
+        folders[folder] = changed
+        files += [_below(folder, entry) for entry in entries if _is_image_file(entry)]
+    files.sort()
+    return Listing(NameTable.of(files), NameTable.of(list(folders)), np.array(list(folders.values()), dtype=np.int64))
+
+
+def _visited(root: Path) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
+    """Every folder below `root`, itself first: its path from there, when it changed, and what is no folder in it."""
     # Each folder comes with the identities of those above it: a link to one of them would lead round in a circle.
     waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
     while waiting:
@@ -111,15 +116,17 @@ def _walk(root: Path) -> Listing:
         identity = (status.st_dev, status.st_ino)
         if identity in above:
             continue
-        folders[folder] = status.st_mtime_ns
+        others = []
         for entry in shown_entries(root / folder):
-            path = f"{folder}/{entry.name}" if folder else entry.name
             if is_folder(entry):
-                waiting.append((path, above | {identity}))
-            elif _is_image_file(entry):
-                files.append(path)
-    files.sort()
-    return Listing(NameTable.of(files), NameTable.of(list(folders)), np.array(list(folders.values()), dtype=np.int64))
+                waiting.append((_below(folder, entry), above | {identity}))
+            else:
+                others.append(entry)
+        yield folder, status.st_mtime_ns, others
+
+
+def _below(folder: str, entry: os.DirEntry[str]) -> str:
+    return f"{folder}/{entry.name}" if folder else entry.name
 
 
 def _status(folder: Path) -> os.stat_result:

@@ -1,0 +1,84 @@
+"""The results of a comparison as a table in Markdown, with by how much the first row leads."""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from comparison_rows import BEHIND, LEADING, ROWS, Row
+
+ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
+
+
+def table(found: dict[str, Any]) -> str:
+    """The results in Markdown, the leads and what they were measured on."""
+    lines = [
+        "| | kNN, last epoch | linear, fast protocol | whole command | training images/s | peak memory | "
+        "compute (MoCo v2 = 1) | seeds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    order = [*ROWS, *(name for name in found["rows"] if name not in ROWS)]
+    shown = [name for name in order if seeds_of(found, name)]
+    lines += [
+        line_of(found["rows"][name]["words"], list(seeds_of(found, name).values()), found["epochs"]) for name in shown
+    ]
+    leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
+    machines = {
+        f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}": None
+        for name in shown
+        for result in seeds_of(found, name).values()
+        for on in [result["measured_on"]]
+    }
+    return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
+
+
+def line_of(words: str, results: list[dict[str, Any]], base_epochs: int) -> str:
+    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
+    cells = [
+        f"{words}, M' = {keys}" if keys > 1 else words,
+        *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
+        mean_of_known([result["seconds"] for result in results], " s"),
+        mean_of_known([result["images_per_second"] for result in results]),
+        f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
+        f"{(3 * queries + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
+        str(len(results)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def lead_over(other: Row, found: dict[str, Any]) -> str:
+    """By how much the first row leads another, over the seeds that both have; nothing where they share none."""
+    own, others = seeds_of(found, LEADING), seeds_of(found, other.name)
+    seeds = sorted(own.keys() & others.keys(), key=int)
+    if not seeds:
+        return ""
+    leads = []
+    for measure in ACCURACIES:
+        first, second = (accuracies([row[seed] for seed in seeds], measure) for row in (own, others))
+        differences = [one - another for one, another in zip(first, second, strict=True)]
+        leads.append(f"{measure} {mean_and_spread(differences, sign='+')}")
+    which = f"seed {seeds[0]}" if len(seeds) == 1 else f"paired by seed: {', '.join(seeds)}"
+    return f"- {ROWS[LEADING].words} minus {other.words}, in points: {', '.join(leads)} ({which})"
+
+
+def seeds_of(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """The results of a row by seed."""
+    seeds: dict[str, Any] = found["rows"].get(name, {}).get("seeds", {})
+    return seeds
+
+
+def accuracies(results: Sequence[dict[str, Any]], measure: str) -> list[float]:
+    part, name = ACCURACIES[measure]
+    return [result[part][name] for result in results]
+
+
+def mean_of_known(values: Sequence[float | None], unit: str = "") -> str:
+    """The mean, and of how many values where not all are known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "not known"
+    return f"{fmean(known):,.0f}{unit}" + (f" ({len(known)} of {len(values)})" if len(known) < len(values) else "")
+
+
+def mean_and_spread(values: Sequence[float], sign: str = "") -> str:
+    mean = f"{fmean(values):{sign}.2f}"
+    return f"{mean} ± {stdev(values):.2f}" if len(values) > 1 else mean
