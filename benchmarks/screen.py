@@ -7,9 +7,9 @@ Every setting has a low and a high value. Eight runs for up to seven settings, o
 Plackett and Burman (Biometrika 33, 1946), set each of them high in half of the runs and low in the other half, balanced
 against all others, so that every run tells about every setting: the effect of one is the mean of its high runs minus
 that of its low ones. Columns of the design that are left over stand for nothing and show what chance alone does. 5,000
-images of the training set, the same in every run, are held out and classified by kNN; the test set is not opened. What
-was measured already in `--out` is kept, and a run that was stopped in the middle is resumed, so a screening goes on
-when it is started again.
+images of the training set, the same in every run, are held out and classified by kNN, with `--linear` also by a linear
+probe; the test set is not opened. What was measured already in `--out` is kept, and a run that was stopped halfway
+is resumed, so a screening goes on when it is started again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 from held_out import hold_out
 from machine import save
-from processes import Processes, last_line, training_command
+from processes import Processes, jcl_command, last_line, training_command
 
 FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs of 8 and 12 runs
 Levels = dict[str, tuple[Any, Any]]  # low and high value of each setting
@@ -34,9 +34,9 @@ def main() -> None:
     run_all(rows, split, arguments)
     figures = report(rows, arguments)
     save(figures, arguments.json, arguments.device)
-    failed = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
+    failed = [file for file in result_files(len(rows), arguments) if not file.exists()]
     if failed:
-        log = arguments.out / f"run-{failed[0]}.txt"
+        log = failed[0].with_suffix(".txt")
         raise SystemExit(f"{len(failed)} of {len(rows)} runs failed; {log} ends with: {last_line(log)}")
 
 
@@ -47,6 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--method", default="jcl")
     parser.add_argument("--epochs", type=int, default=24)
     parser.add_argument("--at-once", type=int, default=1, help="runs that share the GPU")
+    parser.add_argument("--linear", action="store_true", help="also train a linear classifier on each run's features")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
@@ -105,12 +106,20 @@ def values_of(row: tuple[int, ...], vary: Levels) -> dict[str, Any]:
 
 
 def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
-    waiting = [number for number in range(len(rows)) if not result_file(arguments, number).exists()]
+    def start(file: Path, words: list[str]) -> None:
+        processes.wait(at_most=arguments.at_once - 1)
+        processes.start(words, file.with_suffix(".txt"))
+
     with Processes() as processes:
-        for number in waiting:
-            processes.wait(at_most=arguments.at_once - 1)
-            words = command(number, values_of(rows[number], arguments.vary), split, arguments)
-            processes.start(words, arguments.out / f"run-{number}.txt")
+        for number, row in enumerate(rows):
+            if not (file := result_file(arguments, number)).exists():
+                start(file, command(number, values_of(row, arguments.vary), split, arguments))
+        processes.wait()
+        for number in range(len(rows)) if arguments.linear else ():
+            trained = result_file(arguments, number).exists()
+            if trained and not (file := probe_file(arguments, number)).exists():
+                folder = arguments.out / f"run-{number}"
+                start(file, jcl_command("linear", folder, "--device", arguments.device, "--json", file))
         processes.wait()
 
 
@@ -128,24 +137,48 @@ def result_file(arguments: argparse.Namespace, number: int) -> Path:
     return path
 
 
+def probe_file(arguments: argparse.Namespace, number: int) -> Path:
+    path: Path = arguments.out / f"run-{number}-linear.json"
+    return path
+
+
+def result_files(runs: int, arguments: argparse.Namespace) -> list[Path]:
+    """What a screening that has ended well has written."""
+    kinds = (result_file, probe_file) if arguments.linear else (result_file,)
+    return [kind(arguments, number) for kind in kinds for number in range(runs)]
+
+
 def report(rows: list[tuple[int, ...]], arguments: argparse.Namespace) -> dict[str, Any]:
     """Print the runs, best first, and the effects; a run that failed leaves the effects out."""
-    runs = []
-    for number, row in enumerate(rows):
-        if result_file(arguments, number).exists():
-            found = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
-            kept = {name: found[name] for name in ("knn_top1", "loss", "seconds")}
-            runs.append({"run": number, "values": values_of(row, arguments.vary), **kept})
+    runs = [found for number, row in enumerate(rows) if (found := figures_of(number, row, arguments))]
     for run in sorted(runs, key=lambda run: -run["knn_top1"]):
         values = "  ".join(f"{name.rpartition('.')[2]}={value}" for name, value in run["values"].items())
-        print(f"{run['knn_top1']:6.2f} %  {values}")
-    effects: dict[str, float] = {}
-    if len(runs) == len(rows):
-        effects = effects_of(rows, [run["knn_top1"] for run in runs], list(arguments.vary))
+        linear = f"linear {run['linear_top1']:5.2f} %  " if "linear_top1" in run else ""
+        print(f"{run['knn_top1']:6.2f} %  {linear}{values}")
+    figures: dict[str, Any] = {"method": arguments.method, "epochs": arguments.epochs}
+    accuracies = {"effects": "knn_top1"} | ({"linear_effects": "linear_top1"} if arguments.linear else {})
+    for key, accuracy in accuracies.items():
+        known = [run[accuracy] for run in runs if accuracy in run]
+        figures[key] = effects_of(rows, known, list(arguments.vary)) if len(known) == len(rows) else {}
+        print_effects(figures[key], accuracy, arguments.vary)
+    return {**figures, "runs": runs}
+
+
+def figures_of(number: int, row: tuple[int, ...], arguments: argparse.Namespace) -> dict[str, Any]:
+    """What is known of a run; nothing if it failed."""
+    if not result_file(arguments, number).exists():
+        return {}
+    found = json.loads(result_file(arguments, number).read_text(encoding="utf-8"))
+    kept = {name: found[name] for name in ("knn_top1", "loss", "seconds")}
+    if arguments.linear and probe_file(arguments, number).exists():
+        kept["linear_top1"] = json.loads(probe_file(arguments, number).read_text(encoding="utf-8"))["linear_top1"]
+    return {"run": number, "values": values_of(row, arguments.vary), **kept}
+
+
+def print_effects(effects: dict[str, float], accuracy: str, vary: Levels) -> None:
     for name, effect in effects.items():
-        levels = arguments.vary.get(name)
-        print(f"{effect:+6.2f}  {name}" + (f" from {levels[0]} to {levels[1]}" if levels else ""))
-    return {"method": arguments.method, "epochs": arguments.epochs, "effects": effects, "runs": runs}
+        levels = vary.get(name)
+        print(f"{effect:+6.2f}  {accuracy}  {name}" + (f" from {levels[0]} to {levels[1]}" if levels else ""))
 
 
 def effects_of(rows: list[tuple[int, ...]], accuracies: list[float], settings: list[str]) -> dict[str, float]:

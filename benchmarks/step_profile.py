@@ -23,12 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 from jcl.core.method import METHODS
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep
 
-KINDS = {  # by what kernels' names hold, the first that fits
+KINDS = {  # by what kernels' names hold, the first that fits; "indexed" convolutions are convolutions
     "reductions": ("triton_red", "triton_per"),
     "element by element": ("triton_poi", "triton_for"),
     "optimiser and momentum": ("multi_tensor", "fused_sgd"),
-    "copies and fills": ("Memcpy", "Memset", "copy_kernel", "FillFunctor"),
-    "sorting and indexing": ("sort", "Sort", "index", "scan", "radix"),
     "convolutions and products": (
         "conv",
         "gemm",
@@ -40,6 +38,8 @@ KINDS = {  # by what kernels' names hold, the first that fits
         "nvjet",
         "sm90",
     ),
+    "copies and fills": ("Memcpy", "Memset", "copy_kernel", "FillFunctor"),
+    "sorting and indexing": ("sort", "Sort", "index", "scan", "radix"),
 }
 
 

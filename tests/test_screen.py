@@ -37,6 +37,8 @@ def asked(tmp_path):
         device="cpu",
         out=tmp_path / "out",
         at_once=1,
+        linear=False,
+        json=None,
         vary={"train.lr": (0.1, 0.3), "method.queue_size": (16, 32)},
         set=["method.temperature=0.1"],
     )
@@ -121,11 +123,53 @@ def test_numbers_are_read_as_they_are_written(screen, monkeypatch):
 
 
 def test_a_run_that_fails_is_said(screen, asked, monkeypatch):
-    asked.json = None
     monkeypatch.setattr(screen, "parse_arguments", lambda: asked)
     monkeypatch.setattr(screen, "command", lambda *_: [sys.executable, "-c", "print('Error: no good.')"])
     monkeypatch.setattr(screen, "design", lambda _: [(0,) * 7])
     with pytest.raises(SystemExit, match=r"1 of 1 runs failed; .*run-0.txt ends with: Error: no good"):
+        screen.main()
+
+
+def writing(file, content):
+    """A command that writes a file of results."""
+    return [sys.executable, "-c", f"import pathlib; pathlib.Path({str(file)!r}).write_text({json.dumps(content)!r})"]
+
+
+def test_a_linear_probe_follows_each_run_and_has_effects_of_its_own(screen, asked, monkeypatch, capsys):
+    """Also where the runs were made before, without it."""
+
+    def training(number, values, _, asked):
+        content = {"knn_top1": 60.0 + 10 * values["train.lr"], "loss": 1.0, "seconds": 2.0}
+        return writing(screen.result_file(asked, number), content)
+
+    def probing(*words):
+        number = int(words[1].name.removeprefix("run-"))
+        return writing(words[-1], {"linear_top1": 70.0 + 4 * screen.design(2)[number][1]})
+
+    monkeypatch.setattr(screen, "parse_arguments", lambda: asked)
+    monkeypatch.setattr(screen, "command", training)
+    monkeypatch.setattr(screen, "jcl_command", probing)
+    asked.at_once, asked.json = 4, asked.out / "figures.json"
+    screen.main()
+    before = json.loads(asked.json.read_text())
+    assert "linear_effects" not in before and before["effects"]["train.lr"] == pytest.approx(2.0)
+    asked.linear = True
+    monkeypatch.setattr(screen, "command", lambda *_: pytest.fail("what was trained is trained again"))
+    screen.main()
+    after = json.loads(asked.json.read_text())
+    assert after["effects"] == before["effects"] and len(after["runs"]) == 8
+    assert after["linear_effects"]["method.queue_size"] == pytest.approx(4.0)
+    assert after["linear_effects"]["train.lr"] == pytest.approx(0.0)
+    assert "linear 74.00 %" in capsys.readouterr().out
+
+
+def test_a_probe_that_fails_is_said(screen, asked, monkeypatch):
+    asked.linear, asked.at_once = True, 4
+    monkeypatch.setattr(screen, "parse_arguments", lambda: asked)
+    content = {"knn_top1": 60.0, "loss": 1.0, "seconds": 2.0}
+    monkeypatch.setattr(screen, "command", lambda number, *_: writing(screen.result_file(asked, number), content))
+    monkeypatch.setattr(screen, "jcl_command", lambda *_: [sys.executable, "-c", "print('Error: no labels.')"])
+    with pytest.raises(SystemExit, match=r"8 of 8 runs failed; .*run-0-linear.txt ends with: Error: no labels"):
         screen.main()
 
 
