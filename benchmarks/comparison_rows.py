@@ -26,6 +26,7 @@ ROWS = {
     row.name: row
     for row in (
         Row("jcl", "JCL", "jcl"),
+        Row("jcl-one-query", "JCL, one query and five keys", "jcl", ("method.num_queries=1", "method.num_keys=5")),
         Row("moco-v2", "MoCo v2", "moco-v2", MOCO_SETTINGS),
         Row("moco-v2-two-queries", "MoCo v2, two queries", "moco-v2", (*MOCO_SETTINGS, "method.num_queries=2")),
         Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),

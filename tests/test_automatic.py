@@ -5,6 +5,7 @@ import pytest
 from jcl.automatic import DataFacts, choose, fit_to_ranks, voters
 from jcl.errors import SettingsError
 from jcl.recipes import build_settings
+from jcl.settings import Settings
 
 SIZES = [20, 100, 1_000, 5_000, 50_000, 130_000, 1_281_167, 2_000_000]
 
@@ -126,7 +127,7 @@ def test_keys_take_about_the_memory_of_the_query(keys, passes):
 
 
 def test_small_views_are_encoded_at_once():
-    settings, choices = chosen(50_000, 32, decoded=True)
+    settings, choices = chosen(50_000, 32, decoded=True, method__num_keys=5)
     assert settings.train.key_passes == 1
     assert "little memory" in next(choice.reason for choice in choices if choice.name == "train.key_passes")
     assert chosen(50_000, 32, decoded=True, method__num_keys=64)[0].train.key_passes > 1
@@ -141,6 +142,23 @@ def test_images_of_ones_own_are_treated_as_the_recipe_for_such_images_says(recip
     same = {"recipe": own.recipe, "data": own.data, "record": own.record}
     same["views"] = named.views.model_copy(update={"mean": own.views.mean, "std": own.views.std})
     assert named.model_copy(update=same) == own
+
+
+@pytest.mark.parametrize(("method", "views"), [("jcl", (2, 3)), ("multi-key", (2, 3)), ("moco-v2", (1, 1))])
+def test_small_images_get_a_second_query_where_there_are_several_keys(method, views):
+    settings = chosen(50_000, 32, method__name=method)[0].method
+    assert (settings.num_queries, settings.num_keys) == views
+    mine = chosen(50_000, 32, method__num_queries=1)[0].method
+    assert (mine.num_queries, mine.num_keys) == (1, 5)
+    as_in_the_paper = chosen(50_000, 32, method__num_keys=7)[0].method
+    assert (as_in_the_paper.num_queries, as_in_the_paper.num_keys) == (1, 7)
+    photographs = chosen(50_000, 300)[0].method
+    assert (photographs.num_queries, photographs.num_keys) == (1, 5)
+
+
+def test_a_single_key_need_not_be_said_where_there_can_be_no_other():
+    settings = Settings(method={"name": "moco-v2", "num_keys": "auto"})
+    assert choose(settings, DataFacts(5_000, 32, False))[0].method.num_keys == 1
 
 
 def test_what_a_method_does_not_use_is_not_spoken_of():

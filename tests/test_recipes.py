@@ -71,7 +71,7 @@ def test_there_are_the_recipes_that_are_promised_and_all_of_them_work():
 def test_the_folder_recipe_leaves_to_the_data_what_depends_on_it():
     settings = build_settings("folder")
     chosen = ["method.queue_size", "method.key_momentum", "views.image_size", "model.bn_groups", "train.batch_size"]
-    chosen += ["views.recipe", "views.min_scale", "method.temperature", "method.covariance_scale"]
+    chosen += ["views.recipe", "method.num_queries", "method.num_keys", "method.covariance_scale"]
     chosen += ["train.lr", "train.weight_decay"]
     assert {value_of(settings, name) for name in chosen} == {"auto"}
 
@@ -94,7 +94,7 @@ def test_what_a_person_says_wins_over_method_and_method_over_recipe():
     assert build_settings("folder", values={"method.name": "moco-v2"}).method.num_keys == 1
     # Two answers to one question: the more detailed one wins, with all that it implies.
     both = build_settings("folder", method="moco-v2", values={"method.name": "jcl"}).method
-    assert (both.name, both.num_keys) == ("jcl", 5)
+    assert (both.name, both.num_keys) == ("jcl", "auto")
     with pytest.raises(SettingsError, match="exactly one key"):
         build_settings("folder", method="moco-v2", values={"method.num_keys": 4})
 

@@ -96,7 +96,7 @@ def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> Non
 
 def test_what_auto_became_and_why(page_runs: Path, tmp_path: Path) -> None:
     page = Reader(render_page([read_run(page_runs / "arrays/run", "run")]))
-    assert "train.lr 0.00625 0.2 for a batch of 256, as for CIFAR, in proportion to 8" in page.text
+    assert "train.lr 0.0075 0.24 for a batch of 256, as for CIFAR, in proportion to 8" in page.text
     assert "train.precision float32" in page.text
     old = tmp_path / "old"
     shutil.copytree(page_runs / "arrays/run", old)

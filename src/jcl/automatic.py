@@ -9,7 +9,7 @@ from typing import Any
 
 from jcl.cores import MOST_WORKERS, cpu_cores, usual_workers
 from jcl.errors import SettingsError
-from jcl.settings import Settings, known, with_values
+from jcl.settings import SINGLE_KEY_METHODS, Settings, known, with_values
 from jcl.speech import counted
 
 
@@ -98,12 +98,6 @@ def _views(settings: Settings, facts: DataFacts) -> tuple[str, str]:
     return "moco-v2", "the paper's"
 
 
-def _min_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    if _small(settings):
-        return 0.25, f"as for CIFAR, of whose {_SMALL_VIEW} px less would leave little"
-    return 0.2, ""  # as ever
-
-
 def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
     size = settings.views.image_size
     # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), start with layers of another kind.
@@ -158,7 +152,7 @@ def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
 def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     batch = known(settings.train.batch_size)
     if _small(settings):
-        rate, whose = 0.2, ", as for CIFAR"
+        rate, whose = 0.24, ", as for CIFAR"
     else:
         rate, whose = (0.06, "") if facts.images < _COLLECTION else (0.03, ", the paper's")
     return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, in proportion to {batch}"
@@ -177,10 +171,20 @@ def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
     return 1e-4, "the paper's"
 
 
-def _temperature(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    if _small(settings):
-        return 0.15, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
-    return 0.2, ""  # as ever
+def _num_queries(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    several = settings.method.name not in SINGLE_KEY_METHODS
+    # Whoever says how many keys there are means the paper's method, one query beside them.
+    if several and settings.method.num_keys == "auto" and _small(settings):
+        return 2, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
+    return 1, ""  # as ever
+
+
+def _num_keys(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+    if settings.method.name in SINGLE_KEY_METHODS:
+        return 1, ""
+    if known(settings.method.num_queries) > 1:
+        return 3, "beside a second query two more would gain little"
+    return 5, "the paper's"
 
 
 def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
@@ -189,7 +193,7 @@ def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]
         scale, reason = 0.5, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
     elif facts.images < _COLLECTION:
         scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
-    looked_at = settings.method.name == "jcl" and settings.method.num_keys > 1  # one key has no covariance
+    looked_at = settings.method.name == "jcl" and known(settings.method.num_keys) > 1  # one key has no covariance
     return scale, reason if looked_at else ""
 
 
@@ -214,7 +218,7 @@ def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
 
 
 def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    groups, keys = known(settings.model.bn_groups), settings.method.num_keys
+    groups, keys = known(settings.model.bn_groups), known(settings.method.num_keys)
     if settings.method.name == "multi-key-backprop":
         return 1, "gradients need all keys in one pass"
     # Small views take little memory either way, and a GPU is faster at many of them together.
@@ -242,7 +246,7 @@ _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them
 
 def _pixels_of_keys(settings: Settings) -> int:
     """Of a batch's keys, as the layers behind the stem see them: the small stem keeps 16 times as many."""
-    views = known(settings.train.batch_size) * settings.method.num_keys
+    views = known(settings.train.batch_size) * known(settings.method.num_keys)
     return views * known(settings.views.image_size) ** 2 * (16 if settings.model.stem == "small" else 1)
 
 
@@ -268,7 +272,6 @@ class _Rule:
 RULES = (
     _Rule("views.image_size", _image_size),
     _Rule("views.recipe", _views),
-    _Rule("views.min_scale", _min_scale),
     _Rule("model.stem", _stem),
     _Rule("data.canvas", _canvas),
     _Rule("data.workers", _workers),
@@ -279,7 +282,8 @@ RULES = (
     _Rule("train.weight_decay", _weight_decay),
     _Rule("method.queue_size", _queue_size),
     _Rule("method.key_momentum", _key_momentum),
-    _Rule("method.temperature", _temperature),
+    _Rule("method.num_queries", _num_queries),
+    _Rule("method.num_keys", _num_keys),
     _Rule("method.covariance_scale", _covariance_scale),
     _Rule("train.key_passes", _key_passes),
     _Rule("record.knn_k", _knn_k),

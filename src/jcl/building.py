@@ -31,8 +31,8 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
     learner = ContrastiveLearner(
         encoder,
         METHODS[method.name],
-        num_keys=method.num_keys,
-        num_queries=method.num_queries,
+        num_keys=known(method.num_keys),
+        num_queries=known(method.num_queries),
         temperature=float(method.temperature),
         queue_size=known(method.queue_size),
         embedding_dim=model.embedding_dim,

@@ -157,14 +157,15 @@ class CostPlan:
     repeats: int
 
     def settings(self, method: str, keys: int) -> Settings:
-        values = self.values | ({"method.num_keys": keys} if METHODS[method].several_keys else {})
+        one_query = {"method.num_queries": 1}  # as in the paper, whose comparison this is
+        values = one_query | self.values | ({"method.num_keys": keys} if METHODS[method].several_keys else {})
         settings = build_settings(self.recipe, method=method, values=values)
         size = settings.views.image_size
         side = 320 if size == "auto" else max(32, round(size * 10 / 7))
         chosen = choose(settings, DataFacts(images=_IMAGES, short_side=side, decoded=True))[0]
         if settings.train.key_passes == "auto" and not METHODS[method].gradient_through_keys:
             # Memory is what is compared; training may take small views at once, because they are small.
-            passes = passes_of_flat_memory(chosen.method.num_keys, known(chosen.model.bn_groups))
+            passes = passes_of_flat_memory(known(chosen.method.num_keys), known(chosen.model.bn_groups))
             chosen = with_values(chosen, {"train.key_passes": passes})
         return chosen
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from jcl.automatic import Choice, choose, fit_to_ranks, undecided
 from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
@@ -28,7 +28,7 @@ from jcl.report.run_pictures import draw_run
 from jcl.reporting import write_run_report
 from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
 from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
-from jcl.settings import Settings, TrainSettings, known, settings_from, with_values
+from jcl.settings import Settings, TrainSettings, known, settings_from, views_in_words, with_values
 from jcl.speech import counted, typed
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay
@@ -367,13 +367,11 @@ def _writers(
 
 def _announce(place: Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:
     """What is about to happen, and every value that was chosen for the user with the reason."""
-    several = METHODS[settings.method.name].several_keys
-    queries = f" and {settings.method.num_queries} queries" if settings.method.num_queries > 1 else ""
-    keys = f", {counted(settings.method.num_keys, 'key')}{queries} per image" if several or queries else ""
     ranks = f", {place.ranks.count} ranks" if place.ranks.count > 1 else ""
     place.say(
-        f"Pre-training {settings.model.backbone} with {settings.method.name}{keys} on {data.train.description} "
-        f"({place.device.type}{ranks}), {counted(settings.train.epochs, 'epoch')}, into {folder.path}",
+        f"Pre-training {settings.model.backbone} with {settings.method.name}{views_in_words(settings)} "
+        f"on {data.train.description} ({place.device.type}{ranks}), "
+        f"{counted(settings.train.epochs, 'epoch')}, into {folder.path}",
     )
     for choice in choices:
         place.say(f"  {choice.name} = {choice.value}: {choice.reason}")

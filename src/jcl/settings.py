@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from jcl.errors import SettingsError
+from jcl.speech import counted
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -54,7 +55,7 @@ class ViewSettings(Section):
 
     recipe: ViewName | Auto = Field("moco-v2", description="kind of views")
     image_size: PositiveInt | Auto = Field("auto", description="side in pixels of the views")
-    min_scale: CropShare | Auto = Field(0.2, description="least share of the image in a crop")
+    min_scale: CropShare = Field(0.2, description="least share of the image in a crop")
     mean: Triple = Field((0.485, 0.456, 0.406), description="subtracted per channel")
     std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="divided by per channel")
 
@@ -74,11 +75,11 @@ class MethodSettings(Section):
     """What is learned from the views."""
 
     name: MethodName = Field("jcl", description="contrastive method")
-    num_keys: Annotated[int, Field(ge=1, le=1024)] = Field(5, description="key views per image, M'")
-    num_queries: Annotated[int, Field(ge=1, le=64)] = Field(1, description="query views per image; the paper has one")
+    num_keys: Annotated[int, Field(ge=1, le=1024)] | Auto = Field(5, description="key views per image, M'")
+    num_queries: Annotated[int, Field(ge=1, le=64)] | Auto = Field(1, description="query views per image (paper: 1)")
     covariance_scale: NotNegative | Auto = Field(4.0, description="weight of the keys' covariance, lambda")
     covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
-    temperature: Positive | Auto = Field(0.2, description="softmax temperature, tau")
+    temperature: Positive = Field(0.2, description="softmax temperature, tau")
     queue_size: PositiveInt | Auto = Field("auto", description="past keys kept as negatives, K")
     key_momentum: Share | Auto = Field("auto", description="momentum of the key encoder")
 
@@ -133,7 +134,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _values_fit_together(self) -> Self:
-        if self.method.name in SINGLE_KEY_METHODS and self.method.num_keys != 1:
+        if self.method.name in SINGLE_KEY_METHODS and self.method.num_keys not in (1, "auto"):
             raise ValueError(
                 f"{self.method.name} uses exactly one key per image, but method.num_keys is {self.method.num_keys}; "
                 "choose the method jcl or multi-key for several keys"
@@ -270,3 +271,12 @@ def known(value: int | str) -> int:
     """A number that may have been "auto" before it was chosen."""
     assert isinstance(value, int), "automatic values are chosen before anything rests on them"
     return value
+
+
+def views_in_words(settings: Settings) -> str:
+    """`, 3 keys and 2 queries an image` of a run, to go behind its method's name; nothing for one of each."""
+    keys, queries = known(settings.method.num_keys), known(settings.method.num_queries)
+    if keys == queries == 1:
+        return ""
+    further = f" and {queries} queries" if queries > 1 else ""
+    return f", {counted(keys, 'key')}{further} an image"

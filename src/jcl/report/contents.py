@@ -59,7 +59,7 @@ class Look:
 
 @dataclass(frozen=True, eq=False)
 class ExampleViews:
-    """Images as they are, and their views (n, v, 3, S, S) uint8 as the network sees them, the query first."""
+    """Images as they are, and their views (n, v, 3, S, S) uint8 as the network sees them, the queries first."""
 
     images: Sequence[ShownImage]
     views: Tensor

@@ -9,6 +9,7 @@ from jcl.report.inline import image_address
 from jcl.report.page_tables import MISSING, of_summary, plain_value, seconds_of, speed_of
 from jcl.report.remarks import remarks
 from jcl.report.scatter import class_marks, map_chart
+from jcl.settings import views_in_words
 from jcl.speech import counted, duration, readable_size
 
 
@@ -55,9 +56,9 @@ def _choices(run: RunContents) -> list[tuple[str, str, str]] | None:
 
 def _about(run: RunContents) -> str:
     settings = run.settings
-    keys = f", {settings.method.num_keys} keys an image" if settings.method.num_keys > 1 else ""
     epochs = counted(settings.train.epochs, "epoch")
-    return f"{settings.method.name}{keys} · {settings.model.backbone} · {epochs} on {settings.data.location}"
+    method = f"{settings.method.name}{views_in_words(settings)}"
+    return f"{method} · {settings.model.backbone} · {epochs} on {settings.data.location}"
 
 
 def _headline(run: RunContents) -> tuple[str, str]:
@@ -113,7 +114,7 @@ def _picture(image: ShownImage) -> dict[str, Any]:
 
 
 def _views(example: ExampleViews, rows: int, most: int = 8) -> list[dict[str, Any]]:
-    """For each image: itself, its query view and its key views, of which a few are enough."""
+    """For each image: itself, its query views and its key views, of which a few are enough."""
     return [
         {"image": _picture(image), "views": [image_address(view) for view in own[:most]]}
         for image, own in zip(example.images[:rows], example.views[:rows], strict=True)

@@ -13,7 +13,7 @@ from jcl.data import ImageSource, read_all
 from jcl.errors import DataError
 from jcl.report.pictures import draw_views
 from jcl.report.plots import RunCurves, plot_training
-from jcl.settings import Settings
+from jcl.settings import Settings, known
 from jcl.views import ViewMaker, ViewRecipe, denormalise
 
 SHOWN_IMAGES = 6
@@ -35,20 +35,23 @@ def draw_example_views(settings: Settings, source: ImageSource, recipe: ViewReci
     canvas = settings.data.canvas
     assert isinstance(canvas, int), "settings of a run are resolved"
     images = [source.read(sample, canvas) for sample in samples.tolist()]
-    return draw_views(images, views, folder / "views.png")
+    return draw_views(images, views, folder / "views.png", queries=known(settings.method.num_queries))
 
 
 def example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe) -> tuple[Tensor, Tensor]:
     """The first readable images of a source (n,), and their query and key views of the first step as pictures.
 
-    Views are (n, 1 + keys, 3, S, S) uint8, the query first.
+    Views are (n, queries + keys, 3, S, S) uint8, the queries first.
     """
-    canvas, keys = settings.data.canvas, settings.method.num_keys
-    assert isinstance(canvas, int), "settings of a run are resolved"
+    canvas, keys, queries = (
+        known(value) for value in (settings.data.canvas, settings.method.num_keys, settings.method.num_queries)
+    )
     batch = next(iter(read_all(source, canvas=canvas, batch_size=SHOWN_IMAGES)), None)
     if batch is None:
         raise DataError(f"none of the images can be read ({source.description}).")
     maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
-    rows = torch.arange(len(batch)).repeat_interleave(keys + 1)
-    views = denormalise(maker(rows, torch.arange(keys + 1).repeat(len(batch))), recipe.mean, recipe.std)
-    return batch.samples, views.reshape(len(batch), keys + 1, *views.shape[1:])
+    further_queries = range(keys + 1, keys + queries)  # as the learner numbers views
+    numbers = torch.tensor([0, *further_queries, *range(1, keys + 1)])
+    rows = torch.arange(len(batch)).repeat_interleave(len(numbers))
+    views = denormalise(maker(rows, numbers.repeat(len(batch))), recipe.mean, recipe.std)
+    return batch.samples, views.reshape(len(batch), len(numbers), *views.shape[1:])
