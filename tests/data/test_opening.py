@@ -69,6 +69,30 @@ def test_classes_need_a_folder():
         open_data("demo", classes=["a"])
 
 
+def test_files_of_a_folder_that_are_passed_over_are_told_in_one_line(tmp_path: Path):
+    for place in ("train/a", "train/b", "val/a"):
+        write_images(tmp_path / place, 1)
+        (tmp_path / place / "IMG_1.HEIC").touch()
+    (tmp_path / "train/b/IMG_2.dng").touch()
+    told: list[str] = []
+    open_data(str(tmp_path), progress=told.append)
+    open_data(str(tmp_path), classes=["a"], progress=told.append)
+    about = "Passed over, because their kind cannot be read:"
+    check = f"`jcl check {tmp_path}` tells more."
+    assert told == [
+        f"{about} 4 files below {tmp_path} (.dng 1, .heic 3); {check}",
+        f"{about} 2 files below {tmp_path} (.heic 2); {check}",
+    ]
+
+
+def test_nothing_is_told_of_a_folder_without_such_files(tmp_path: Path):
+    write_images(tmp_path, 1)
+    (tmp_path / "notes.txt").touch()
+    told: list[str] = []
+    open_data(str(tmp_path), progress=told.append)
+    assert told == []
+
+
 def test_imagenet100_is_the_paper_s_list():
     assert class_list("imagenet100") == IMAGENET100
     assert len(set(IMAGENET100)) == 100

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 from jcl.cores import cpu_cores
 from jcl.data.decoding import open_image
 from jcl.data.folder import FolderImages
-from jcl.data.listing import foreign_images
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
 
 SMALL_SIDE: Final = 32
@@ -157,7 +156,7 @@ def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -
         small=tuple(look.name for look in good if min(look.width, look.height) < SMALL_SIDE),
         duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         seconds_per_image=seconds_per_image,
-        foreign=foreign_images(source.root) if isinstance(source, FolderImages) else {},
+        foreign=source.foreign if isinstance(source, FolderImages) else {},
     )
 
 
