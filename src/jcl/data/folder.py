@@ -59,6 +59,14 @@ class FolderImages:
         """The path below the root, with what cannot be printed replaced."""
         return os.fsencode(self._files[index]).decode("utf-8", "replace")
 
+    def loose(self) -> list[str]:
+        """The images beside several sub-folders, which would be classes without them."""
+        if self.class_names is not None:
+            return []
+        classes = [_class_of(name) for name in self._files]
+        several = len(set(classes) - {""}) > 1
+        return [self.name_of(index) for index, name in enumerate(classes) if not name] if several else []
+
     def path_of(self, index: int) -> Path:
         return self.root / self._files[index]
 
@@ -90,6 +98,19 @@ def folder_remarks(root: Path, data: ImageData) -> Iterator[str]:
             f"Passed over, because their kind cannot be read: {counted(foreign.total(), 'file')} below {root} "
             f"({each_kind(dict(sorted(foreign.items())))}); `jcl check {typed(root)}` tells more."
         )
+    for split in splits:
+        if loose := split.loose():
+            yield f"Below {split.root} {about_loose(loose)}."
+
+
+def about_loose(names: Sequence[str]) -> str:
+    """Why there are no labels, and what to do where there should be."""
+    first, more = names[0].replace("\n", "\\n"), len(names) - 1
+    lie, them = (f" and {counted(more, 'more image')} lie", "them") if more else (" lies", "it")
+    return (
+        f"the sub-folders are not taken for classes, because {first}{lie} beside them: no image there has a label, and "
+        f"kNN cannot be measured on them; if the sub-folders are classes, move {them} into one of these or away"
+    )
 
 
 def _test_classes(class_names: tuple[str, ...] | None, test_files: NameTable) -> tuple[str, ...] | None:

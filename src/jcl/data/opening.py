@@ -30,7 +30,7 @@ def open_data(
 
     Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). Shards are a
     `.tar` file, a pattern such as `shards/{0000..0127}.tar`, an address of such, or a folder that `write_shards` made;
-    `progress` is told how far the fetching of remote ones is, and what of a folder is passed over. `classes` keeps only
+    `progress` is told how far the fetching of remote ones is, and what is unusual about a folder. `classes` keeps only
     these class folders of a folder.
     """
     path = Path(location).expanduser()
