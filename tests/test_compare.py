@@ -5,8 +5,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -270,6 +273,26 @@ def test_so_many_runs_share_the_device_as_are_allowed_to(compare, words, compare
     assert code == 0 and max(most) == at_once
     assert list(json.loads((tmp_path / "found.json").read_text())["rows"]) == list(compare.ROWS)
     assert printed.count("| 80.00 % | 85.00 % |") == len(compare.ROWS)
+
+
+def test_results_that_come_at_the_same_moment_are_both_kept(compare, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    arguments = compare.parse_arguments()
+    header, read = compare.header_of(arguments), compare.kept
+
+    def kept(*inputs):
+        found = read(*inputs)
+        time.sleep(0.2)  # in which the other one reads too, unless it waits
+        return found
+
+    monkeypatch.setattr(compare, "kept", kept)
+    ones = [SimpleNamespace(row=compare.ROWS["jcl"], seed=seed, result=result(80.0, 85.0)) for seed in range(2)]
+    threads = [threading.Thread(target=compare.keep, args=(one, arguments, deepcopy(header))) for one in ones]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(json.loads((tmp_path / "found.json").read_text())["rows"]["jcl"]["seeds"]) == ["0", "1"]
 
 
 @pytest.mark.faults  # for its length: six processes start
