@@ -7,8 +7,8 @@ Every row and seed that the file does not have yet is trained and probed and put
 may be made in many pieces, on machines that keep nothing but this file. A run that was stopped in the middle in `--out`
 is resumed. Settings, epochs and images of the file's rows have to be those that are asked for. JCL encodes an image's
 query forward and backward (three units) and M' keys forward (one each), MoCo one key, so MoCo with twice the epochs
-costs what JCL with five keys does. In the end the table is printed, without training where all is there: mean and
-standard deviation over the seeds (n - 1).
+costs what JCL with five keys does; keys with gradients cost three units as well. In the end the table is printed,
+without training where all is there: mean and standard deviation over the seeds (n - 1).
 
 To search before a comparison is made, give rows of your own and leave the test images alone:
 

@@ -383,5 +383,11 @@ def test_means_spreads_costs_and_leads(compare):
     assert lines[10] == "Measured on H200, torch 2.11, 2026-11-20; H200, torch 2.11, 2026-11-40."
 
 
+@pytest.mark.parametrize(("method", "compute"), [("multi-key", "2.00"), ("multi-key-backprop", "4.50")])
+def test_keys_with_gradients_cost_what_queries_do(compare, method, compute):
+    row = row_of({"0": result(80, 90, keys=5)}, method, {"method.name": method})
+    assert f"| {compute} | 1 |" in compare.table({"epochs": 20, "rows": {"mine": row}})
+
+
 def test_without_anything_measured_there_is_no_lead(compare):
     assert "minus" not in compare.table({"epochs": 20, "rows": {}})
