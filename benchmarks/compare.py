@@ -7,8 +7,8 @@ Every row and seed that the file does not have yet is trained and probed and put
 may be made in many pieces, on machines that keep nothing but this file. A run that was stopped in the middle in `--out`
 is resumed. Settings, epochs and images of the file's rows have to be those that are asked for. JCL encodes an image's
 query forward and backward (three units) and M' keys forward (one each), MoCo one key, so MoCo with twice the epochs
-costs what JCL with one query and five keys does. In the end the table is printed, without training where all is there: mean and
-standard deviation over the seeds (n - 1).
+costs what JCL with one query and five keys does; keys with gradients cost three units as well. In the end the table is
+printed, without training where all is there: mean and standard deviation over the seeds (n - 1).
 
 To search before a comparison is made, give rows of your own and leave the test images alone:
 
@@ -17,12 +17,14 @@ To search before a comparison is made, give rows of your own and leave the test 
 """
 
 import argparse
+import contextlib
+import os
 import re
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +46,7 @@ from jcl.settings import Settings, setting_names
 from jcl.studies.cells import values_of
 from jcl.train.folder import RunFolder
 from jcl.train.json_object import named_differences, read_object, write_object
+from jcl.train.lock import try_lock
 from jcl.train.record import read_metrics
 
 DECIDED = (  # by the rows, or by options of their own
@@ -244,7 +247,8 @@ def run_folder(row: Row, seed: int, arguments: argparse.Namespace) -> Path:
 def run_all(missing: list[tuple[Row, int]], arguments: argparse.Namespace, header: dict[str, Any]) -> list[str]:
     """Train and probe, and keep each result as soon as it is there; gives what failed, in sentences."""
     if missing:  # a file that cannot be written is told before anything is trained
-        write_object(arguments.json, kept(arguments.json, header))
+        with held(arguments.json):
+            write_object(arguments.json, kept(arguments.json, header))
     waiting, going, failed = deque(missing), list[Measuring](), list[str]()
 
     def gone_on(one: Measuring) -> bool:
@@ -293,11 +297,28 @@ class Measuring:
 
 def keep(one: Measuring, arguments: argparse.Namespace, header: dict[str, Any]) -> None:
     """Add a result to the file."""
-    found, row = kept(arguments.json, header), one.row
-    settings = of_the_row(settings_of(row, one.seed, arguments))
+    row, settings = one.row, of_the_row(settings_of(one.row, one.seed, arguments))
     content = {"words": row.words, "settings": settings, "seeds": {}}
-    found["rows"].setdefault(row.name, content)["seeds"][str(one.seed)] = one.result
-    write_object(arguments.json, found)
+    with held(arguments.json):
+        found = kept(arguments.json, header)
+        found["rows"].setdefault(row.name, content)["seeds"][str(one.seed)] = one.result
+        write_object(arguments.json, found)
+
+
+@contextlib.contextmanager
+def held(file: Path) -> Iterator[None]:
+    """Nobody else adds a result between reading and writing: it would be lost.
+
+    The lock is on the folder, for the file is another one after each writing. Where there are no locks there is none.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(file.parent, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            while not try_lock(descriptor):
+                time.sleep(0.01)
+        yield
 
 
 def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> Commands:

@@ -6,6 +6,8 @@ from typing import Any
 
 from comparison_rows import BEHIND, LEADING, ROWS, Row
 
+from jcl.core.method import METHODS
+
 ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
 
 
@@ -18,9 +20,7 @@ def table(found: dict[str, Any]) -> str:
     ]
     order = [*ROWS, *(name for name in found["rows"] if name not in ROWS)]
     shown = [name for name in order if seeds_of(found, name)]
-    lines += [
-        line_of(found["rows"][name]["words"], list(seeds_of(found, name).values()), found["epochs"]) for name in shown
-    ]
+    lines += [line_of(found["rows"][name], list(seeds_of(found, name).values()), found["epochs"]) for name in shown]
     leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
     machines = {
         f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}": None
@@ -31,18 +31,25 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
 
 
-def line_of(words: str, results: list[dict[str, Any]], base_epochs: int) -> str:
-    keys, queries = results[0]["num_keys"], results[0]["num_queries"]
+def line_of(row: dict[str, Any], results: list[dict[str, Any]], base_epochs: int) -> str:
+    words, keys, queries = row["words"], results[0]["num_keys"], results[0]["num_queries"]
+    units = 3 * queries + units_of_a_key(row) * keys
     cells = [
         f"{words}, M' = {keys}" if keys > 1 else words,
         *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
         mean_of_known([result["seconds"] for result in results], " s"),
         mean_of_known([result["images_per_second"] for result in results]),
         f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
-        f"{(3 * queries + keys) * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
+        f"{units * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
         str(len(results)),
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def units_of_a_key(row: dict[str, Any]) -> int:
+    """One for the way forward, as a rule; with gradients the way back costs twice that, as it does for queries."""
+    method = METHODS.get(row["settings"].get("method.name", ""))
+    return 3 if method is not None and method.gradient_through_keys else 1
 
 
 def lead_over(other: Row, found: dict[str, Any]) -> str:

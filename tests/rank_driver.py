@@ -2,7 +2,8 @@
 
 A scenario is {"ranks": how many, "arguments": of jcl, "environment": further variables}. With {"stop": "rank" or
 "workers", "after": a file} rank 1, or the processes that decode for it, are halted once the file is there. For each it
-prints the exit codes of the other ranks, what was said on both streams and the seconds from the halt on.
+prints the exit codes of the other ranks, what was said on both streams and the seconds from the halt on. With "unkept"
+no decoded image stays in memory, as if there were very many.
 """
 
 import json
@@ -17,6 +18,7 @@ from typing import Any
 
 import jcl.measure
 import jcl.pretraining
+from jcl.data.resident import GrowingStore
 from launch_tools import descendants, wait_until
 
 
@@ -28,6 +30,8 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
     jcl.pretraining.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
+    if scenario.get("unkept"):
+        GrowingStore.bytes_needed = staticmethod(lambda *_: 2**62)
     sys.argv = ["jcl", *scenario["arguments"]]
     from jcl.cli import main  # which looks at the rank as it is imported
 

@@ -287,6 +287,16 @@ def test_check_counts_what_is_there(call, image_folder):
     assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
 
 
+def test_an_image_beside_class_folders_is_named_before_labels_are_missed(call, image_folder):
+    (image_folder / "cats" / "000.png").rename(image_folder / "stray.png")
+    said = "because stray.png lies beside them: no image there has a label"
+    code, out, _ = call("check", image_folder)
+    assert code == 0 and f"train: the sub-folders are not taken for classes, {said}" in " ".join(out.split())
+    code, _, err = call("pretrain", image_folder, *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and said in " ".join(err.partition("Pre-training")[0].split())
+    assert "knn_top1" not in Run(Path("run")).summary
+
+
 def test_a_folder_that_is_called_like_a_data_set_is_told_how_to_be_meant(call, monkeypatch):
     write_image_folder(Path("demo"))
     said = "demo is the data set of that name, not the folder here; for the folder write ./demo.\n"
@@ -454,11 +464,12 @@ def test_ctrl_c_while_the_page_is_made_says_that_only_it_is_missing(call, npz, m
 
 def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
     out_folder = tmp_path / "shards"
+    (image_folder / "cats" / "IMG_1.heic").touch()
     code, out, err = call("shard", image_folder, out_folder, "--images-per-shard", 10, "--json", "shards.json")
     assert code == 0, err
     figures = json.loads(Path("shards.json").read_text())
     assert figures["train_images"] == 26 and figures["train_shards"] == 3
-    assert f"jcl pretrain {out_folder}" in out
+    assert f"jcl pretrain {out_folder}" in out and "Passed over" in err
     code, _, err = call("pretrain", out_folder, *TINY, "--out", "from-shards")
     assert code == 0, err
     again = call("shard", image_folder, out_folder)

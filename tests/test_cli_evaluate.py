@@ -96,8 +96,10 @@ def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, comm
     for split in ("train", "val"):
         write_image_folder(tmp_path / "photos" / split)
         (tmp_path / "photos" / split / "cats" / f"{split}.png").write_bytes(b"no image")
+        (tmp_path / "photos" / split / "cats" / "IMG_1.heic").touch()
     code, _, err = call(name, pretrained, tmp_path / "photos", *options, "--workers", 0, "--device", "cpu")
     assert code == 0 and all(f"cannot be read: cats/{split}.png (its content" in err for split in ("train", "val")), err
+    assert err.count("kind cannot be read: 2 files below") == 1
 
 
 def test_linear_refuses(refused, pretrained, npz, tmp_path):

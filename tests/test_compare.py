@@ -5,8 +5,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
+from copy import deepcopy
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -272,6 +275,26 @@ def test_so_many_runs_share_the_device_as_are_allowed_to(compare, words, compare
     assert printed.count("| 80.00 % | 85.00 % |") == len(compare.ROWS)
 
 
+def test_results_that_come_at_the_same_moment_are_both_kept(compare, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    arguments = compare.parse_arguments()
+    header, read = compare.header_of(arguments), compare.kept
+
+    def kept(*inputs):
+        found = read(*inputs)
+        time.sleep(0.2)  # in which the other one reads too, unless it waits
+        return found
+
+    monkeypatch.setattr(compare, "kept", kept)
+    ones = [SimpleNamespace(row=compare.ROWS["jcl"], seed=seed, result=result(80.0, 85.0)) for seed in range(2)]
+    threads = [threading.Thread(target=compare.keep, args=(one, arguments, deepcopy(header))) for one in ones]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(json.loads((tmp_path / "found.json").read_text())["rows"]["jcl"]["seeds"]) == ["0", "1"]
+
+
 @pytest.mark.faults  # for its length: six processes start
 def test_a_search_on_training_images_with_rows_of_ones_own(compare, words, compared, tmp_path, npz, monkeypatch):
     """Two at a time; the second call has the first one's variant in its table and does nothing again."""
@@ -358,6 +381,12 @@ def test_means_spreads_costs_and_leads(compare):
         "- JCL minus MoCo v2, twice the epochs, in points: kNN -1.00, linear +0.50 (seed 1)",
     ]
     assert lines[10] == "Measured on H200, torch 2.11, 2026-11-20; H200, torch 2.11, 2026-11-40."
+
+
+@pytest.mark.parametrize(("method", "compute"), [("multi-key", "2.00"), ("multi-key-backprop", "4.50")])
+def test_keys_with_gradients_cost_what_queries_do(compare, method, compute):
+    row = row_of({"0": result(80, 90, keys=5)}, method, {"method.name": method})
+    assert f"| {compute} | 1 |" in compare.table({"epochs": 20, "rows": {"mine": row}})
 
 
 def test_without_anything_measured_there_is_no_lead(compare):

@@ -278,6 +278,7 @@ def test_a_run_that_broke_in_a_log_without_a_terminal_still_says_so(npz, tmp_pat
 def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, capsys):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     (image_folder / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    (image_folder / "dogs" / "IMG_1.HEIC").touch()
     console = Console(stderr=True, width=500)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/skipped.txt").write_text("old.png\tof an attempt that found nothing to train on\n")
@@ -285,7 +286,9 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     listed = (run.path / "skipped.txt").read_text().splitlines()
     assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]
     assert all(line.split("\t")[1] for line in listed)
-    assert "2 unreadable images were skipped" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "2 unreadable images were skipped" in said
+    assert "1 file below" in said.partition("Pre-training")[0] and said.count("(.heic 1)") == 1
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from jcl.pretraining import Run
+from jcl.randomness import DATA_ORDER, permutation
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
 from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
+from jcl.train.skipped import read_skipped
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, settings_options, wait_until
 from small_runs import TINY_VALUES, write_image_folder
 from test_pretraining import assert_same
@@ -165,6 +167,33 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
     assert f"is being trained by process {os.getpid()} on" in held["said"]
+
+
+def test_images_that_any_rank_cannot_read_are_listed_or_end_all_of_them(tmp_path):
+    """Ones that only the second rank meets: left out, or with --strict named in the first step or in a later one."""
+    values = LONG_VALUES | {"train.epochs": 1}
+    order = permutation(0, DATA_ORDER, 0, 48).view(3, 2, 8)  # of the seed 0: steps, ranks, images
+    met = {"left-out": order[:, 1, 0].tolist(), "at-once": [int(order[0, 1, 4])], "later": [int(order[2, 1, 4])]}
+    unreadable, scenarios = {}, []
+    for place, numbers in met.items():
+        photos, run = write_image_folder(tmp_path / place, 48), tmp_path / "runs" / place
+        files = sorted(photos.rglob("*.png"))
+        for number in numbers:
+            files[number].write_bytes(b"no image")
+        unreadable[place] = sorted(str(files[number].relative_to(photos)) for number in numbers)
+        strict = [] if place == "left-out" else ["--strict"]
+        arguments = ["pretrain", str(photos), "--out", str(run), *strict, *settings_options(values)]
+        scenarios.append({"ranks": 2, "unkept": True, "arguments": arguments})
+    left_out, at_once, later = forked_ranks(scenarios)
+    assert left_out["codes"] == [0, 0], left_out["said"]
+    assert list(read_skipped(tmp_path / "runs/left-out/skipped.txt")) == unreadable["left-out"]
+    assert left_out["said"].count("3 unreadable images were skipped") == 1
+    for place, ended in (("at-once", at_once), ("later", later)):
+        assert ended["codes"] == [1, 1] and ended["said"].count("Error") == 1, ended["said"]
+        assert f"Error: The image {unreadable[place][0]} cannot be read: its content is no image" in ended["said"]
+    assert not (tmp_path / "runs/at-once").exists()
+    assert "The run stopped after step 2 and is saved; once the data is mended, continue it with" in later["said"]
+    assert [path.stem for path in list_checkpoints(tmp_path / "runs/later/checkpoints")] == ["step-000000002"]
 
 
 @pytest.mark.parametrize("what", ["rank", pytest.param("workers", marks=pytest.mark.faults)])

@@ -82,7 +82,7 @@ def _probed(run: Run) -> dict[str, Any]:
     settings = run.settings
     workers, record = settings.data.workers, settings.record
     assert isinstance(workers, int), "settings of a run are resolved"
-    subject = open_subject(run.path, None, settings.train.device)
+    subject = open_subject(run.path, None, settings.train.device, Console(quiet=True))  # the training has told
     task = classification_task(subject.data)
 
     def features(source: ImageSource) -> Features:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from jcl.building import run_view_recipe
 from jcl.core.method import ContrastiveLearner
 from jcl.cores import usual_workers
-from jcl.data import ImageSource, open_data
+from jcl.data import ImageSource
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
-from jcl.run_data import open_run_data
+from jcl.run_data import open_run_data, open_told
 from jcl.settings import known
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
@@ -51,7 +51,8 @@ def bound_along_training(
     run = open_trained(path)
     target = choose_device(device)
     settings = run.settings
-    data = open_data(location) if location is not None else open_run_data(settings, Console(stderr=True))
+    console = Console(stderr=True)
+    data = open_told(location, console) if location is not None else open_run_data(settings, console)
     rows = chosen_rows(data.train, images, seed)
     passes = ViewPasses(
         seed=seed,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from jcl.building import run_view_recipe
 from jcl.cores import usual_workers
-from jcl.data import ImageSource, open_data
+from jcl.data import ImageSource
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.distribution import (
     PAPER_IMAGES,
@@ -26,7 +26,7 @@ from jcl.evaluate.distribution import (
 )
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange.loading import open_backbone
-from jcl.run_data import open_run_data
+from jcl.run_data import open_run_data, open_told
 from jcl.settings import Settings, known
 from jcl.speech import counted, plain_names, told_apart
 from jcl.train.folder import RunFolder
@@ -190,7 +190,7 @@ def _network(path: Path, of: FeatureOf, draw: _Draw, device: torch.device) -> tu
 
 def _source(paths: Sequence[Path], settings: dict[Path, Settings], location: str | None, split: str) -> ImageSource:
     if location is not None:
-        data = open_data(location)
+        data = open_told(location, Console(stderr=True))
     elif settings:
         data = open_run_data(next(settings[path] for path in paths if path in settings), Console(stderr=True))
     else:

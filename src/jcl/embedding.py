@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from jcl.data import UNLABELLED, ImageSource, all_class_names, open_data
+from jcl.data import UNLABELLED, ImageSource, all_class_names
 from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.recognising import Recognised
+from jcl.run_data import open_told
 from jcl.train.runtime import choose_device
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -141,7 +143,7 @@ def _keep_apart(file: Path, weights: Path, location: str) -> None:
 
 
 def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
-    data = open_data(location)
+    data = open_told(location, Console(stderr=True))
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     if wanted == "all":
         return sources

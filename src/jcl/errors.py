@@ -19,6 +19,10 @@ class DataError(JclError):
     """The images cannot be found, read or used as asked."""
 
 
+class DataErrorOfAll(DataError):
+    """What one rank met among its images, and all ranks end with before the same step."""
+
+
 class RunError(JclError):
     """A run folder or checkpoint is missing, occupied or not what it should be."""
 

@@ -74,7 +74,7 @@ def finetune(
     """
     console = console or Console(stderr=True)
     amount = label_amount(labels)
-    subject = open_subject(weights, location, device)
+    subject = open_subject(weights, location, device, console)
     task = classification_task(subject.data)
     usual = _usual_rates(len(label_subset(_labels(task.train), amount, seed)), batch_size, lr, from_scratch)
     train = {
@@ -135,7 +135,7 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     if folder.summary_file.exists():
         tell(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
         return folder
-    subject = open_subject(Path(settings.weights), settings.data, settings.train.device)
+    subject = open_subject(Path(settings.weights), settings.data, settings.train.device, console)
     work = _prepare(settings, subject, classification_task(subject.data), workers)
     folder.check_labels(work.names)
     with RunLock(folder.path, warn=lambda text: tell(console, text)):

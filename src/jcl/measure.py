@@ -12,7 +12,7 @@ from torch import nn
 
 from jcl.automatic import voters
 from jcl.cores import usual_workers
-from jcl.data import ImageData, ImageSource, open_data
+from jcl.data import ImageData, ImageSource
 from jcl.errors import RunError
 from jcl.evaluate.classification import no_labels
 from jcl.evaluate.features import Features, FeatureSettings
@@ -20,7 +20,8 @@ from jcl.evaluate.knn import KnnResult
 from jcl.evaluate.online import knn_on
 from jcl.exchange import BackboneInfo
 from jcl.exchange.loading import open_backbone
-from jcl.run_data import open_run_data
+from jcl.place import console_of
+from jcl.run_data import open_run_data, open_told
 from jcl.speech import tell, tell_left_out
 from jcl.train.folder import RunFolder
 from jcl.train.rank_group import joined_ranks
@@ -44,10 +45,10 @@ class Subject:
         return self.info.shown
 
 
-def open_subject(weights: Path, location: str | None, device: str = "auto") -> Subject:
+def open_subject(weights: Path, location: str | None, device: str, console: Console) -> Subject:
     """The backbone of a run or file with the labelled data at `location` (default: what the run was trained on)."""
     found = open_backbone(weights)
-    return Subject(found.network, found.info, _labelled(weights, location), choose_device(device))
+    return Subject(found.network, found.info, _labelled(weights, location, console), choose_device(device))
 
 
 def data_location(weights: Path, location: str | None) -> str:
@@ -74,7 +75,7 @@ def measure_knn(
     images are done, of the training and then of the test set.
     """
     with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
-        subject = open_subject(weights, location, str(target))
+        subject = open_subject(weights, location, str(target), console_of(ranks, console))
         decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
 
         def features(source: ImageSource) -> Features:
@@ -96,16 +97,15 @@ def measure_knn(
         return knn_on(data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
 
 
-def _labelled(weights: Path, location: str | None) -> ImageData:
+def _labelled(weights: Path, location: str | None, console: Console) -> ImageData:
     if location is None:
         if not weights.is_dir():
             raise RunError(
                 f"{weights} is a weights file; say which data to measure it on: give the data after the weights."
             )
-        settings = RunFolder(weights).settings()
-        data = open_run_data(settings, Console(stderr=True))
+        data = open_run_data(RunFolder(weights).settings(), console)
     else:
-        data = open_data(location)
+        data = open_told(location, console)
     if data.train.labels is None:
         raise no_labels(data, "features cannot be measured on it")
     return data

@@ -143,9 +143,8 @@ def _newest_of(settings: Settings, parent: Path, name: str) -> RunFolder | None:
 
 def _open_data(settings: Settings, place: Place) -> ImageData:
     """The first rank lists a folder, and the others find the list in the cache where they share it."""
-    if place.ranks.count > 1:
-        agreed(place.ranks, lambda: open_run_data(settings, place.console) if place.ranks.first else None)
-    return agreed(place.ranks, lambda: open_run_data(settings, place.console))
+    opened = agreed(place.ranks, lambda: open_run_data(settings, place.console) if place.ranks.first else None)
+    return agreed(place.ranks, lambda: opened or open_run_data(settings, place.console))
 
 
 def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place, label: str | None) -> Run:

@@ -79,7 +79,7 @@ def measure_linear(
             raise SettingsError(
                 f"{option} is for the paper's probe, which sees random crops; add --protocol paper or leave it out."
             )
-        subject = open_subject(weights, location, device)
+        subject = open_subject(weights, location, device, console)
         grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
         task = classification_task(subject.data)
 
@@ -108,7 +108,7 @@ def measure_linear(
         seed=seed,
         compiled=compiled,
     )
-    subject = open_subject(weights, location, device)
+    subject = open_subject(weights, location, device, console)
     if out is not None:
         keep_apart(out, data_location(weights, location))
     probe = _PaperProbe(subject, classification_task(subject.data), train, workers, least_crop, console)

@@ -8,6 +8,7 @@ every rank, so nothing needs to be broadcast.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ class Ranks:
         with contact():
             dist.broadcast(block, 0)
         return block.numpy().tobytes()
+
+    def from_all(self, value: Any) -> list[Any]:
+        """What each rank gives, of the kinds that JSON has, on every rank in the order of the ranks."""
+        if self.count == 1:
+            return [value]
+        line = torch.frombuffer(bytearray(json.dumps(value).encode() + b"\n"), dtype=torch.uint8)
+        return [json.loads(each) for each in self.gather_all(line).numpy().tobytes().splitlines()]
 
     def gather_all(self, rows: Tensor) -> Tensor:
         """The rows of every rank, in the order of the ranks, where each may have another number of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -26,8 +27,13 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
         root=Path(data.root) if data.root else None,
         download=data.download,
         classes=class_list(data.subset) if data.subset else None,
-        progress=lambda message: tell(console, message),
+        progress=partial(tell, console),
     )
+
+
+def open_told(location: str, console: Console) -> ImageData:
+    """The images at a place of their own; what people want to know of them is told."""
+    return open_data(location, progress=partial(tell, console))
 
 
 def with_whole_path(settings: Settings) -> Settings:

@@ -48,6 +48,14 @@ def test_images_that_are_passed_over_are_counted(tmp_path: Path):
     assert report.splits["train"].foreign == {".cr2": 2, ".heic": 1} and report.as_dict()["train_passed_over"] == 3
 
 
+def test_images_that_take_the_labels_away_are_named(tmp_path: Path):
+    for name in ("cat", "dog"):
+        write_images(tmp_path / name, 1)
+    write_images(tmp_path, 1)
+    report = check_data(open_data(str(tmp_path)))
+    assert report.splits["train"].loose == ("000.png",) and report.as_dict()["train_loose"] == 1
+
+
 def test_arrays():
     report = check_data(open_demo(50, 20))
     split = report.splits["train"]

@@ -35,7 +35,7 @@ def test_order_does_not_depend_on_creation(tmp_path: Path):
     paths = [f"{folder}/{number}.png" for folder in ("b", "a", "a/c", "ä") for number in range(5)]
     for seed in range(2):
         touch(tmp_path / str(seed), *random.Random(seed).sample(paths, len(paths)))
-    first, second = (list(list_images(tmp_path / str(seed))) for seed in range(2))
+    first, second = (list(list_images(tmp_path / str(seed)).files) for seed in range(2))
     assert first == second == sorted(paths)
 
 
@@ -51,13 +51,33 @@ class TestKeptListing:
         root, cache = tmp_path / "root", tmp_path / "cache"
         touch(root, "a.png", "sub/b.png")
         settle(root)
-        assert list(list_images(root, cache)) == ["a.png", "sub/b.png"]
+        assert list(list_images(root, cache).files) == ["a.png", "sub/b.png"]
         (kept,) = cache.iterdir()
         with np.load(kept) as arrays:
             content = dict(arrays)
         content["file_text"] = np.frombuffer(b"x.pngsub/b.png", dtype=np.uint8)
         np.savez(kept, **content)
-        assert list(list_images(root, cache)) == ["x.png", "sub/b.png"]
+        assert list(list_images(root, cache).files) == ["x.png", "sub/b.png"]
+
+    def test_knows_what_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        root, cache = tmp_path / "root", tmp_path / "cache"
+        touch(root, "a.png", "sub/b.HEIC", "sub/notes.txt")
+        settle(root)
+        assert list(list_images(root, cache).foreign) == ["sub/b.HEIC"]
+        monkeypatch.setattr(listing, "_walk", lambda root: pytest.fail("walked again"))
+        assert list(list_images(root, cache).foreign) == ["sub/b.HEIC"]
+
+    def test_of_an_earlier_form_is_made_anew(self, tmp_path: Path):
+        """Then nothing was kept of what is passed over."""
+        root, cache = tmp_path / "root", tmp_path / "cache"
+        touch(root, "a.png", "b.heic")
+        settle(root)
+        list_images(root, cache)
+        (kept,) = cache.iterdir()
+        with np.load(kept) as arrays:
+            content = {name: value for name, value in arrays.items() if not name.startswith("foreign")}
+        np.savez(kept, **content)
+        assert list(list_images(root, cache).foreign) == ["b.heic"]
 
     @pytest.mark.parametrize("change", ["add", "remove", "rename", "add folder", "remove folder"])
     def test_is_dropped_when_the_folder_changes(self, tmp_path: Path, change: str):
@@ -79,7 +99,7 @@ class TestKeptListing:
             (root / "sub/c.png").unlink()
             (root / "sub").rmdir()
         expected = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
-        assert list(list_images(root, cache)) == expected
+        assert list(list_images(root, cache).files) == expected
 
     def test_is_not_made_while_the_folder_is_changing(self, tmp_path: Path):
         touch(tmp_path / "root", "a.png")
@@ -93,7 +113,7 @@ class TestKeptListing:
         list_images(root, cache)
         (kept,) = cache.iterdir()
         kept.write_bytes(kept.read_bytes()[:50])
-        assert list(list_images(root, cache)) == ["a.png"]
+        assert list(list_images(root, cache).files) == ["a.png"]
         with np.load(kept) as arrays:
             assert arrays["file_text"].tobytes() == b"a.png"
 
@@ -101,7 +121,7 @@ class TestKeptListing:
         touch(tmp_path / "root", "a.png")
         settle(tmp_path / "root")
         (tmp_path / "cache").write_text("a file where the folder should be")
-        assert list(list_images(tmp_path / "root", tmp_path / "cache")) == ["a.png"]
+        assert list(list_images(tmp_path / "root", tmp_path / "cache").files) == ["a.png"]
 
 
 def test_small_folders_are_not_kept(tmp_path: Path):
@@ -116,7 +136,7 @@ def test_links_that_lead_nowhere_stop_nothing(tmp_path: Path):
     touch(tmp_path, "a.png")
     (tmp_path / "b.png").symlink_to("b.png")
     (tmp_path / "cats").symlink_to("cats")
-    assert list(list_images(tmp_path)) == ["a.png", "b.png"]
+    assert list(list_images(tmp_path).files) == ["a.png", "b.png"]
 
 
 @pytest.mark.usefixtures("always_kept")
@@ -129,4 +149,4 @@ def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path):
     content = bytearray(kept.read_bytes())
     content[content.index(b"PK\x01\x02") + 8] |= 1  # says that a password is needed
     kept.write_bytes(content)
-    assert list(list_images(root, cache)) == ["a.png"]
+    assert list(list_images(root, cache).files) == ["a.png"]

@@ -69,6 +69,48 @@ def test_classes_need_a_folder():
         open_data("demo", classes=["a"])
 
 
+def test_files_of_a_folder_that_are_passed_over_are_told_in_one_line(tmp_path: Path):
+    for place in ("train/a", "train/b", "val/a"):
+        write_images(tmp_path / place, 1)
+        (tmp_path / place / "IMG_1.HEIC").touch()
+    (tmp_path / "train/b/IMG_2.dng").touch()
+    told: list[str] = []
+    open_data(str(tmp_path), progress=told.append)
+    open_data(str(tmp_path), classes=["a"], progress=told.append)
+    about = "Passed over, because their kind cannot be read:"
+    check = f"`jcl check {tmp_path}` tells more."
+    assert told == [
+        f"{about} 4 files below {tmp_path} (.dng 1, .heic 3); {check}",
+        f"{about} 2 files below {tmp_path} (.heic 2); {check}",
+    ]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(("count", "said"), [(1, "000.png lies"), (3, "000.png and 2 more images lie")])
+def test_an_image_that_takes_the_labels_away_is_named(tmp_path: Path, split: str, count: int, said: str):
+    for place in ("train/a", "train/b", "val/a", "val/b"):
+        write_images(tmp_path / place, 1)
+    write_images(tmp_path / split, count)
+    told: list[str] = []
+    open_data(str(tmp_path), progress=told.append)
+    (line,) = told
+    assert line.startswith(f"Below {tmp_path / split} the sub-folders are not taken for classes, because {said} beside")
+    assert line.endswith(f"move {'it' if count == 1 else 'them'} into one of these or away.")
+    told.clear()
+    open_data(str(tmp_path), classes=["a", "b"], progress=told.append)
+    assert told == []
+
+
+@pytest.mark.parametrize("places", [["."], [".", "2019"], ["2019/May"], ["a", "b"]])
+def test_nothing_is_told_of_a_folder_that_is_as_it_should_be(tmp_path: Path, places: list[str]):
+    for place in places:
+        write_images(tmp_path / place, 1)
+    (tmp_path / "notes.txt").touch()
+    told: list[str] = []
+    open_data(str(tmp_path), progress=told.append)
+    assert told == []
+
+
 def test_imagenet100_is_the_paper_s_list():
     assert class_list("imagenet100") == IMAGENET100
     assert len(set(IMAGENET100)) == 100

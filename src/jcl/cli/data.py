@@ -73,11 +73,12 @@ def shard(
     json_file: JsonOption = None,
 ) -> None:
     """Pack images into WebDataset tar files, which are read faster than millions of small files."""
-    from jcl.data import open_data, write_shards
+    from jcl.data import write_shards
+    from jcl.run_data import open_told
 
     with counting("packing") as progress:
         report = write_shards(
-            open_data(data),
+            open_told(data, err),
             out_folder,
             images_per_shard=images_per_shard,
             seed=seed,

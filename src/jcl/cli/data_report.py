@@ -9,6 +9,7 @@ from rich.table import Table
 from jcl.cli.app import out
 from jcl.cli.printing import in_table, say
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
+from jcl.data.folder import about_loose
 from jcl.data.listing import about_foreign
 from jcl.speech import counted
 
@@ -62,6 +63,8 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
     if found.foreign:
         lines.append(f"{split}: {about_foreign(found.foreign)}.")
+    if found.loose:
+        lines.append(f"{split}: {about_loose(found.loose)}.")
     if found.small:
         many = counted(len(found.small), "image")
         lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")

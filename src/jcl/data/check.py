@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 from jcl.cores import cpu_cores
 from jcl.data.decoding import open_image
 from jcl.data.folder import FolderImages
-from jcl.data.listing import foreign_images
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
 
 SMALL_SIDE: Final = 32
@@ -28,7 +27,8 @@ class SplitReport:
 
     `widths` and `heights` are (least, median, greatest) of the readable images as stored; `kinds` counts file formats
     and colour modes; `unreadable` maps names to reasons; each group of `duplicates` has the same content; `foreign`
-    counts files that are no part of the data because their kind cannot be decoded.
+    counts files that are no part of the data because their kind cannot be decoded; `loose` images lie beside folders
+    that would be classes without them.
     """
 
     images: int
@@ -42,6 +42,7 @@ class SplitReport:
     duplicates: tuple[tuple[str, ...], ...]
     seconds_per_image: float
     foreign: dict[str, int]
+    loose: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def _figures(report: SplitReport) -> dict[str, object]:
         "small": len(report.small),
         "duplicates": sum(len(group) - 1 for group in report.duplicates),
         "passed_over": sum(report.foreign.values()),
+        "loose": len(report.loose),
         "milliseconds_per_image": round(report.seconds_per_image * 1000, 3),
     }
     for side, values in (("width", report.widths), ("height", report.heights)):
@@ -157,7 +159,8 @@ def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -
         small=tuple(look.name for look in good if min(look.width, look.height) < SMALL_SIDE),
         duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         seconds_per_image=seconds_per_image,
-        foreign=foreign_images(source.root) if isinstance(source, FolderImages) else {},
+        foreign=source.foreign if isinstance(source, FolderImages) else {},
+        loose=tuple(source.loose()) if isinstance(source, FolderImages) else (),
     )
 
 

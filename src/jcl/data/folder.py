@@ -1,7 +1,9 @@
 """Folders of images: any nesting, class folders, train and test splits."""
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -9,10 +11,19 @@ import torch
 from torch import Tensor
 
 from jcl.data.decoding import decode
-from jcl.data.listing import NameTable, about_foreign, foreign_images, is_folder, list_images, shown_entries
+from jcl.data.listing import (
+    Listing,
+    NameTable,
+    about_foreign,
+    each_kind,
+    is_folder,
+    kinds_of,
+    list_images,
+    shown_entries,
+)
 from jcl.data.source import ImageData
 from jcl.errors import DataError
-from jcl.speech import counted
+from jcl.speech import counted, typed
 
 _TRAIN_FOLDER: Final = "train"
 _TEST_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one found; ImageNet's test set has no labels
@@ -22,14 +33,16 @@ class FolderImages:
     """Image files below one folder, read when asked for.
 
     Where every image lies in a sub-folder and there are several of these, the sub-folders are classes, as torchvision's
-    `ImageFolder` has it. `class_names` fixes which label a class gets, so that two splits agree.
+    `ImageFolder` has it. `class_names` fixes which label a class gets, so that two splits agree. `foreign` counts by
+    kind the images that are passed over because nothing here can decode them.
     """
 
-    def __init__(self, root: Path, files: NameTable, class_names: tuple[str, ...] | None) -> None:
+    def __init__(self, root: Path, listing: Listing, class_names: tuple[str, ...] | None) -> None:
         self.root = root
         self.class_names = class_names
-        self.labels = None if class_names is None else _labels(files, class_names)
-        self._files = files
+        self.labels = None if class_names is None else _labels(listing.files, class_names)
+        self.foreign = kinds_of(listing.foreign)
+        self._files = listing.files
 
     @property
     def description(self) -> str:
@@ -46,6 +59,14 @@ class FolderImages:
         """The path below the root, with what cannot be printed replaced."""
         return os.fsencode(self._files[index]).decode("utf-8", "replace")
 
+    def loose(self) -> list[str]:
+        """The images beside several sub-folders, which would be classes without them."""
+        if self.class_names is not None:
+            return []
+        classes = [_class_of(name) for name in self._files]
+        several = len(set(classes) - {""}) > 1
+        return [self.name_of(index) for index, name in enumerate(classes) if not name] if several else []
+
     def path_of(self, index: int) -> Path:
         return self.root / self._files[index]
 
@@ -59,13 +80,37 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, cache: Path | 
         kind = "is no folder" if root.exists() else "does not exist"
         raise DataError(f"The image folder {root} {kind}; give the path of a folder that holds images.")
     train_root, test_root = _splits(root)
-    train_files = _images_below(train_root, classes, cache)
-    test_files = None if test_root is None else _images_below(test_root, classes, cache)
-    class_names = _class_names(train_files) if classes is None else tuple(classes)
-    train = FolderImages(train_root, train_files, class_names)
-    if test_root is None or test_files is None:
+    listing = _images_below(train_root, classes, cache)
+    class_names = _class_names(listing.files) if classes is None else tuple(classes)
+    train = FolderImages(train_root, listing, class_names)
+    if test_root is None:
         return ImageData(root.name, train)
-    return ImageData(root.name, train, FolderImages(test_root, test_files, _test_classes(class_names, test_files)))
+    listing = _images_below(test_root, classes, cache)
+    return ImageData(root.name, train, FolderImages(test_root, listing, _test_classes(class_names, listing.files)))
+
+
+def folder_remarks(root: Path, data: ImageData) -> Iterator[str]:
+    """What whoever begins something with a folder wants to know of what was found there."""
+    splits = [split for split in (data.train, data.test) if isinstance(split, FolderImages)]
+    foreign = sum((Counter(split.foreign) for split in splits), Counter[str]())
+    if foreign:
+        yield (
+            f"Passed over, because their kind cannot be read: {counted(foreign.total(), 'file')} below {root} "
+            f"({each_kind(dict(sorted(foreign.items())))}); `jcl check {typed(root)}` tells more."
+        )
+    for split in splits:
+        if loose := split.loose():
+            yield f"Below {split.root} {about_loose(loose)}."
+
+
+def about_loose(names: Sequence[str]) -> str:
+    """Why there are no labels, and what to do where there should be."""
+    first, more = names[0].replace("\n", "\\n"), len(names) - 1
+    lie, them = (f" and {counted(more, 'more image')} lie", "them") if more else (" lies", "it")
+    return (
+        f"the sub-folders are not taken for classes, because {first}{lie} beside them: no image there has a label, and "
+        f"kNN cannot be measured on them; if the sub-folders are classes, move {them} into one of these or away"
+    )
 
 
 def _test_classes(class_names: tuple[str, ...] | None, test_files: NameTable) -> tuple[str, ...] | None:
@@ -90,20 +135,22 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
     return root, None
 
 
-def _images_below(root: Path, classes: Sequence[str] | None, cache: Path | None) -> NameTable:
-    files = list_images(root, cache)
-    if not len(files):
-        foreign = foreign_images(root)
+def _images_below(root: Path, classes: Sequence[str] | None, cache: Path | None) -> Listing:
+    listing = list_images(root, cache)
+    if not len(listing.files):
+        foreign = kinds_of(listing.foreign)
         raise DataError(
             f"The folder {root} holds no image files (looked for .jpg, .png, .webp, .tif and the like in it and in all "
             f"folders below){f'; {about_foreign(foreign)}' if foreign else ''}."
         )
-    return files if classes is None else _only_classes(root, files, classes)
+    return listing if classes is None else _only_classes(root, listing, classes)
 
 
-def _only_classes(root: Path, files: NameTable, classes: Sequence[str]) -> NameTable:
+def _only_classes(root: Path, listing: Listing, classes: Sequence[str]) -> Listing:
     wanted = set(classes)
-    kept = [name for name in files if _class_of(name) in wanted]
+    kept, foreign = (
+        [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.foreign)
+    )
     missing = sorted(wanted - {_class_of(name) for name in kept})
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -111,7 +158,7 @@ def _only_classes(root: Path, files: NameTable, classes: Sequence[str]) -> NameT
             f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}, which the class list names; "
             f"each class needs a sub-folder of that name."
         )
-    return NameTable.of(kept)
+    return replace(listing, files=NameTable.of(kept), foreign=NameTable.of(foreign))
 
 
 def _class_of(name: str) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -63,14 +63,18 @@ class NameTable(Sequence[str]):
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files below a folder, as sorted paths relative to it, and the times of the folders they were found in."""
+    """Image files below a folder, as sorted paths relative to it, and the times of the folders they were found in.
+
+    `foreign` are images too, but nothing here can decode their kind.
+    """
 
     files: NameTable
+    foreign: NameTable
     folders: NameTable
     folder_times: NDArray[np.int64]
 
 
-def list_images(root: Path, cache: Path | None = None) -> NameTable:
+def list_images(root: Path, cache: Path | None = None) -> Listing:
     """List the image files below `root`, however deeply nested, by relative path in code-point order.
 
     Hidden files and folders are left out, links are followed but never round in a circle. Large listings are kept in
@@ -82,28 +86,41 @@ def list_images(root: Path, cache: Path | None = None) -> NameTable:
         listing = _walk(root)
         if len(listing.files) >= _CACHE_FROM and _settled(listing):
             _keep_listing(kept, listing)
-    return listing.files
+    return listing
 
 
-def foreign_images(root: Path) -> dict[str, int]:
-    """How many images below `root` are passed over because nothing here can decode their kind, by the kind."""
-    endings = (Path(entry.name).suffix.lower() for _, _, entries in _visited(root) for entry in entries)
-    return dict(sorted(Counter(ending for ending in endings if ending in FOREIGN_EXTENSIONS).items()))
+def kinds_of(names: Iterable[str]) -> dict[str, int]:
+    """How many files there are of each kind, by the endings of their names."""
+    return dict(sorted(Counter(_ending(name) for name in names).items()))
 
 
 def about_foreign(counts: dict[str, int]) -> str:
-    kinds = ", ".join(f"{ending} {count:,}" for ending, count in counts.items())
-    return f"images of kinds that cannot be read are passed over ({kinds}); save them as JPEG, PNG or TIFF to use them"
+    return (
+        f"images of kinds that cannot be read are passed over ({each_kind(counts)}); "
+        "save them as JPEG, PNG or TIFF to use them"
+    )
+
+
+def each_kind(counts: dict[str, int]) -> str:
+    return ", ".join(f"{ending} {count:,}" for ending, count in counts.items())
 
 
 def _walk(root: Path) -> Listing:
     files: list[str] = []
+    foreign: list[str] = []
     folders: dict[str, int] = {}
     for folder, changed, entries in _visited(root):
         folders[folder] = changed
-        files += [_below(folder, entry) for entry in entries if _is_image_file(entry)]
+        for entry in entries:
+            ending = _ending(entry.name)
+            if ending in IMAGE_EXTENSIONS and _is_file(entry):
+                files.append(_below(folder, entry))
+            elif ending in FOREIGN_EXTENSIONS:
+                foreign.append(_below(folder, entry))
     files.sort()
-    return Listing(NameTable.of(files), NameTable.of(list(folders)), np.array(list(folders.values()), dtype=np.int64))
+    foreign.sort()
+    times = np.array(list(folders.values()), dtype=np.int64)
+    return Listing(NameTable.of(files), NameTable.of(foreign), NameTable.of(list(folders)), times)
 
 
 def _visited(root: Path) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
@@ -153,13 +170,12 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_image_file(entry: os.DirEntry[str]) -> bool:
-    """Named like an image, and a file or a link that leads nowhere (to be reported as unreadable).
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path each would double the time
 
-    Pipes and devices would block.
-    """
-    if os.path.splitext(entry.name)[1].lower() not in IMAGE_EXTENSIONS:  # noqa: PTH122 - a Path each would double the time
-        return False
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A file or a link that leads nowhere (to be reported as unreadable); pipes and devices would block."""
     return (entry.is_symlink() and not os.path.exists(entry.path)) or entry.is_file()  # noqa: PTH110
 
 
@@ -175,11 +191,12 @@ def _read_listing(file: Path) -> Listing | None:
         with np.load(file, allow_pickle=False) as arrays:
             return Listing(
                 NameTable.from_arrays(arrays["file_text"], arrays["file_ends"]),
+                NameTable.from_arrays(arrays["foreign_text"], arrays["foreign_ends"]),
                 NameTable.from_arrays(arrays["folder_text"], arrays["folder_ends"]),
                 arrays["folder_times"],
             )
     except (*DAMAGE, KeyError):
-        return None  # none kept, or a damaged one: list afresh
+        return None  # none kept, a damaged one or one of an earlier form: list afresh
 
 
 def _still_true(root: Path, listing: Listing) -> bool:
@@ -198,6 +215,7 @@ def _settled(listing: Listing) -> bool:
 def _keep_listing(file: Path, listing: Listing) -> None:
     """Write the listing in one piece; a cache that cannot be written is no reason to stop."""
     file_text, file_ends = listing.files.arrays()
+    foreign_text, foreign_ends = listing.foreign.arrays()
     folder_text, folder_ends = listing.folders.arrays()
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -207,6 +225,8 @@ def _keep_listing(file: Path, listing: Listing) -> None:
                 stream,
                 file_text=file_text,
                 file_ends=file_ends,
+                foreign_text=foreign_text,
+                foreign_ends=foreign_ends,
                 folder_text=folder_text,
                 folder_ends=folder_ends,
                 folder_times=listing.folder_times,

@@ -15,7 +15,7 @@ from jcl.data.reading import Decoded, ImageReader, canvas_for
 from jcl.data.resident import GrowingStore, ResidentImages
 from jcl.data.source import ArrayImages, ImageSource, UnreadableImage
 from jcl.data.workers import DecodingPool
-from jcl.errors import DataError
+from jcl.errors import DataError, DataErrorOfAll
 from jcl.randomness import DATA_ORDER, permutation
 from jcl.ranks import ALONE, Ranks
 
@@ -116,8 +116,23 @@ class BatchLoader:
                 yield replace(batch, places=deal.places.to(images.device))
 
     def _exchanged(self, dealer: Dealer, batches: Iterator[ImageBatch], epoch: int, start: int) -> Iterator[ImageBatch]:
+        batches = self._while_all_have_one(batches) if self._strict else batches
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start):
             yield dealer.exchange(batch, dealer.deal(step))
+
+    def _while_all_have_one(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+        """A rank that must not go on says so before the others wait for its images."""
+        while True:
+            batch, error = None, ""
+            try:
+                batch = next(batches, None)
+            except DataError as met:
+                error = str(met)
+            if self._ranks.any(bool(error)):
+                raise DataErrorOfAll(next(filter(None, self._ranks.from_all(error))))
+            if batch is None:
+                return
+            yield batch
 
     def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         if self._store is not None:

@@ -9,7 +9,7 @@ from jcl.data.arrays import open_npz
 from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
 from jcl.data.drawn import drawn_objects
 from jcl.data.drawn_classes import CLASSES
-from jcl.data.folder import open_folder
+from jcl.data.folder import folder_remarks, open_folder
 from jcl.data.shard_reading import names_shards, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.errors import DataError
@@ -30,7 +30,8 @@ def open_data(
 
     Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). Shards are a
     `.tar` file, a pattern such as `shards/{0000..0127}.tar`, an address of such, or a folder that `write_shards` made;
-    `progress` is told how far the fetching of remote ones is. `classes` keeps only these class folders of a folder.
+    `progress` is told how far the fetching of remote ones is, and what is unusual about a folder. `classes` keeps only
+    these class folders of a folder.
     """
     path = Path(location).expanduser()
     sharded = names_shards(location)
@@ -43,7 +44,11 @@ def open_data(
     if sharded:
         return open_shards(location, root=root, download=download, progress=progress)
     if path.is_dir():
-        return open_folder(path, classes)
+        data = open_folder(path, classes)
+        if progress is not None:
+            for remark in folder_remarks(path, data):
+                progress(remark)
+        return data
     if path.suffix.lower() == ".npz":
         return open_npz(path)
     if path.is_file():

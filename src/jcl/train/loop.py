@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from jcl.core.method import ContrastiveLearner, StepResult
 from jcl.data import BatchLoader, ImageBatch
-from jcl.errors import DataError, FailedElsewhere, Interrupted, RunError
+from jcl.errors import DataError, DataErrorOfAll, FailedElsewhere, Interrupted, JclError, RunError
 from jcl.ranks import LostContact, Ranks, SilentRank
 from jcl.settings import Settings
 from jcl.train.checkpoint import Progress, newest_checkpoint
@@ -85,8 +85,7 @@ class Training:
         except LostContact as error:
             raise self.about_lost_contact(error) from error
         except DataError as error:
-            self.save_unless_untrained(error)
-            raise
+            raise self.saved_before(error) from None
         except (RunError, Interrupted) as error:
             if self.ranks.first:
                 raise
@@ -163,12 +162,18 @@ class Training:
 
     def finish_epoch(self, epoch: int) -> None:
         """After epoch `epoch` (from 1): measure and save when it is time to, and always after the last."""
+        self.share_skipped()
         self.measure_if_due()
         last = epoch == self.settings.train.epochs
         if last:
             self.save_for_good()
         elif epoch % self.settings.record.checkpoint_every == 0 or self.minutes_are_over():
             self.save()
+
+    def share_skipped(self) -> None:
+        """Each rank learns which images others could not read, so that the first can list them all."""
+        for skipped in self.ranks.from_all(self.loader.skipped):
+            self.loader.skipped.update(skipped)
 
     def measure_if_due(self) -> None:
         """After the epochs that are to be measured and after the last, once."""
@@ -200,12 +205,12 @@ class Training:
 
     def save_for_good(self) -> None:
         """Write the checkpoint that a run ends with, for whatever reason; no rank ends before it is written."""
-        self.stop_unless_finite()
-        self.clock.lap()
         agreed(self.ranks, self.finish_saving)
 
     def finish_saving(self) -> None:
         """What cannot be saved is said."""
+        self.stop_unless_finite()
+        self.clock.lap()
         try:
             self.saver.finish(self.learner, self.optimiser, self.progress)
         except RunError as error:
@@ -214,22 +219,29 @@ class Training:
                 f"mended, continue it with `{self.folder.how_to_resume}`."
             ) from None
 
-    def save_unless_untrained(self, error: DataError) -> None:
-        """Lose no step to data that went away; a rank that cannot save, because another one does, loses a few."""
-        if self.progress.step == 0 or not self.ranks.first:
-            return
-        self.stop_unless_finite()
-        self.clock.lap()
-        self.finish_saving()
-        raise DataError(
-            f"{error} The run stopped after step {self.progress.step} and is saved; "
-            f"once the data is mended, continue it with `{self.folder.how_to_resume}`."
-        ) from None
+    def saved_before(self, error: DataError) -> JclError:
+        """Lose no step to data that went away, and give what to end with.
+
+        Where only one rank knows of it the others may wait for it in the next step, so that it saves alone if it is the
+        first, and else not at all.
+        """
+        of_all = isinstance(error, DataErrorOfAll)
+        if self.progress.step > 0 and (of_all or self.ranks.first):
+            if of_all:
+                self.save_for_good()
+            else:
+                self.finish_saving()
+            error = DataError(
+                f"{error} The run stopped after step {self.progress.step} and is saved; "
+                f"once the data is mended, continue it with `{self.folder.how_to_resume}`."
+            )
+        return FailedElsewhere() if of_all and not self.ranks.first else error
 
     def epoch_now(self) -> float:
         return self.progress.step / self.loader.steps_per_epoch
 
     def leave(self, signal_name: str) -> None:
+        self.share_skipped()
         self.save_for_good()
         raise Interrupted(
             f"{signal_name or 'A signal was'} received: the run stopped after step {self.progress.step} and is saved; "

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Generator, Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,7 +122,5 @@ def _of_all(found: Results, ranks: Ranks) -> Results:
     """The results of all ranks in the order of the images, so that they do not depend on the number of ranks."""
     if ranks.count > 1:
         for kind, results in found.items():
-            text = torch.frombuffer(bytearray(json.dumps(results).encode() + b"\n"), dtype=torch.uint8)
-            whole = ranks.gather_all(text).numpy().tobytes().decode()
-            found[kind] = [entry for part in whole.splitlines() for entry in cast("list[Any]", json.loads(part))]
+            found[kind] = [entry for part in ranks.from_all(results) for entry in part]
     return {kind: sorted(results, key=lambda entry: entry["image_id"]) for kind, results in found.items()}
