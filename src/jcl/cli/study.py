@@ -222,7 +222,7 @@ def cost(
     backbone: Annotated[str | None, typer.Option(help="Network, such as resnet18.")] = None,
     image_size: Annotated[int | None, typer.Option(min=1, help="Side of the views in pixels.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Images per step.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 5,
     picture: PictureOption = None,
     force: ForceOption = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
