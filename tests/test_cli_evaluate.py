@@ -27,7 +27,7 @@ def test_linear_fast(call, pretrained, npz):
     one = figures("one.json")
     assert {"linear_top1", "linear_top5", "lr", "weight_decay", "epochs", "validation_top1"} <= one.keys()
     assert one["protocol"] == "fast" and one["train_images"] == 34 and one["test_images"] == 10
-    assert one["linear_top5"] == 100 and not one["test_held_out"]
+    assert one["linear_top5"] is None and "top-5" not in out and not one["test_held_out"]
     assert f"{one['linear_top1']:.2f} %" in out and "Trained on 34 images of 3 classes. Tested on 10 images." in out
     by_class = [one[f"linear_top1_{name}"] for name in range(3)]
     members = [sum((34 + number) % 3 == name for number in range(10)) for name in range(3)]

@@ -72,7 +72,7 @@ def test_images_that_are_gone_cost_the_picture_only(call, run_folder, tmp_path):
 
 def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     Path("mine.npz").write_text("precious")
-    assert "say --force" in refused("embed", run_folder, npz, "-o", "mine.npz")
+    assert "add --force" in refused("embed", run_folder, npz, "-o", "mine.npz")
     assert Path("mine.npz").read_text() == "precious"
     assert "neither a .npz nor a .parquet" in refused("embed", run_folder, npz, "-o", "f.csv")
     assert "no run or weights file" in refused("embed", tmp_path / "missing", npz, "-o", "f.npz")

@@ -162,6 +162,19 @@ def test_bound_of_gaussian_keys(call):
     assert Path("bound.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("command", ["bound", "cost", "distribution"])
+def test_a_picture_takes_the_place_of_another_one_only_when_asked_to(call, refused, command):
+    Path("mine.png").write_text("mine")
+    # What is wrong besides shows that nothing was done first.
+    wrong = {"bound": ("missing",), "cost": ("--device", "gpu"), "distribution": ("missing",)}[command]
+    assert refused(command, *wrong, "-o", "mine.png") == (
+        "mine.png is there already and is left as it is; choose another name or add --force."
+    )
+    assert "mine.png" not in refused(command, *wrong, "-o", "mine.png", "--force")
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "0.2", "--draws", 100)
+    assert call("bound", *lists, "-o", "mine.png", "--force")[0] == 0 and Image.open("mine.png").size[0] > 1000
+
+
 def test_figures_that_are_not_finite_are_null(call):
     lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "1e-300", "--draws", 100)
     code, _, err = call("bound", *lists, "--json", "f.json")

@@ -269,6 +269,15 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(page_runs / "plain", copy)
     assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
+    own = copy / "report.html"
+    own.write_text("old")
+    assert call("report", copy, "-o", own)[0] == 0 and own.stat().st_size > 1000, "a run's own page is made anew"
+    for arguments in ([copy, "-o", file], [*runs, "-o", own]):
+        before = Path(arguments[-1]).read_bytes()
+        code, _, err = call("report", *arguments)
+        assert code == 1 and err.endswith("is left as it is; choose another name or add --force.\n")
+        assert Path(arguments[-1]).read_bytes() == before
+    assert call("report", copy, "-o", file, "--force")[0] == 0
 
 
 def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_runs: Path, tmp_path: Path) -> None:

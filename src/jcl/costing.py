@@ -17,7 +17,7 @@ from jcl.recipes import build_settings
 from jcl.settings import Settings, known, with_values
 from jcl.speech import counted
 from jcl.studies.apart import OutOfMemory, run_apart
-from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, most_keys
+from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, more_keys, most_keys
 from jcl.train.runtime import choose_device
 from jcl.train.step import TrainingStep
 
@@ -56,6 +56,7 @@ class CostReport:
             name = f"{cell.method.replace('-', '_')}_m{cell.keys}"
             found[f"{name}_bytes"] = None if cell.cost is None else cell.cost.bytes
             found[f"{name}_ms"] = None if cell.cost is None else cell.cost.milliseconds
+            found[f"{name}_ms_spread"] = None if cell.cost is None else cell.cost.spread
             if cell.cost is not None and base is not None:
                 found[f"{name}_bytes_times_moco_v2"] = cell.cost.bytes / base.bytes
                 found[f"{name}_ms_times_moco_v2"] = cell.cost.milliseconds / base.milliseconds
@@ -85,6 +86,20 @@ class CostReport:
             return "MoCo v2 itself did not fit into the memory"
         found = (f"{TITLES[method]} {_times(self.cells, method, base)}" for method in ("jcl", "multi-key-backprop"))
         return f"Memory over MoCo v2's: {'; '.join(found)}"
+
+    def doubt(self) -> str:
+        """A sentence where the times were disturbed so much that they tell little; nothing where they were not."""
+        compared = more_keys(self.cells)
+        doubtful = sum(each.in_doubt for each in compared)
+        if not doubtful:
+            return ""
+        costs = [cell.cost for cell in self.cells if cell.cost is not None]
+        most = max(cost.spread / cost.milliseconds for cost in costs)
+        return (
+            f"The times are in doubt: from one number of keys to the next, {doubtful} of {len(compared)} differences "
+            f"are smaller than those between equal steps (up to {100 * most:.0f} %); measure again when the machine "
+            "does nothing else, or with more --repeats."
+        )
 
 
 def _times(cells: Sequence[Cell], method: str, base: StepCost) -> str:

@@ -112,13 +112,14 @@ def evaluate_detector(
 ) -> dict[str, Any]:
     """COCO's metrics of a checkpoint, or of the newest one of a folder, on its own test images or on those of `coco`.
 
-    With `out` the results are written there, in COCO's submission format.
+    With `out` the results are written there, in COCO's submission format, and `summary.json` for `jcl detect-table`.
     """
     checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
     settings = folder.settings()
     if checkpoint is None:
         raise RunError(f"the detector in {folder.path} has no checkpoint yet; let it train for a while first.")
+    kept = None if out is None else DetectionFolder(out)
     if coco is not None:
         settings = settings.model_copy(update={"coco": whole_paths(coco), "overfit": None})
     with joined_ranks(device, settings.rank_timeout) as (ranks, own_device):
@@ -126,6 +127,8 @@ def evaluate_detector(
 
         def ready() -> tuple[Work, Progress]:
             coco_module("cocoeval")
+            if kept is not None:
+                kept.refuse_occupied()
             work = prepare(settings, place, None)
             return work, load_checkpoint(
                 checkpoint, work.detector, build_optimiser(work.detector, settings), own_device
@@ -133,8 +136,11 @@ def evaluate_detector(
 
         work, progress = agreed(ranks, ready)
         results, figures = judge(settings, work, place)
-        if out is not None and ranks.first:
-            DetectionFolder(out).write_results(results)
+        if kept is not None and ranks.first:
+            kept.write_results(results)
+            found = summary(settings, work, figures, progress)
+            del found["train_images"]  # of the data that it is tested on, which may be other data
+            kept.write_summary(found)
         return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
 
 

@@ -13,6 +13,7 @@ from jcl.core.method import ContrastiveLearner
 from jcl.errors import RunError
 from jcl.settings import Settings
 from jcl.train.checkpoint import list_checkpoints, read_learner
+from jcl.train.fitting import load_fitting
 from jcl.train.folder import RunFolder
 
 
@@ -28,10 +29,7 @@ class TrainedRun:
         """The learner as a checkpoint has it, in evaluation mode, and how many steps it had been trained for."""
         state, step = read_learner(checkpoint)
         learner, _ = build_learner(self.settings, device)
-        try:
-            learner.load_state_dict(state)
-        except RuntimeError as error:
-            raise RunError(f"{checkpoint} does not fit the run's settings: {' '.join(str(error).split())}") from None
+        load_fitting(learner, state, checkpoint)
         return learner.eval(), step
 
     def newest(self, device: torch.device) -> ContrastiveLearner:

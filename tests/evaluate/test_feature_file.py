@@ -151,7 +151,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, kind, no_room_for):
 
 def test_overwriting_is_refused_unless_forced(tmp_path):
     file = written(tmp_path / "features.npz")
-    with pytest.raises(SettingsError, match="is left as it is; choose another name or say --force"):
+    with pytest.raises(SettingsError, match="is left as it is; choose another name or add --force"):
         check_writable(file, force=False)
     check_writable(file, force=True)
     check_writable(tmp_path / "new.parquet", force=False)

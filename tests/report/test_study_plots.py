@@ -96,6 +96,8 @@ def test_bound_along_training(steps: list[int], tmp_path: Path) -> None:
     )
     path = plot_training_bound(bounds, tmp_path / "f.png", name="runs/$x")
     assert size(path) == (1950, 675) and count(path, style.RED) > 100
+    bars = len(steps) == 1  # lone points would hardly be seen
+    assert (count(path, style.BLUE) > 5000) == (count(path, style.ORANGE) > 5000) == bars
 
 
 def test_cost_marks_what_did_not_fit(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def build_known_step():
 def test_peak_of_a_known_step() -> None:
     cost = measure_step(build_known_step, torch.device("cpu"), repeats=2)
     assert 5 * 4e6 <= cost.bytes <= 5.01 * 4e6
-    assert cost.milliseconds > 0
+    assert cost.milliseconds > 0 and cost.spread > 0
     again = measure_step(build_known_step, torch.device("cpu"), repeats=1)
     assert again.bytes == cost.bytes  # whatever was measured before it
 
@@ -115,6 +115,22 @@ def test_growth_is_a_straight_line_through_what_fitted() -> None:
     assert growth(found, "moco-v2") is None
     assert most_keys(found, "multi-key-backprop").keys == 4
     assert baseline(found) == StepCost(100, 1.0) and baseline(found[1:]) is None
+
+
+def timed(base: tuple[float, float], *jcl: tuple[int, float, float]) -> CostReport:
+    """MoCo v2's and JCL's milliseconds, each with its spread."""
+    settings = CostPlan("folder", VALUES, "cpu", 1).settings("moco-v2", 1)
+    found = [Cell("jcl", keys, StepCost(100, taken, spread)) for keys, taken, spread in jcl]
+    return CostReport((Cell("moco-v2", 1, StepCost(100, *base)), *found), settings, "CPU")
+
+
+def test_times_that_chance_may_have_made_are_said_to_be_in_doubt() -> None:
+    clear = timed((10, 0.5), (1, 10, 0.5), (2, 12, 0.5), (4, 16, 0.5))
+    assert clear.doubt() == "" and clear.figures()["jcl_m4_ms_spread"] == 0.5
+    noisy = timed((10, 0.5), (1, 10, 3), (2, 12, 0.5), (4, 16, 0.5))
+    assert "1 of 2 differences are smaller than those between equal steps (up to 30 %)" in noisy.doubt()
+    assert "1 of 1 differences" in timed((10, 0), (4, 9, 0)).doubt(), "more keys cannot take less time"
+    assert timed((10, 0), (4, 12, 0)).doubt() == "" and timed((10, 0)).doubt() == ""
 
 
 def test_the_finding_is_what_the_numbers_say() -> None:

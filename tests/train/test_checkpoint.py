@@ -1,6 +1,7 @@
 import base64
 import os
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fault_tools import be_killed_writing
+from jcl.building import build_learner
 from jcl.errors import RunError
+from jcl.recipes import build_settings
 from jcl.train.atomic import remove_partial_files, write_atomically
 from jcl.train.checkpoint import (
     Progress,
@@ -22,6 +25,7 @@ from jcl.train.checkpoint import (
     write_snapshot,
 )
 from jcl.train.sealed import is_sealed, read_tensors, write_sealed
+from small_runs import TINY_VALUES
 
 CPU = torch.device("cpu")
 WINDOW = torch.tensor([0.1, 1 / 3, 3e-20])
@@ -249,8 +253,33 @@ def test_metadata_that_makes_no_sense_is_a_sentence(tmp_path, change):
 
 def test_a_checkpoint_of_another_network_is_a_sentence(tmp_path):
     other = nn.Linear(3, 3)
-    with pytest.raises(RunError, match="does not fit the run's settings"):
+    with pytest.raises(RunError, match=r"the run's settings: it is of another network \(weight is missing"):
         load_checkpoint(saved(tmp_path, 3), other, torch.optim.SGD(other.parameters()), CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model.embedding_dim": 8}, "model.head, model.head_width or model.embedding_dim was changed since"),
+        ({"model.head_width": 7}, "query_encoder.head.0.weight is 128 × 128 in the checkpoint and 7 × 128 by the"),
+        ({"method.queue_size": 64}, "method.queue_size was changed since it was written (queue.rows is 32 × 16 in the"),
+        ({"model.backbone": "resnet18"}, "model.backbone, model.stem or views.image_size was changed since"),
+    ],
+)
+def test_a_setting_that_was_changed_under_a_checkpoint_is_named(tmp_path, change, said):
+    """Without the list of tensors, which for a large network fills the screen."""
+
+    def parts(changes):
+        learner, _ = build_learner(
+            build_settings("folder", values=TINY_VALUES | {"method.temperature": 0.2} | changes), CPU
+        )
+        return learner, torch.optim.SGD(learner.parameters(), lr=0.1)
+
+    path = save_checkpoint(tmp_path, *parts({}), Progress(3, 1.5, WINDOW, 2), keep=1)
+    load_checkpoint(path, *parts({}), CPU)
+    with pytest.raises(RunError, match=re.escape(said)) as error:
+        load_checkpoint(path, *parts(change), CPU)
+    assert len(str(error.value)) < 450 and str(error.value).endswith("what was changed, or begin a new run with it.")
 
 
 def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):

@@ -6,9 +6,11 @@ import re
 import pytest
 from rich.console import Console
 
+from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.recipes import build_settings
-from jcl.train import display as module
+from jcl.speech import duration
+from jcl.train import bar as module
 from jcl.train.bar import LogPace
 from jcl.train.display import RunDisplay
 
@@ -55,17 +57,33 @@ def test_whoever_presses_ctrl_c_sees_that_it_was_heard():
     assert "stopping; Ctrl-C again: at once" in newest and "\n" not in newest
 
 
-def test_a_log_shows_life_before_the_first_figures_and_says_how_long_it_takes(monkeypatch):
+@pytest.mark.parametrize("first", [0, 50])
+def test_a_log_shows_life_at_once_and_says_how_long_it_takes_once_plain_steps_tell(monkeypatch, first):
     clock, file = Clock(monkeypatch), io.StringIO()
     with RunDisplay(console(file, 80, terminal=False), SETTINGS, "jcl") as shown:
-        shown.start(0, 456, 19)
-        for step in range(1, 5):
-            clock.now += 20
-            shown.advance(step)
-    assert file.getvalue().splitlines() == [
-        "jcl epoch 0.105: step 2 of 456, about 2 h 31 min left",
-        "jcl epoch 0.211: step 4 of 456, about 2 h 30 min left",
-    ]
+        shown.start(first, 456, 19)
+        for step in range(1, 9):
+            clock.now += 100 if step <= 4 else 40  # these compile, and the last of them is recorded
+            shown.advance(first + step)
+    lines = [line.split(": ")[1] for line in file.getvalue().splitlines()]
+    assert lines[:-1] == [f"step {first + step} of 456" for step in range(1, 8)]
+    assert lines[-1] == f"step {first + 8} of 456, about {duration(40 * (456 - first - 8))} left"
+
+
+@pytest.mark.parametrize("first", [0, 50])
+@pytest.mark.parametrize("display", [RunDisplay, DetectionDisplay])
+def test_a_bar_tells_no_time_left_from_the_steps_that_compile(first, display):
+    now = 100.0
+    screen = Console(file=io.StringIO(), width=80, force_terminal=True, get_time=lambda: now, _environ={})
+    shown = RunDisplay(screen, SETTINGS, "jcl") if display is RunDisplay else DetectionDisplay(screen, "mask")
+    shown.start(first, 456, 19) if isinstance(shown, RunDisplay) else shown.begin(first, 456)
+    (task,) = shown._bar.tasks
+    told = []
+    for step in range(1, 9):
+        now += 20 if step <= 4 else 2
+        shown.advance(first + step)
+        told.append(task.time_remaining)
+    assert told == [None] * 7 + [2 * (456 - first - 8)]
 
 
 def test_a_log_has_whole_lines_without_control_characters(monkeypatch):

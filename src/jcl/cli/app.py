@@ -53,6 +53,7 @@ def _spared(path: Path | None) -> Path | None:
 JsonOption = Annotated[
     Path | None, typer.Option("--json", callback=_spared, help="Also write the figures to this file as JSON.")
 ]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -54,20 +54,29 @@ def knn(
             console=err,
             progress=progress,
         )
-    table = Table("k", "temperature", "top-1", "top-5")
-    for result in results:
-        table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
-    out.print(table)
     best = results[0]
+    table = Table("k", "temperature", *_accuracy_columns(best.telling_top5))
+    for result in results:
+        table.add_row(str(result.k), f"{result.temperature:g}", *_accuracies(result.top1, result.telling_top5))
+    out.print(table)
     if any(result.neighbours < result.k for result in results):
         say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
     say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
     write_json(_knn_figures(results), json_file)
 
 
-def _knn_figures(results: list[Any]) -> dict[str, float]:
+def _accuracy_columns(top5: float | None) -> list[str]:
+    return ["top-1"] if top5 is None else ["top-1", "top-5"]
+
+
+def _accuracies(top1: float, top5: float | None) -> list[str]:
+    """Of five classes or fewer there is no top-5 to show: it would be 100 % whatever the features are."""
+    return [f"{share:.2f} %" for share in (top1, top5) if share is not None]
+
+
+def _knn_figures(results: list[Any]) -> dict[str, float | None]:
     """The first result under the plain names, every result under names with its k and temperature."""
-    figures: dict[str, float] = {"knn_top1": results[0].top1, "knn_top5": results[0].top5}
+    figures: dict[str, float | None] = {"knn_top1": results[0].top1, "knn_top5": results[0].telling_top5}
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
     return figures
@@ -229,10 +238,9 @@ def finetune(
             console=err,
         )
     summary = folder.summary()
-    table = Table("labels used", "top-1", "top-5")
-    table.add_row(
-        f"{summary['labels_used']:,}", f"{summary['finetune_top1']:.2f} %", f"{summary['finetune_top5']:.2f} %"
-    )
+    top1, top5 = summary["finetune_top1"], summary["finetune_top5"]
+    table = Table("labels used", *_accuracy_columns(top5))
+    table.add_row(f"{summary['labels_used']:,}", *_accuracies(top1, top5))
     out.print(table)
     say(_tested_on(summary))
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
@@ -241,11 +249,10 @@ def finetune(
 
 def _print_linear(report: LinearReport) -> None:
     figures, scores = report.figures, report.scores
-    table = Table("protocol", "top-1", "top-5", "learning rate", "weight decay")
+    table = Table("protocol", *_accuracy_columns(scores.telling_top5), "learning rate", "weight decay")
     table.add_row(
         figures["protocol"],
-        f"{scores.top1:.2f} %",
-        f"{scores.top5:.2f} %",
+        *_accuracies(scores.top1, scores.telling_top5),
         f"{figures['lr']:g}",
         f"{figures['weight_decay']:g}",
     )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import EXCHANGE, app
+from jcl.cli.app import EXCHANGE, ForceOption, app
 from jcl.cli.printing import say
 from jcl.speech import counted, readable_size, typed
 
@@ -27,7 +27,6 @@ class Target(StrEnum):
 BackboneOption = Annotated[
     str | None, typer.Option("--backbone", help="torchvision or timm name, where the file does not tell it.")
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 @app.command("import", rich_help_panel=EXCHANGE)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out
+from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app, err, out
 from jcl.cli.location import location_argument
-from jcl.cli.printing import in_table, say, write_json
+from jcl.cli.printing import demand_free_picture, in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
 from jcl.speech import counted, tell
@@ -29,7 +29,7 @@ def embed(
     workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file where it exists.")] = False,
+    force: ForceOption = False,
     json_file: JsonOption = None,
 ) -> None:
     """Write the features of all images to a file, with their names, labels and splits.
@@ -70,7 +70,7 @@ def neighbours(
     k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of each image.")] = 8,
     picture: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw them into this .png file.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the .png file where it exists.")] = False,
+    force: ForceOption = False,
     json_file: JsonOption = None,
 ) -> None:
     """Find the images whose features are most similar to those of one's own.
@@ -79,24 +79,14 @@ def neighbours(
     """
     from jcl.lookup import find_neighbours
 
-    if picture is not None:
-        _check_picture(picture, images or [], force)
+    if picture is not None and any(_same_file(picture, image) for image in images or []):
+        raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
+    demand_free_picture(picture, force=force)
     matches = find_neighbours(index, images or [], row or [], weights=weights, k=k, device=device)
     _print_matches(matches)
     write_json(matches.as_dict(), json_file)
     if picture is not None:
         _draw(matches, picture)
-
-
-def _check_picture(picture: Path, images: list[str], force: bool) -> None:
-    """Before anything is done: a picture never takes the place of another one unasked."""
-    from jcl.exchange.exporting import demand_free_file
-
-    if picture.suffix.lower() != ".png":
-        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
-    if any(_same_file(picture, image) for image in images):
-        raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
-    demand_free_file(picture, force)
 
 
 def _same_file(picture: Path, image: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
+from jcl.errors import SettingsError
 from jcl.speech import tell, visible
 from jcl.train.json_object import write_object
 
@@ -16,6 +17,17 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
     if path is None or rank > 0:
         return
     write_object(path, figures)
+
+
+def demand_free_picture(picture: Path | None, *, force: bool) -> None:
+    """Before anything is done: a picture is a .png file, and never takes the place of another file unasked."""
+    from jcl.exchange.exporting import demand_free_file
+
+    if picture is None:
+        return
+    if picture.suffix.lower() != ".png":
+        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
+    demand_free_file(picture, force)
 
 
 def in_table(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import EVALUATE, JsonOption, app
+from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app
 from jcl.cli.printing import say, write_json
 from jcl.speech import counted, readable_size
 
@@ -21,6 +21,7 @@ def report(
     name: Annotated[
         list[str] | None, typer.Option(help="What to call a run on the page, in their order; repeatable.")
     ] = None,
+    force: ForceOption = False,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     json_file: JsonOption = None,
@@ -30,6 +31,7 @@ def report(
     [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
     """
     from jcl.errors import SettingsError
+    from jcl.exchange.exporting import demand_free_file
     from jcl.reporting import write_report
 
     if name and len(name) != len(runs):
@@ -40,7 +42,10 @@ def report(
         raise SettingsError(f"a page is known by its ending: {out_file} should end in .html.")
     if out_file is None and len(runs) > 1:
         raise SettingsError("Several runs have no folder in common; say where to write the page with -o FILE.")
-    made = write_report(runs, out_file or runs[0] / "report.html", names=name, title=title, device=device)
+    own = runs[0] / "report.html"  # which is made anew whenever there is more to show
+    if out_file is not None and (len(runs) > 1 or out_file.resolve() != own.resolve()):
+        demand_free_file(out_file, force)
+    made = write_report(runs, out_file or own, names=name, title=title, device=device)
     for run in made.runs:
         for sentence in run.absent:
             say(f"{run.name}: {sentence}")

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import STUDY, JsonOption, app, seed_option, typed_options
+from jcl.cli.app import STUDY, ForceOption, JsonOption, app, seed_option, typed_options
 from jcl.cli.evaluate import WorkersOption
 from jcl.cli.location import location_argument, tell_passed_over
-from jcl.cli.printing import say, write_json
+from jcl.cli.printing import demand_free_picture, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -49,6 +49,7 @@ def distribution(
     ] = None,
     split: Annotated[str, typer.Option(help="train or test.")] = "train",
     picture: PictureOption = None,
+    force: ForceOption = False,
     values: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write each image's figures, as .csv or .npz.")
     ] = None,
@@ -68,7 +69,7 @@ def distribution(
     from jcl.comparing import compare_views, split_arguments
     from jcl.evaluate.spread_file import check_values_file, write_values
 
-    _demand_png(picture)
+    demand_free_picture(picture, force=force)
     if views is not None and views.isdecimal():
         raise SettingsError(f"--views names a kind of views; for {views} of each image say --views-per-image {views}.")
     if values is not None:
@@ -124,6 +125,7 @@ def bound(
     ] = (None),
     keys: Annotated[int, typer.Option(min=1, help="Views of each image of a run that serve as keys.")] = 256,
     picture: PictureOption = None,
+    force: ForceOption = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
     workers: WorkersOption = None,
     seed: Annotated[int, seed_option()] = 0,
@@ -136,7 +138,7 @@ def bound(
     [dim]jcl bound -o gaussian.png[/]
     [dim]jcl bound runs/photos -o bound.png[/]
     """
-    _demand_png(picture)
+    demand_free_picture(picture, force=force)
     _refuse_without_effect(typed_options(context), of_run=run is not None)
     wanted = numbers_in(scales, "--scales")
     if min(wanted) < 0:
@@ -220,8 +222,9 @@ def cost(
     backbone: Annotated[str | None, typer.Option(help="Network, such as resnet18.")] = None,
     image_size: Annotated[int | None, typer.Option(min=1, help="Side of the views in pixels.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=2, help="Images per step.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 5,
     picture: PictureOption = None,
+    force: ForceOption = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     json_file: JsonOption = None,
 ) -> None:
@@ -232,7 +235,7 @@ def cost(
     from jcl.cli.study_tables import print_cost
     from jcl.costing import TITLES, measure_cost
 
-    _demand_png(picture)
+    demand_free_picture(picture, force=force)
     counts = whole_numbers_in(keys, "--keys")
     own = {"model.backbone": backbone, "views.image_size": image_size, "train.batch_size": batch_size}
     values = {name: value for name, value in own.items() if value is not None}
@@ -271,8 +274,3 @@ def whole_numbers_in(text: str, option: str) -> list[int]:
     if not all(number.is_integer() for number in numbers):
         raise SettingsError(f"{option} takes whole numbers, but got {text!r}.")
     return [int(number) for number in numbers]
-
-
-def _demand_png(picture: Path | None) -> None:
-    if picture is not None and picture.suffix.lower() != ".png":
-        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")

@@ -143,6 +143,8 @@ def print_cost(report: CostReport) -> None:
         line = growth(report.cells, method)
         if line is not None:
             say(f"{TITLES[method]}: {described_growth(line, base)}.")
+    if report.doubt():
+        say(report.doubt())
     say("Without gradients keys are encoded in parts, as many as train.key_passes says, so that memory need not grow.")
 
 

@@ -88,7 +88,7 @@ def check_writable(file: Path, *, force: bool) -> None:
     if file.is_dir():
         raise SettingsError(f"{file} is a folder; give the name of a .npz or .parquet file to write.")
     if file.exists() and not force:
-        raise SettingsError(f"{file} is there already and is left as it is; choose another name or say --force.")
+        raise SettingsError(f"{file} is there already and is left as it is; choose another name or add --force.")
 
 
 def write_feature_file(

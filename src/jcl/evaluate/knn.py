@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
-from jcl.evaluate.places import NOWHERE, classes_before, positions
+from jcl.evaluate.places import NOWHERE, classes_before, positions, telling_top5
 from jcl.randomness import permutation
 from jcl.ranks import ALONE, Ranks
 
@@ -37,6 +37,11 @@ class KnnResult:
     neighbours: int
     bank: int
     queries: int
+    classes: int  # in the bank
+
+    @property
+    def telling_top5(self) -> float | None:
+        return telling_top5(self.top5, self.classes)
 
 
 def knn_accuracy(
@@ -78,7 +83,7 @@ def knn_accuracy(
         neighbours = min(asked, len(bank))
         shares = (100 * counted[neighbours].double() / len(queries)).tolist()
         for each, (top1, top5) in zip(temperature, shares, strict=True):
-            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries)))
+            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries), len(classes)))
     return results
 
 

@@ -17,11 +17,11 @@ class SupervisedDisplay(BarDisplay):
 
     def start(self, step: int, steps_per_epoch: int, epochs: int) -> None:
         self._steps, self._epochs = steps_per_epoch, epochs
-        self._bar.update(self._task, completed=step, total=steps_per_epoch * epochs)
+        self.begin_at(step, steps_per_epoch * epochs)
 
     def advance(self, step: int) -> None:
         epoch = min(step // self._steps + 1, self._epochs)
-        self._bar.update(self._task, completed=step, description=f"{self.label} epoch {epoch}/{self._epochs}")
+        self.reach(step, f"{self.label} epoch {epoch}/{self._epochs}")
 
     def show(self, epoch: float, figures: dict[str, float]) -> None:
         """New figures."""

@@ -88,10 +88,15 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     figure = style.new_figure(13, 4.5)
     losses, shares, skewness = figure.subplots(1, 3)
     figure.subplots_adjust(left=0.05, right=0.985, top=0.66, bottom=0.125, wspace=0.19)
-    _draw_losses(losses, steps, rows, "Loss of the run's keys")
-    _label(losses, "training step", "loss")
-    _draw_shares(shares, steps, tests, reference)
-    _label(shares, "training step", "% of images")
+    if len(steps) > 1:
+        _draw_losses(losses, steps, rows, "Loss of the run's keys")
+        _draw_shares(shares, steps, tests, reference)
+    else:  # there is nothing to draw a line to
+        _draw_losses_at_once(losses, rows[0])
+        _draw_shares_at_once(shares, tests[0], reference)
+    when = "training step" if len(steps) > 1 else f"at training step {steps[0]:,}"
+    _label(losses, when, "loss")
+    _label(shares, when, "% of images")
     _draw_skewness(skewness, tests[-1], reference)
     _label(skewness, "skewness of q·k over the views of an image", "% of images")
     _legend(figure, list(rows[0].closed), "Eq. 4, infinitely many keys")
@@ -108,17 +113,43 @@ def _draw_losses(axes: Axes, where: Sequence[float], rows: Sequence[BoundRow], t
     """Eq. 4 with its error as a band, which is mostly too thin to be seen, and the bounds above it."""
     infinite = np.array([row.infinite for row in rows])
     error = 2 * np.array([row.infinite_error for row in rows])
-    colours = dict(zip(rows[0].closed, itertools.cycle(_SCALE_COLOURS)))
-    for scale, colour in colours.items():
+    for scale, colour in zip(rows[0].closed, itertools.cycle(_SCALE_COLOURS), strict=False):
         closed = [row.closed[scale] for row in rows]
         _points(axes, where, closed, colour)
     axes.plot(where, [row.jensen for row in rows], color=style.MUTED, linewidth=1.6, linestyle=(0, (1, 1)), zorder=4)
     axes.fill_between(where, infinite - error, infinite + error, color=style.INK, alpha=0.2, linewidth=0)
     _points(axes, where, infinite.tolist(), style.INK)
-    gaps = ", ".join(f"{rows[-1].gap(scale):+.3g} (scale {scale:g})" for scale in list(colours)[:3])
-    style.dress(axes, title, f"Eq. 8 in the end over Eq. 4: {gaps}")
+    style.dress(axes, title, f"Eq. 8 in the end over Eq. 4: {_gaps(rows[-1])}")
     axes.margins(y=0.08)
     axes.xaxis.set_major_locator(MaxNLocator(6))
+
+
+def _draw_losses_at_once(axes: Axes, row: BoundRow) -> None:
+    """The losses of a single checkpoint, in the colours that their lines would have."""
+    colours = [style.INK, style.MUTED, *itertools.islice(itertools.cycle(_SCALE_COLOURS), len(row.closed))]
+    style.dress(axes, "Loss of the run's keys", f"Eq. 8 over Eq. 4: {_gaps(row)}")
+    names = ["Eq. 4", "Eq. 7", *["Eq. 8"] * len(row.closed)]
+    _bars(axes, names, [row.infinite, row.jensen, *row.closed.values()], colours, "{:.3f}")
+
+
+def _draw_shares_at_once(axes: Axes, test: Normality, reference: Normality) -> None:
+    style.dress(axes, "Keys that are not Gaussian", "tested at 5 %, beside draws that are Gaussian")
+    shares = [test.rejected(), reference.rejected()]
+    _bars(axes, ["the run's keys", "Gaussian draws"], shares, [style.RED, style.MUTED], "{:.1f} %")
+    axes.set_ylim(0, 105)
+
+
+def _bars(axes: Axes, names: Sequence[str], values: Sequence[float], colours: Sequence[str], form: str) -> None:
+    bars = axes.bar(range(len(names)), values, width=0.6, color=colours)
+    axes.set_xticks(range(len(names)), names)
+    axes.bar_label(
+        bars, [form.format(value) for value in values], padding=2, fontsize=style.SIZES["small"], color=style.INK
+    )
+    axes.margins(y=0.08)
+
+
+def _gaps(row: BoundRow) -> str:
+    return ", ".join(f"{row.gap(scale):+.3g} (scale {scale:g})" for scale in list(row.closed)[:3])
 
 
 def _draw_shares(axes: Axes, steps: Sequence[int], tests: Sequence[Normality], reference: Normality) -> None:

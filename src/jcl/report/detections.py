@@ -20,6 +20,7 @@ from jcl.report import style
 _WIDTH, _GAP, _TOP, _CAPTION = 3.4, 0.16, 0.95, 0.2  # inches
 LEAST_SCORE = 0.5  # of what is drawn
 MOST_OBJECTS = 20
+_ANNOTATED = {"segm": "segmentation", "keypoints": "keypoints"}  # by the kind of results that is compared with it
 
 
 def detections_picture(
@@ -37,7 +38,7 @@ def detections_picture(
     for image, high in zip(shown, heights, strict=True):
         pixels = read_image(image).permute(1, 2, 0).numpy()
         found = _found(results, image.id)
-        sides = (("as annotated", list(image.annotations)), (f"found, score {LEAST_SCORE:g} and up", found))
+        sides = (("as annotated", _annotated(image, results)), (f"found, score {LEAST_SCORE:g} and up", found))
         for column, (caption, objects) in enumerate(sides):
             left = _GAP + column * (_WIDTH + _GAP)
             axes = figure.add_axes((left / width, (height - top - high) / height, _WIDTH / width, high / height))
@@ -52,6 +53,12 @@ def detections_picture(
                 _draw(axes, entry, names[entry["category_id"]], image, colour)
         top += high + _GAP + _CAPTION
     return style.save(figure, path)
+
+
+def _annotated(image: CocoImage, results: Results) -> list[dict[str, Any]]:
+    """The annotated objects with what was looked for; a detector of boxes is not to be compared with masks."""
+    left_out = {name for kind, name in _ANNOTATED.items() if kind not in results}
+    return [{name: value for name, value in entry.items() if name not in left_out} for entry in image.annotations]
 
 
 def _found(results: Results, image_id: int) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ not in it.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ class StepCost:
 
     bytes: int
     milliseconds: float
+    spread: float = 0.0  # in milliseconds, from the lower to the upper quartile of the timed steps
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def _on_gpu(build: Callable[[], Step], device: torch.device, repeats: int) -> St
         end.record()
         torch.cuda.synchronize(device)
         times.append(start.elapsed_time(end))
-    return StepCost(torch.cuda.max_memory_allocated(device), statistics.median(times))
+    return StepCost(torch.cuda.max_memory_allocated(device), statistics.median(times), _spread(times))
 
 
 def _on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
@@ -74,7 +76,12 @@ def _on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
         started = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - started))
-    return StepCost(_peak(profile), min(times))
+    return StepCost(_peak(profile), min(times), _spread(times))
+
+
+def _spread(times: Sequence[float]) -> float:
+    lower, upper = np.quantile(times, [0.25, 0.75])
+    return float(upper - lower)
 
 
 def _peak(profile: torch.profiler.profile) -> int:
@@ -103,6 +110,33 @@ def growth(cells: Sequence[Cell], method: str) -> Growth | None:
     left = memory - (start + slope * keys)
     total = float(((memory - memory.mean()) ** 2).sum())
     return Growth(float(slope), 1 - float((left**2).sum()) / total if total > 0 else 1.0)
+
+
+@dataclass(frozen=True)
+class MoreKeys:
+    """What a step takes longer for more keys, in milliseconds, and how much equal steps differ."""
+
+    longer: float
+    spread: float
+
+    @property
+    def in_doubt(self) -> bool:
+        """More keys take longer, always; where they seem not to, something else was timed."""
+        return self.longer < self.spread
+
+
+def more_keys(cells: Sequence[Cell]) -> list[MoreKeys]:
+    """From each number of keys of a method to the next; where one key is missing, MoCo v2 stands in for it."""
+    found = []
+    for method in dict.fromkeys(cell.method for cell in cells if cell.method != BASELINE):
+        own = [cell for cell in cells if cell.method == method]
+        costs = [cell.cost for cell in own]
+        if own[0].keys > 1:
+            costs.insert(0, baseline(cells))
+        fitting = [cost for cost in costs if cost is not None]
+        for fewer, more in itertools.pairwise(fitting):
+            found.append(MoreKeys(more.milliseconds - fewer.milliseconds, max(fewer.spread, more.spread)))
+    return found
 
 
 def baseline(cells: Sequence[Cell]) -> StepCost | None:

@@ -11,8 +11,14 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
+from jcl.train.step import STEPS_BEFORE_RECORDING
+
 LOG_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
 MOST_LOG_SECONDS = 600.0
+# How long these take, from wherever a run begins or resumes, tells nothing about the others: they compile, choose
+# kernels, create the optimiser's state and are recorded, and the ones after that may still wait for their device.
+FIRST_STEPS = STEPS_BEFORE_RECORDING + 3
+PLAIN_STEPS = 2  # to be seen after those before the time left is told
 
 
 def speed(images_per_second: float) -> str:
@@ -73,6 +79,7 @@ class BarDisplay:
         self._figures = BarFigures()
         self._bar = progress_bar(console, self._figures)
         self._task = self._bar.add_task(label, total=None)
+        self._total, self._counted_from, self._counted_since = 0, FIRST_STEPS, time.monotonic()
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -82,6 +89,26 @@ class BarDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    def begin_at(self, step: int, total: int) -> None:
+        """The work starts, or goes on, after so many steps."""
+        self._total, self._counted_from, self._counted_since = total, step + FIRST_STEPS, time.monotonic()
+        self._bar.reset(self._task, completed=step, total=total)
+
+    def reach(self, step: int, description: str) -> None:
+        """So many steps are done; the time that is left is told by those after the first ones."""
+        if step > self._counted_from:
+            self._bar.update(self._task, completed=step, description=description)
+        else:
+            self._counted_since = time.monotonic()
+            self._bar.reset(self._task, completed=step, description=description)
+
+    def seconds_left(self, step: int) -> float | None:
+        """How long the steps after `step` take, once enough steps have been seen to tell."""
+        seen = step - self._counted_from
+        if seen < PLAIN_STEPS:
+            return None
+        return (time.monotonic() - self._counted_since) / seen * (self._total - step)
 
     def stopping(self) -> None:
         """The work is asked to stop; whoever asked should see that it was heard, for a step may take long."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.errors import RunError
+from jcl.train.fitting import load_fitting
 from jcl.train.host_copy import HostCopy
 from jcl.train.sealed import is_sealed, read_tensors, write_sealed
 
@@ -94,7 +95,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optim
     tensors, metadata = _read_good(path)
     model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     try:
-        learner.load_state_dict(model)
+        load_fitting(learner, model, path)
         _restore_optimiser(optimiser, tensors, json.loads(metadata["optimiser"]))
         return Progress(
             step=int(metadata["step"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rich.console import Console
@@ -22,15 +21,12 @@ class RunDisplay(BarDisplay):
         self.newest: dict[str, Any] = {}
 
     def start(self, step: int, total_steps: int, steps_per_epoch: int) -> None:
-        self._total, self._steps_per_epoch = total_steps, steps_per_epoch
-        self._first_step, self._started = step, time.monotonic()
-        self._bar.update(self._task, completed=step, total=total_steps)
+        self._steps_per_epoch = steps_per_epoch
+        self.begin_at(step, total_steps)
 
     def advance(self, step: int) -> None:
         epoch = min(step // self._steps_per_epoch + 1, self.settings.train.epochs)
-        self._bar.update(
-            self._task, completed=step, description=f"{self.label} epoch {epoch}/{self.settings.train.epochs}"
-        )
+        self.reach(step, f"{self.label} epoch {epoch}/{self.settings.train.epochs}")
         if self._pace.due():
             self._print_progress(step)
 
@@ -59,8 +55,8 @@ class RunDisplay(BarDisplay):
         return health(self.newest, queue_size=queue, embedding_dim=self.settings.model.embedding_dim)
 
     def _print_progress(self, step: int) -> None:
-        each = (time.monotonic() - self._started) / (step - self._first_step)
-        left = f", about {duration(each * (self._total - step))} left" if step < self._total else ""
+        seconds = self.seconds_left(step)
+        left = f", about {duration(seconds)} left" if seconds is not None and step < self._total else ""
         figures = f"; {speed(self.newest['images_per_second'])}; {self.health()}" if "loss" in self.newest else ""
         self._print(step, f"step {step:,} of {self._total:,}{left}{figures}")
 

@@ -14,7 +14,7 @@ class DetectionDisplay(SupervisedDisplay):
         self._iterations = iterations
 
     def advance(self, step: int) -> None:
-        self._bar.update(self._task, completed=step, description=f"{self.label} {step:,}/{self._iterations:,}")
+        self.reach(step, f"{self.label} {step:,}/{self._iterations:,}")
 
     def show(self, epoch: float, figures: dict[str, float]) -> None:
         """New figures, after so many iterations."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jcl.errors import RunError
 from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
 from jcl.evaluate.training_folder import TrainingFolder
 from jcl.speech import typed
@@ -27,6 +28,14 @@ class DetectionFolder(TrainingFolder):
     @property
     def how_to_resume(self) -> str:
         return f"continue it with `jcl detect --resume {typed(self.path)}`"
+
+    def refuse_occupied(self) -> None:
+        super().refuse_occupied()
+        if self.summary_file.exists():
+            raise RunError(
+                f"{self.path} already holds figures, in {self.summary_file.name}, and is left as it is; "
+                "choose another folder with --out."
+            )
 
     def results_file(self, kind: str) -> Path:
         return self.path / f"results-{kind}.json"
