@@ -96,9 +96,9 @@ def _probed(run: Run) -> dict[str, Any]:
     linear = linear_probe(*labelled, device=subject.device)
     return {
         "linear_top1": linear.scores.top1,
-        "linear_top5": linear.scores.telling_top5,
+        "linear_top5": linear.scores.top5,
         "knn_top1": knn.top1,
-        "knn_top5": knn.telling_top5,
+        "knn_top5": knn.top5,
         "validation_top1": linear.validation_top1,
         "linear_lr": linear.lr,
         "linear_weight_decay": linear.weight_decay,

@@ -213,7 +213,7 @@ def _summary(settings: FinetuneSettings, work: _Work, judged: Judged) -> dict[st
     train, found = settings.train, judged.scores
     return {
         "finetune_top1": found.top1,
-        "finetune_top5": found.telling_top5,
+        "finetune_top5": found.top5,
         "labels": settings.labels,
         "labels_used": len(work.names) - judged.unreadable,
         "skipped": judged.unreadable,

@@ -208,6 +208,6 @@ def _fast_linear(
 def _linear_figures(
     protocol: str, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, seed: int
 ) -> dict[str, Any]:
-    found = {"linear_top1": scores.top1, "linear_top5": scores.telling_top5, "protocol": protocol}
+    found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": protocol}
     about = {"test_images": scores.images, "test_held_out": task.held_out, "classes": len(task.classes), "seed": seed}
     return found | chosen | about

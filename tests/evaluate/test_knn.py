@@ -13,7 +13,6 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import scores
 from jcl.evaluate.knn import knn_accuracy, knn_predict, leave_out_split
 from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
 
@@ -172,14 +171,6 @@ def test_k_beyond_the_bank_means_the_whole_bank() -> None:
     beyond, whole = knn_accuracy(*problem, k=[1000, 17])
     assert (beyond.k, beyond.neighbours, beyond.bank) == (1000, 17, 17)
     assert (beyond.top1, beyond.top5) == (whole.top1, whole.top5)
-
-
-@pytest.mark.parametrize("classes", [5, 6])
-def test_top_five_tells_something_of_six_classes_and_nothing_of_five(classes: int) -> None:
-    rows = torch.eye(classes)
-    (result,) = knn_accuracy(rows, torch.arange(classes), rows, torch.arange(classes), k=[classes])
-    judged = scores(rows, torch.arange(classes), torch.arange(classes))
-    assert result.telling_top5 == judged.telling_top5 == (100 if classes == 6 else None)
 
 
 def test_unlabelled_rows_are_left_out_on_both_sides() -> None:

@@ -54,7 +54,7 @@ def test_tensorboard_events_hold_the_same_figures(tmp_path):
 
     with Record(tmp_path) as record:
         for step in (1, 2, 3):
-            record.write("train", step, step / 10, {"loss": float(step), "nothing": None})
+            record.write("train", step, step / 10, {"loss": float(step)})
     with Record(tmp_path, resumed_at=2) as record:  # step 3 is done again
         record.write("train", 3, 0.3, {"loss": 30.0})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

@@ -55,9 +55,10 @@ def knn(
             progress=progress,
         )
     best = results[0]
-    table = Table("k", "temperature", *_accuracy_columns(best.telling_top5))
+    table = Table("k", "temperature", *_accuracy_names(best.classes))
     for result in results:
-        table.add_row(str(result.k), f"{result.temperature:g}", *_accuracies(result.top1, result.telling_top5))
+        accuracies = _accuracies(result.top1, result.top5, best.classes)
+        table.add_row(str(result.k), f"{result.temperature:g}", *accuracies)
     out.print(table)
     if any(result.neighbours < result.k for result in results):
         say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
@@ -65,18 +66,18 @@ def knn(
     write_json(_knn_figures(results), json_file)
 
 
-def _accuracy_columns(top5: float | None) -> list[str]:
-    return ["top-1"] if top5 is None else ["top-1", "top-5"]
+def _accuracy_names(classes: int) -> list[str]:
+    """What a table shows: of five classes and fewer no top-5, which is 100 % there whatever the features are."""
+    return ["top-1", "top-5"] if classes > 5 else ["top-1"]
 
 
-def _accuracies(top1: float, top5: float | None) -> list[str]:
-    """Of five classes or fewer there is no top-5 to show: it would be 100 % whatever the features are."""
-    return [f"{share:.2f} %" for share in (top1, top5) if share is not None]
+def _accuracies(top1: float, top5: float, classes: int) -> list[str]:
+    return [f"{share:.2f} %" for share, _ in zip((top1, top5), _accuracy_names(classes), strict=False)]
 
 
-def _knn_figures(results: list[Any]) -> dict[str, float | None]:
+def _knn_figures(results: list[Any]) -> dict[str, float]:
     """The first result under the plain names, every result under names with its k and temperature."""
-    figures: dict[str, float | None] = {"knn_top1": results[0].top1, "knn_top5": results[0].telling_top5}
+    figures: dict[str, float] = {"knn_top1": results[0].top1, "knn_top5": results[0].top5}
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
     return figures
@@ -238,9 +239,9 @@ def finetune(
             console=err,
         )
     summary = folder.summary()
-    top1, top5 = summary["finetune_top1"], summary["finetune_top5"]
-    table = Table("labels used", *_accuracy_columns(top5))
-    table.add_row(f"{summary['labels_used']:,}", *_accuracies(top1, top5))
+    table = Table("labels used", *_accuracy_names(summary["classes"]))
+    accuracies = _accuracies(summary["finetune_top1"], summary["finetune_top5"], summary["classes"])
+    table.add_row(f"{summary['labels_used']:,}", *accuracies)
     out.print(table)
     say(_tested_on(summary))
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
@@ -249,10 +250,11 @@ def finetune(
 
 def _print_linear(report: LinearReport) -> None:
     figures, scores = report.figures, report.scores
-    table = Table("protocol", *_accuracy_columns(scores.telling_top5), "learning rate", "weight decay")
+    classes = figures["classes"]
+    table = Table("protocol", *_accuracy_names(classes), "learning rate", "weight decay")
     table.add_row(
         figures["protocol"],
-        *_accuracies(scores.top1, scores.telling_top5),
+        *_accuracies(scores.top1, scores.top5, classes),
         f"{figures['lr']:g}",
         f"{figures['weight_decay']:g}",
     )

@@ -11,7 +11,7 @@ from jcl.data import ImageData, ImageSource
 from jcl.errors import DataError
 from jcl.evaluate.knn import leave_out_split
 from jcl.evaluate.label_subset import part_of
-from jcl.evaluate.places import NOWHERE, classes_before, positions, telling_top5
+from jcl.evaluate.places import NOWHERE, classes_before, positions
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,6 @@ class Scores:
     class_images: tuple[int, ...]
     class_top1: tuple[float | None, ...]
     strangers: int
-
-    @property
-    def telling_top5(self) -> float | None:
-        return telling_top5(self.top5, len(self.class_images))
 
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
-from jcl.evaluate.places import NOWHERE, classes_before, positions, telling_top5
+from jcl.evaluate.places import NOWHERE, classes_before, positions
 from jcl.randomness import permutation
 from jcl.ranks import ALONE, Ranks
 
@@ -38,10 +38,6 @@ class KnnResult:
     bank: int
     queries: int
     classes: int  # in the bank
-
-    @property
-    def telling_top5(self) -> float | None:
-        return telling_top5(self.top5, self.classes)
 
 
 def knn_accuracy(

@@ -17,7 +17,7 @@ from jcl.train.runtime import choose_precision
 
 def online_knn(
     data: ImageData, backbone: nn.Module, settings: Settings, device: torch.device, ranks: Ranks = ALONE
-) -> Callable[[], dict[str, float | None]] | None:
+) -> Callable[[], dict[str, float]] | None:
     """A function that measures `backbone` as it is when called; None where the data has no labels."""
     if data.train.labels is None:
         return None
@@ -31,10 +31,10 @@ def online_knn(
     def features(source: ImageSource) -> Features:
         return shown.extract(backbone, source, device=device, precision=precision, workers=workers)
 
-    def measure() -> dict[str, float | None]:
+    def measure() -> dict[str, float]:
         k, temperature = [voters], [record.knn_temperature]
         result = knn_on(data, features, k=k, temperature=temperature, device=device, ranks=ranks)[0]
-        return {"knn_top1": result.top1, "knn_top5": result.telling_top5}
+        return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure
 

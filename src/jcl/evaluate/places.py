@@ -8,11 +8,6 @@ from torch import Tensor
 NOWHERE = torch.iinfo(torch.int64).max
 
 
-def telling_top5(top5: float, classes: int) -> float | None:
-    """A top-5 accuracy, or None where five guesses name every class, so that it tells nothing."""
-    return top5 if classes > 5 else None
-
-
 def positions(labels: Tensor, classes: Tensor) -> Tensor:
     """Where each label (n,) stands in the rising `classes` (c,); -1 for what is none of them."""
     classes = classes.to(labels.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,12 @@ class EventFile:
         except OSError as error:
             self._give_up(error)
 
-    def write(self, kind: str, step: int, figures: Mapping[str, float | None]) -> None:
+    def write(self, kind: str, step: int, figures: dict[str, float]) -> None:
         if self._writer is None:
             return
         try:
             for name, value in figures.items():
-                if value is not None:
-                    self._writer.add_scalar(f"{kind}/{name}", value, step)
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
             self._writer.flush()
         except OSError as error:
             self._give_up(error)

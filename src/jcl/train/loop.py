@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ class Training:
     record: Record | QuietRecord
     display: Display
     heartbeat: Heartbeat
-    measure: Callable[[], Mapping[str, float | None]] | None = None
+    measure: Callable[[], dict[str, float]] | None = None
     progress: Progress = field(default_factory=Progress)
     saved_at: float = 0.0  # when a checkpoint was last begun
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,7 +17,7 @@ class QuietRecord:
     def __init__(self) -> None:
         self.newest: dict[str, dict[str, Any]] = {}
 
-    def write(self, kind: str, step: int, epoch: float, figures: Mapping[str, float | None]) -> dict[str, Any]:
+    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         return {"kind": kind, "step": step, "epoch": epoch, **figures}
 
     def __enter__(self) -> Self:

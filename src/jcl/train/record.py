@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -49,9 +49,9 @@ class Record:
         self._end = len(content)  # of what is known to be whole
         self._events = EventFile(folder / "tensorboard", resumed_at, warn) if tensorboard else None
 
-    def write(self, kind: str, step: int, epoch: float, figures: Mapping[str, float | None]) -> dict[str, Any]:
+    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         """One line; figures that are not finite are written as null, since JSON has no such number."""
-        finite = {name: value if _is_finite(value) else None for name, value in figures.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
         self.newest[kind] = line
         self._waiting.append(json.dumps(line) + "\n")
@@ -105,10 +105,6 @@ class Record:
                     file.truncate(end)
                 raise
             self._end = end + len(content)
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
