@@ -258,7 +258,7 @@ def test_each_setting_alone_shares_the_centre(npz, tmp_path):
 
 def test_a_centre_that_is_automatic_gets_a_place_among_the_values(npz):
     plan = small_plan(npz, "queue_size=64", "temperature=0.1", alone=True, method__queue_size="auto")
-    assert plan.centre == {"method.queue_size": 256, "method.temperature": 0.15}
+    assert plan.centre == {"method.queue_size": 256, "method.temperature": 0.2}
     assert [cell.settings.method.queue_size for cell in plan.cells] == [256, 64, 256]
 
 
@@ -272,14 +272,14 @@ def test_what_auto_becomes_is_trained_once(npz):
 
 def test_a_grid_has_no_cell_for_auto_beside_the_value_that_it_becomes(npz):
     said = Console(file=io.StringIO(), width=1000)
-    plan = small_plan(npz, "queue_size=auto,256,64", "temperature=auto,0.1", seeds=(0, 1), console=said)
+    plan = small_plan(npz, "queue_size=auto,256,64", "weight_decay=auto,0.1", seeds=(0, 1), console=said)
     values = [(256, "auto"), (256, 0.1), (64, "auto"), (64, 0.1)]  # what becomes of this "auto" is not in the grid
     assert [(*cell.values.values(), cell.seed) for cell in plan.cells] == [
         (*v, seed) for seed in (0, 1) for v in values
     ]
     assert said.file.getvalue().splitlines() == [
-        "Not trained apart: queue_size auto, temperature 0.1, which is queue_size 256, temperature 0.1 here.",
-        "Not trained apart: queue_size auto, temperature auto, which is queue_size 256, temperature auto here.",
+        "Not trained apart: queue_size auto, weight_decay 0.1, which is queue_size 256, weight_decay 0.1 here.",
+        "Not trained apart: queue_size auto, weight_decay auto, which is queue_size 256, weight_decay auto here.",
     ]
 
 

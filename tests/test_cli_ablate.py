@@ -35,7 +35,7 @@ VALUES = TINY_VALUES | {"record.knn_every": 0}
         (["--over", "batch_size=8,35"], "A batch of 35 images is larger than the data"),
         (
             ["--over", "method=jcl,moco-v2", "--over", "num_keys=2,3", "--each-alone"],
-            "method moco-v2 cannot be tried alone, because it makes method.num_keys 1 instead of 5",
+            "method moco-v2 cannot be tried alone, because it makes method.num_keys 1 instead of auto",
         ),
     ],
 )
