@@ -23,14 +23,22 @@ from held_out import hold_out
 from machine import save
 from processes import Processes, jcl_command, last_line, training_command
 
+from jcl.cli.run_options import given_values, run_settings
+from jcl.errors import JclError
+
 FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs of 8 and 12 runs
 Levels = dict[str, tuple[Any, Any]]  # low and high value of each setting
 
 
 def main() -> None:
     arguments = parse_arguments()
-    split = prepare(arguments)
     rows = design(len(arguments.vary))
+    try:
+        for row in rows:
+            check(values_of(row, arguments.vary), arguments)
+    except JclError as error:
+        raise SystemExit(f"Error: {error}") from None
+    split = prepare(arguments)
     run_all(rows, split, arguments)
     figures = report(rows, arguments)
     save(figures, arguments.json, arguments.device)
@@ -105,6 +113,17 @@ def values_of(row: tuple[int, ...], vary: Levels) -> dict[str, Any]:
     return {name: levels[level] for (name, levels), level in zip(vary.items(), row, strict=False)}
 
 
+def check(values: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Settings that do not work are told before anything is trained or written."""
+    given = given_values({"data": str(arguments.data)}, all_settings(values, arguments))
+    run_settings(arguments.recipe, arguments.method, given)
+
+
+def all_settings(values: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
+    values = values | {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
+    return [*arguments.set, *(f"{name}={value}" for name, value in values.items())]
+
+
 def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
     def start(file: Path, words: list[str]) -> None:
         processes.wait(at_most=arguments.at_once - 1)
@@ -125,11 +144,9 @@ def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namesp
 
 def command(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> list[str]:
     """What starts a run, or goes on with one that got as far as a checkpoint."""
-    values |= {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}
-    settings = [*arguments.set, *(f"{name}={value}" for name, value in values.items())]
     options = {name: getattr(arguments, name) for name in ("recipe", "method", "epochs", "device")}
     folder, result = arguments.out / f"run-{number}", result_file(arguments, number)
-    return training_command(folder, result, split, options, settings)
+    return training_command(folder, result, split, options, all_settings(values, arguments))
 
 
 def result_file(arguments: argparse.Namespace, number: int) -> Path:

@@ -17,6 +17,7 @@ from rich.console import Console
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
 from jcl.ablation_cell import run_cell
+from jcl.automatic import DataFacts, choose
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
 from jcl.pretraining import Run, pretrain
 from jcl.studies.cells import whole_name
@@ -260,6 +261,14 @@ def test_a_centre_that_is_automatic_gets_a_place_among_the_values(npz):
     plan = small_plan(npz, "queue_size=64", "temperature=0.1", alone=True, method__queue_size="auto")
     assert plan.centre == {"method.queue_size": 256, "method.temperature": 0.2}
     assert [cell.settings.method.queue_size for cell in plan.cells] == [256, 64, 256]
+
+
+def test_the_centre_of_a_number_of_keys_has_one_query_as_its_other_values_have(npz):
+    automatic = {"method__num_keys": "auto", "method__num_queries": "auto"}
+    plan = small_plan(npz, "num_keys=1,2", alone=True, **automatic)
+    assert plan.centre == {"method.num_keys": 5}  # with two queries it would be 3
+    facts = DataFacts(images=5_000, short_side=32, decoded=True)
+    assert {choose(cell.settings, facts)[0].method.num_queries for cell in plan.cells} == {1}
 
 
 def test_what_auto_becomes_is_trained_once(npz):

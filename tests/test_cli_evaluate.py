@@ -38,18 +38,6 @@ def test_linear_fast(call, pretrained, npz):
     assert code == 0 and figures("two.json") == one, err
 
 
-@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
-@pytest.mark.parametrize("command", ["knn", "linear --epochs 1", "finetune --epochs 1"])
-def test_tables_have_no_top_five_of_five_classes(call, pretrained, command, classes, shown):
-    labels = np.arange(36) % classes
-    np.savez("few.npz", x_train=drawn_pixels(36), y_train=labels, x_test=drawn_pixels(12), y_test=labels[:12])
-    name, *options = command.split()
-    code, out, err = call(name, pretrained, "few.npz", *options, "--workers", 0, "--json", "few.json")
-    assert code == 0, err
-    assert "top-1" in out and ("top-5" in out) == shown
-    assert json.loads(Path("few.json").read_text())[f"{name}_top5"] <= 100
-
-
 def test_linear_says_that_the_choice_lies_at_the_edge(call, pretrained):
     code, out, _ = call("linear", pretrained, "--lr", 1e-9, "--lr", 1e-8, "--weight-decay", 0, "--epochs", 2)
     assert code == 0 and "lies at its edge" in out and "est learning rate" in out

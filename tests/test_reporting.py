@@ -18,6 +18,7 @@ from jcl.report.contents import RunContents, ShownImage
 from jcl.report.page import render_page
 from jcl.reporting import gather, run_names, write_report
 from jcl.reporting_run import read_run
+from jcl.settings import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, small_run
 from small_runs import tiny_settings
 
@@ -92,6 +93,17 @@ def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> Non
     summary = json.loads((page_runs / "arrays/run/summary.json").read_text())
     assert f"{summary['knn_top1']:.1f} %" in page.text and "kNN, 5 nearest images vote" in page.text
     assert all(image.get("alt") for image in page.all("img")) and len(page.all("img")) > 40
+
+
+def test_views_are_called_what_they_are(arrays: RunContents) -> None:
+    def called(page: str) -> list[str]:
+        return re.findall(r"<span>(image|(?:query|key)[ 0-9]*)</span>", page.partition('id="views"')[2])
+
+    assert called(render_page([arrays]))[:3] == ["image", "query", "key 1"]
+    settings = with_values(arrays.settings, {"method.num_queries": 2, "method.num_keys": 1})
+    page = render_page([replace(arrays, settings=settings)])
+    assert called(page)[:3] == ["image", "query 1", "query 2"]
+    assert ", 1 key and 2 queries an image" in page
 
 
 def test_what_auto_became_and_why(page_runs: Path, tmp_path: Path) -> None:

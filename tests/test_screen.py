@@ -115,6 +115,18 @@ def test_what_is_asked_wrongly_is_said(screen, monkeypatch, capsys, words, messa
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [({"nonsense": (1, 2)}, "no setting called 'nonsense'"), ({"train.lr": (0.1, "abc")}, "'abc' of train.lr")],
+)
+def test_settings_that_do_not_work_are_told_before_anything_is_trained(screen, asked, monkeypatch, vary, message):
+    asked.vary = vary
+    monkeypatch.setattr(screen, "parse_arguments", lambda: asked)
+    with pytest.raises(SystemExit, match=message):
+        screen.main()
+    assert not asked.out.exists()
+
+
 def test_numbers_are_read_as_they_are_written(screen, monkeypatch):
     words = "--vary train.weight_decay=3e-4,0.001 --vary model.bn_groups=4,16 --vary model.head=mlp,linear"
     monkeypatch.setattr(sys, "argv", ["screen.py", "a.npz", "--out", "o", *words.split()])

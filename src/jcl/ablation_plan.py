@@ -18,7 +18,7 @@ from jcl.data.loader import refuse_large_batch
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.run_data import data_facts, open_run_data, with_whole_path
-from jcl.settings import Settings, known
+from jcl.settings import Settings, known, with_values
 from jcl.speech import tell
 from jcl.studies.cells import (
     Axis,
@@ -81,6 +81,8 @@ def plan_ablation(
 
 def _chosen_centre(base: Settings, names: Sequence[str], facts: DataFacts) -> dict[str, Any]:
     """What "auto" becomes of the settings to be varied, so that the centre has a place among their other values."""
+    if "method.num_keys" in names and base.method.num_queries == "auto":
+        base = with_values(base, {"method.num_queries": 1})  # as all cells have it, of which each says how many keys
     chosen = values_of(choose(base, facts)[0], names)
     return {name: chosen[name] for name, value in values_of(base, names).items() if value == "auto"}
 

@@ -172,11 +172,11 @@ def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
 
 
 def _num_queries(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    several = settings.method.name not in SINGLE_KEY_METHODS
-    # Whoever says how many keys there are means the paper's method, one query beside them.
-    if several and settings.method.num_keys == "auto" and _small(settings):
-        return 2, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
-    return 1, ""  # as ever
+    if settings.method.name in SINGLE_KEY_METHODS or not _small(settings):
+        return 1, ""  # as ever
+    if settings.method.num_keys != "auto":
+        return 1, "as in the paper, since the number of keys was given; without that there would be a second"
+    return 2, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
 
 
 def _num_keys(settings: Settings, facts: DataFacts) -> tuple[int, str]:

@@ -95,10 +95,10 @@ class CostReport:
             return ""
         costs = [cell.cost for cell in self.cells if cell.cost is not None]
         most = max(cost.spread / cost.milliseconds for cost in costs)
+        spread = f"less than equal steps differ (up to {100 * most:.0f} %)" if most else "nothing"
         return (
-            f"The times are in doubt: from one number of keys to the next, {doubtful} of {len(compared)} differences "
-            f"are smaller than those between equal steps (up to {100 * most:.0f} %); measure again when the machine "
-            "does nothing else, or with more --repeats."
+            f"The times are in doubt: from one number of keys to the next, {doubtful} of {len(compared)} times "
+            f"more keys seem to cost {spread}; measure again on an idle machine, or with more --repeats."
         )
 
 

@@ -248,6 +248,27 @@ def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
     return progress
 
 
+def _keep_to_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, place: Place) -> None:
+    """Whoever edits a run's settings, or its images, changes what its steps mean: that is said, or refused."""
+    before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
+    now, total = progress.step / steps_per_epoch, settings.train.epochs * steps_per_epoch
+    changed = ""
+    if before not in (0, steps_per_epoch):
+        changed = (
+            f"an epoch had {counted(before, 'step')} and now has {steps_per_epoch:,}, "
+            "because train.batch_size or the number of images has changed"
+        )
+    if progress.step > total:
+        raise RunError(
+            f"the run has taken {counted(progress.step, 'step')}, more than the {total:,} of {settings.train.epochs:,} "
+            f"epochs{f'; {changed}' if changed else ''}. Set back what was changed, or begin a new run."
+        )
+    if changed:
+        place.say(
+            f"{changed[0].upper()}{changed[1:]}: the run was at epoch {progress.step / before:.3g} and is at {now:.3g}."
+        )
+
+
 def _loaded(path: Path, parts: _Parts) -> Progress:
     return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
 
@@ -293,6 +314,7 @@ def _train(
     """Run the loop, then write the backbone, the pictures and the summary."""
     ranks, memory = place.ranks, PeakMemory(parts.device)
     progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
+    agreed(ranks, lambda: _keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place))
     display = RunDisplay(place.console, settings, label or settings.method.name)
     backbone = parts.learner.query_encoder.backbone
     record, saver = _writers(settings, folder, ranks, progress, display)

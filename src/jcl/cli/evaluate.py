@@ -54,25 +54,15 @@ def knn(
             console=err,
             progress=progress,
         )
-    best = results[0]
-    table = Table("k", "temperature", *_accuracy_names(best.classes))
+    table = Table("k", "temperature", "top-1", "top-5")
     for result in results:
-        accuracies = _accuracies(result.top1, result.top5, best.classes)
-        table.add_row(str(result.k), f"{result.temperature:g}", *accuracies)
+        table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
     out.print(table)
+    best = results[0]
     if any(result.neighbours < result.k for result in results):
         say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
     say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
     write_json(_knn_figures(results), json_file)
-
-
-def _accuracy_names(classes: int) -> list[str]:
-    """What a table shows: of five classes and fewer no top-5, which is 100 % there whatever the features are."""
-    return ["top-1", "top-5"] if classes > 5 else ["top-1"]
-
-
-def _accuracies(top1: float, top5: float, classes: int) -> list[str]:
-    return [f"{share:.2f} %" for share, _ in zip((top1, top5), _accuracy_names(classes), strict=False)]
 
 
 def _knn_figures(results: list[Any]) -> dict[str, float]:
@@ -239,9 +229,10 @@ def finetune(
             console=err,
         )
     summary = folder.summary()
-    table = Table("labels used", *_accuracy_names(summary["classes"]))
-    accuracies = _accuracies(summary["finetune_top1"], summary["finetune_top5"], summary["classes"])
-    table.add_row(f"{summary['labels_used']:,}", *accuracies)
+    table = Table("labels used", "top-1", "top-5")
+    table.add_row(
+        f"{summary['labels_used']:,}", f"{summary['finetune_top1']:.2f} %", f"{summary['finetune_top5']:.2f} %"
+    )
     out.print(table)
     say(_tested_on(summary))
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
@@ -250,11 +241,11 @@ def finetune(
 
 def _print_linear(report: LinearReport) -> None:
     figures, scores = report.figures, report.scores
-    classes = figures["classes"]
-    table = Table("protocol", *_accuracy_names(classes), "learning rate", "weight decay")
+    table = Table("protocol", "top-1", "top-5", "learning rate", "weight decay")
     table.add_row(
         figures["protocol"],
-        *_accuracies(scores.top1, scores.top5, classes),
+        f"{scores.top1:.2f} %",
+        f"{scores.top5:.2f} %",
         f"{figures['lr']:g}",
         f"{figures['weight_decay']:g}",
     )

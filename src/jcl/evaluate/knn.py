@@ -37,7 +37,6 @@ class KnnResult:
     neighbours: int
     bank: int
     queries: int
-    classes: int  # in the bank
 
 
 def knn_accuracy(
@@ -79,7 +78,7 @@ def knn_accuracy(
         neighbours = min(asked, len(bank))
         shares = (100 * counted[neighbours].double() / len(queries)).tolist()
         for each, (top1, top5) in zip(temperature, shares, strict=True):
-            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries), len(classes)))
+            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries)))
     return results
 
 

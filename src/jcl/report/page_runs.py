@@ -7,9 +7,10 @@ from typing import Any
 from jcl.report.contents import Answer, ExampleViews, RunContents, ShownImage
 from jcl.report.inline import image_address
 from jcl.report.page_tables import MISSING, of_summary, plain_value, seconds_of, speed_of
+from jcl.report.pictures import view_names
 from jcl.report.remarks import remarks
 from jcl.report.scatter import class_marks, map_chart
-from jcl.settings import views_in_words
+from jcl.settings import known, views_in_words
 from jcl.speech import counted, duration, readable_size
 
 
@@ -42,6 +43,7 @@ def shown_run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -
         "answers": [_answer(answer) for answer in look.answers[:rows]] if look is not None else [],
         "labelled": look is not None and any(answer.query.label is not None for answer in look.answers),
         "views": _views(run.views, rows) if run.views is not None else None,
+        "view_names": view_names(known(run.settings.method.num_queries), known(run.settings.method.num_keys)),
         "spread": _spread(run),
         "skipped": list(run.skipped.items())[:20],
         "skipped_count": len(run.skipped),

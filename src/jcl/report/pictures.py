@@ -31,11 +31,16 @@ def draw_views(
         _show(sheet.cell(row, 0), image)
         for column, view in enumerate(own, start=1):
             _show(sheet.cell(row, column), view)
-    names = ["query"] if queries == 1 else [f"query {number}" for number in range(1, queries + 1)]
-    heads = ["image", *names, *(f"key {number}" for number in range(1, count - queries + 1))]
+    heads = ["image", *view_names(queries, count - queries)]
     for column, head in enumerate(heads[: count + 1]):
         sheet.head(column, head)
     return style.save(sheet.figure, path)
+
+
+def view_names(queries: int, keys: int) -> list[str]:
+    """What the views of an image are called, in the order in which they are shown."""
+    names = ["query"] if queries == 1 else [f"query {number}" for number in range(1, queries + 1)]
+    return [*names, *(f"key {number}" for number in range(1, keys + 1))]
 
 
 def draw_neighbours(

@@ -37,6 +37,12 @@ class DetectionFolder(TrainingFolder):
                 "choose another folder with --out."
             )
 
+    def summary(self) -> dict[str, Any]:
+        found = super().summary()
+        if "task" not in found:
+            raise RunError(f"{self.path} holds no {self.kind}: its {self.summary_file.name} is of something else.")
+        return found
+
     def results_file(self, kind: str) -> Path:
         return self.path / f"results-{kind}.json"
 
