@@ -36,7 +36,8 @@ class Processes:
         """Start a command that writes what it says to `log`."""
         self._leave_if_asked()
         log.parent.mkdir(parents=True, exist_ok=True)
-        own = os.environ | {STARTED_BY: str(os.getpid())}
+        # Unbuffered, words and errors stand in the log in the order in which they were said.
+        own = os.environ | {STARTED_BY: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as file:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=own)
         self._started.append(process)
