@@ -85,6 +85,7 @@ def row_of(seeds: dict, words: str = "JCL", settings: dict | None = None) -> dic
     return {"words": words, "settings": settings or {}, "seeds": seeds}
 
 
+@pytest.mark.faults  # for its length: seven processes start
 def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(
     measured_before, words, compared, compare, tmp_path, monkeypatch
 ):

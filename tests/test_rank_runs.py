@@ -196,7 +196,8 @@ def test_images_that_any_rank_cannot_read_are_listed_or_end_all_of_them(tmp_path
     assert [path.stem for path in list_checkpoints(tmp_path / "runs/later/checkpoints")] == ["step-000000002"]
 
 
-@pytest.mark.parametrize("what", ["rank", pytest.param("workers", marks=pytest.mark.faults)])
+@pytest.mark.faults  # for its length
+@pytest.mark.parametrize("what", ["rank", "workers"])
 def test_a_rank_that_keeps_others_waiting_is_named(tmp_path, what):
     """It is halted as a whole, or only the processes that read its images, as on a disk that hangs."""
     photos = write_image_folder(tmp_path / "photos", 480)  # halted in the first of 30 steps: later, all are in memory
