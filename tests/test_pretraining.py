@@ -286,6 +286,24 @@ def test_a_run_is_not_called_finished_because_its_settings_were_edited(npz, tmp_
     assert resume(folder, console=QUIET).summary["steps"] == 12
 
 
+def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(
+    npz, tmp_path, undrawn, monkeypatch
+):
+    folder = tmp_path / "run"
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    edit_settings(folder, "temperature: 0.2", "temperature: 0.3")
+    edit_settings(folder, "log_every: 3", "log_every: 2")
+    told, untold = (Console(file=io.StringIO(), width=1000) for _ in range(2))
+    resume(folder, console=told)
+    sentence = (
+        "Settings have changed since the checkpoint was written, which had method.temperature = 0.2 instead of 0.3.\n"
+    )
+    assert sentence in told.file.getvalue()
+    resume(copy, console=untold)
+    assert "have changed" not in untold.file.getvalue()
+
+
 def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, monkeypatch):
     folder, said = tmp_path / "run", Console(file=io.StringIO(), width=1000)
     stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)

@@ -34,7 +34,7 @@ from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder, newest_folder
 from jcl.train.heartbeat import Heartbeat
-from jcl.train.json_object import read_object
+from jcl.train.json_object import named_differences, read_object
 from jcl.train.loop import Training
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.quiet import QuietRecord, QuietSaver
@@ -248,6 +248,24 @@ def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
     return progress
 
 
+_WITHOUT_WEIGHT = {  # what a run comes to does not rest on these
+    *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
+    "model.bn_groups",  # which is fitted to the ranks, and said then
+}
+
+
+def _tell_changes(progress: Progress, settings: Settings, place: Place) -> None:
+    """A run may be resumed with other settings than it began with, but not without a word."""
+    dumped = settings.model_dump(mode="json")
+    sections = {section: dumped[section] for section in ("views", "model", "method", "train")}
+    names = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+    before, now = progress.settings, {name: names[name] for name in names if name not in _WITHOUT_WEIGHT}
+    both = [name for name in now if name in before]  # the settings that there are may change from version to version
+    if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
+        place.say(f"Settings have changed since the checkpoint was written, which had {other}.")
+    progress.settings = now
+
+
 def _keep_to_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, place: Place) -> None:
     """Whoever edits a run's settings, or its images, changes what its steps mean: that is said, or refused."""
     before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
@@ -314,6 +332,7 @@ def _train(
     """Run the loop, then write the backbone, the pictures and the summary."""
     ranks, memory = place.ranks, PeakMemory(parts.device)
     progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
+    _tell_changes(progress, settings, place)
     agreed(ranks, lambda: _keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place))
     display = RunDisplay(place.console, settings, label or settings.method.name)
     backbone = parts.learner.query_encoder.backbone

@@ -40,6 +40,7 @@ class Progress:
     ranks: int = 1  # that took the last step
     skipped_steps: int = 0  # up to the last line of metrics; the window knows of those since
     steps_per_epoch: int = 0  # when the last step was taken; 0 where that is not known
+    settings: dict[str, Any] = field(default_factory=dict)  # that it rested on, by dotted names; empty likewise
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def take_snapshot(
         "skipped_steps": str(progress.skipped_steps),
         "ranks": str(progress.ranks),
         "steps_per_epoch": str(progress.steps_per_epoch),
+        "settings": json.dumps(progress.settings),
     }
     copy = HostCopy(tensors, None if before is None else before.copy)
     return Snapshot(progress.step, copy, metadata, optimiser_rest)
@@ -107,6 +109,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optim
             skipped_steps=int(metadata.get("skipped_steps", 0)),
             ranks=int(metadata.get("ranks", 1)),
             steps_per_epoch=int(metadata.get("steps_per_epoch", 0)),
+            settings=dict(json.loads(metadata.get("settings", "{}"))),
         )
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None

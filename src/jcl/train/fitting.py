@@ -1,6 +1,6 @@
 """Whether the weights in a checkpoint fit the network that the settings ask for, and which settings do not if not.
 
-A checkpoint holds no settings, but the parts of a learner follow from few of them.
+Checkpoints of earlier versions hold no settings, but the parts of a learner follow from few of them.
 """
 
 from __future__ import annotations
