@@ -123,10 +123,9 @@ def test_killed_at_any_moment_ends_as_if_it_had_not(weights, npz, unbroken, tmp_
 def test_a_long_epoch_is_saved_in_the_middle(weights, npz, tmp_path, monkeypatch):
     monkeypatch.setattr("jcl.evaluate.supervised.CHECKPOINT_SECONDS", 0.0)
     probed(weights, npz, tmp_path / "probe", epochs=1)
-    assert [path.name for path in list_checkpoints(tmp_path / "probe/checkpoints")] == [
-        "step-000000003.safetensors",
-        "step-000000004.safetensors",
-    ]
+    within, last = (path.stem for path in list_checkpoints(tmp_path / "probe/checkpoints"))
+    # One that is still being written lets the next one pass, so that a slow disk holds nothing up.
+    assert within in {f"step-00000000{step}" for step in (1, 2, 3)} and last == "step-000000004"
 
 
 def test_images_that_cannot_be_read_are_not_counted_as_trained_on(weights, tmp_path, monkeypatch):
