@@ -35,7 +35,7 @@ def line_of(row: dict[str, Any], results: list[dict[str, Any]], base_epochs: int
     words, keys, queries = row["words"], results[0]["num_keys"], results[0]["num_queries"]
     units = 3 * queries + units_of_a_key(row) * keys
     cells = [
-        f"{words}{views_in_words(words, queries, keys)}",
+        f"{words}{views_not_told(words, queries, keys)}",
         *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
         mean_of_known([result["seconds"] for result in results], " s"),
         mean_of_known([result["images_per_second"] for result in results]),
@@ -46,8 +46,8 @@ def line_of(row: dict[str, Any], results: list[dict[str, Any]], base_epochs: int
     return f"| {' | '.join(cells)} |"
 
 
-def views_in_words(words: str, queries: int, keys: int) -> str:
-    """How many views an image has, where a row's own words do not say it."""
+def views_not_told(words: str, queries: int, keys: int) -> str:
+    """How many views an image has, where a row's own words do not say it; nothing where they do."""
     if "quer" in words:
         return ""
     further = f", {queries} queries" if queries > 1 else ""

@@ -252,67 +252,6 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, undraw
     assert figures(plain)[0]["loss"] != figures(whole)[0]["loss"]
 
 
-def stopped_after_five_of_twelve_steps(npz, folder, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(patch, 5, signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            pretrain(tiny_settings(npz), folder, console=QUIET)
-
-
-def edit_settings(folder, before, after):
-    file = folder / "settings.yaml"
-    text = file.read_text()
-    assert text.count(before) == 1
-    file.write_text(text.replace(before, after))
-
-
-@pytest.mark.parametrize(
-    ("edited", "said"),
-    [
-        (("epochs: 3", "epochs: 1"), r"has taken 5 steps, more than the 4 of 1 epochs\. Set back what was changed"),
-        (
-            ("batch_size: 8", "batch_size: 32"),
-            r"5 steps, more than the 3 of 3 epochs; an epoch had 4 steps and now has 1, because train\.batch_size or",
-        ),
-    ],
-)
-def test_a_run_is_not_called_finished_because_its_settings_were_edited(npz, tmp_path, monkeypatch, edited, said):
-    folder = tmp_path / "run"
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
-    edit_settings(folder, *edited)
-    with pytest.raises(RunError, match=said):
-        resume(folder, console=QUIET)
-    edit_settings(folder, *edited[::-1])
-    assert resume(folder, console=QUIET).summary["steps"] == 12
-
-
-def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(
-    npz, tmp_path, undrawn, monkeypatch
-):
-    folder = tmp_path / "run"
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
-    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
-    edit_settings(folder, "temperature: 0.2", "temperature: 0.3")
-    edit_settings(folder, "log_every: 3", "log_every: 2")
-    told, untold = (Console(file=io.StringIO(), width=1000) for _ in range(2))
-    resume(folder, console=told)
-    sentence = (
-        "Settings have changed since the checkpoint was written, which had method.temperature = 0.2 instead of 0.3.\n"
-    )
-    assert sentence in told.file.getvalue()
-    resume(copy, console=untold)
-    assert "have changed" not in untold.file.getvalue()
-
-
-def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, monkeypatch):
-    folder, said = tmp_path / "run", Console(file=io.StringIO(), width=1000)
-    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
-    edit_settings(folder, "batch_size: 8", "batch_size: 16")
-    resume(folder, console=said)
-    assert "An epoch had 4 steps and now has 2, because" in said.file.getvalue()
-    assert "the run was at epoch 1.25 and is at 2.5." in said.file.getvalue()
-
-
 def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path, undrawn):
     runs = [
         pretrain(tiny_settings(npz, method, method__num_keys=1, train__epochs=2), tmp_path / method, console=QUIET)

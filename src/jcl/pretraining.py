@@ -19,6 +19,7 @@ from jcl.automatic import Choice, choose, fit_to_ranks, undecided
 from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
+from jcl.edited_run import keep_to_schedule, tell_changes
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
@@ -34,7 +35,7 @@ from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.train.display import RunDisplay
 from jcl.train.folder import RunFolder, free_folder, newest_folder
 from jcl.train.heartbeat import Heartbeat
-from jcl.train.json_object import named_differences, read_object
+from jcl.train.json_object import read_object
 from jcl.train.loop import Training
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.quiet import QuietRecord, QuietSaver
@@ -248,45 +249,6 @@ def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
     return progress
 
 
-_WITHOUT_WEIGHT = {  # what a run comes to does not rest on these
-    *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
-    "model.bn_groups",  # which is fitted to the ranks, and said then
-}
-
-
-def _tell_changes(progress: Progress, settings: Settings, place: Place) -> None:
-    """A run may be resumed with other settings than it began with, but not without a word."""
-    dumped = settings.model_dump(mode="json")
-    sections = {section: dumped[section] for section in ("views", "model", "method", "train")}
-    names = {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
-    before, now = progress.settings, {name: names[name] for name in names if name not in _WITHOUT_WEIGHT}
-    both = [name for name in now if name in before]  # the settings that there are may change from version to version
-    if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
-        place.say(f"Settings have changed since the checkpoint was written, which had {other}.")
-    progress.settings = now
-
-
-def _keep_to_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, place: Place) -> None:
-    """Whoever edits a run's settings, or its images, changes what its steps mean: that is said, or refused."""
-    before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
-    now, total = progress.step / steps_per_epoch, settings.train.epochs * steps_per_epoch
-    changed = ""
-    if before not in (0, steps_per_epoch):
-        changed = (
-            f"an epoch had {counted(before, 'step')} and now has {steps_per_epoch:,}, "
-            "because train.batch_size or the number of images has changed"
-        )
-    if progress.step > total:
-        raise RunError(
-            f"the run has taken {counted(progress.step, 'step')}, more than the {total:,} of {settings.train.epochs:,} "
-            f"epochs{f'; {changed}' if changed else ''}. Set back what was changed, or begin a new run."
-        )
-    if changed:
-        place.say(
-            f"{changed[0].upper()}{changed[1:]}: the run was at epoch {progress.step / before:.3g} and is at {now:.3g}."
-        )
-
-
 def _loaded(path: Path, parts: _Parts) -> Progress:
     return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
 
@@ -332,8 +294,8 @@ def _train(
     """Run the loop, then write the backbone, the pictures and the summary."""
     ranks, memory = place.ranks, PeakMemory(parts.device)
     progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
-    _tell_changes(progress, settings, place)
-    agreed(ranks, lambda: _keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place))
+    tell_changes(progress, settings, place.say)
+    agreed(ranks, lambda: keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place.say))
     display = RunDisplay(place.console, settings, label or settings.method.name)
     backbone = parts.learner.query_encoder.backbone
     record, saver = _writers(settings, folder, ranks, progress, display)

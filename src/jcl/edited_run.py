@@ -1,0 +1,49 @@
+"""What somebody has changed under a run since its checkpoint was written: told, or refused where it makes no sense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jcl.errors import RunError
+from jcl.settings import Settings, setting_names
+from jcl.speech import counted
+from jcl.studies.cells import values_of
+from jcl.train.checkpoint import Progress
+from jcl.train.json_object import named_differences
+
+_SECTIONS = ("views.", "model.", "method.", "train.")
+_WITHOUT_WEIGHT = {  # what a run comes to does not rest on these
+    *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
+    "model.bn_groups",  # which is fitted to the ranks, and said then
+}
+
+
+def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], None]) -> None:
+    """A run may be resumed with other settings than it began with, but not without a word."""
+    names = [name for name in setting_names() if name.startswith(_SECTIONS) and name not in _WITHOUT_WEIGHT]
+    before, now = progress.settings, values_of(settings, names)
+    both = [name for name in names if name in before]  # the settings that there are may change from version to version
+    if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
+        say(f"Settings have changed since the checkpoint was written, which had {other}.")
+    progress.settings = now
+
+
+def keep_to_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, say: Callable[[str], None]) -> None:
+    """Whoever edits a run's settings, or its images, changes what its steps mean: that is said, or refused."""
+    before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
+    now, total = progress.step / steps_per_epoch, settings.train.epochs * steps_per_epoch
+    changed = ""
+    if before not in (0, steps_per_epoch):
+        changed = (
+            f"an epoch had {counted(before, 'step')} and now has {steps_per_epoch:,}, "
+            "because train.batch_size or the number of images has changed"
+        )
+    if progress.step > total:
+        raise RunError(
+            f"the run has taken {counted(progress.step, 'step')}, more than the {total:,} of {settings.train.epochs:,} "
+            f"epochs{f'; {changed}' if changed else ''}. Set back what was changed, or begin a new run."
+        )
+    if changed:
+        say(
+            f"{changed[0].upper()}{changed[1:]}: the run was at epoch {progress.step / before:.3g} and is at {now:.3g}."
+        )
