@@ -20,11 +20,9 @@ import argparse
 import contextlib
 import os
 import re
-import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,7 +31,7 @@ from comparison_rows import LEADING, ROWS, Row
 from comparison_table import seeds_of, table
 from held_out import HELD_OUT, hold_out
 from machine import described
-from processes import Processes, begun, jcl_command, last_line, training_command
+from processes import Commands, Processes, begun, jcl_command, last_line, training_command
 from rich.console import Console
 
 from jcl.cli.run_options import given_values, run_settings
@@ -249,59 +247,27 @@ def run_all(missing: list[tuple[Row, int]], arguments: argparse.Namespace, heade
     if missing:  # a file that cannot be written is told before anything is trained
         with held(arguments.json):
             write_object(arguments.json, kept(arguments.json, header))
-    waiting, going, failed = deque(missing), list[Measuring](), list[str]()
+    failed: list[str] = []
 
-    def gone_on(one: Measuring) -> bool:
+    def told(row: Row, seed: int) -> Commands[None]:
+        print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
         try:
-            if one.go_on():
-                return True
-            keep(one, arguments, header)
+            keep(row, seed, (yield from measured(row, seed, arguments, processes)), arguments, header)
         except (CommandFailed, JclError) as failure:
-            failed.append(f"{one.row.name}, seed {one.seed}: {failure}")
+            failed.append(f"{row.name}, seed {seed}: {failure}")
             print(failed[-1], file=sys.stderr, flush=True)
-        return False
 
     with Processes() as processes:
-        while waiting or going:
-            while waiting and len(going) < arguments.at_once:
-                going.append(Measuring(*waiting.popleft(), arguments, processes))
-            going = [one for one in going if gone_on(one)]
-            processes.pause()
+        processes.work_through((told(row, seed) for row, seed in missing), arguments.at_once)
     return failed
 
 
-Commands = Generator[subprocess.Popen[bytes], None, dict[str, Any]]
-"""Gives each command it starts, to be gone on with when that has ended; at last returns the figures."""
-
-
-class Measuring:
-    """A run that is being trained and probed, beside others perhaps."""
-
-    def __init__(self, row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> None:
-        print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
-        self.row, self.seed = row, seed
-        self.result: dict[str, Any] = {}
-        self._commands = measured(row, seed, arguments, processes)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def go_on(self) -> bool:
-        """Start the next command if the last one has ended; false when nothing is left to be done."""
-        if self._process is None or self._process.poll() is not None:
-            try:
-                self._process = next(self._commands)
-            except StopIteration as end:
-                self.result = end.value
-                return False
-        return True
-
-
-def keep(one: Measuring, arguments: argparse.Namespace, header: dict[str, Any]) -> None:
+def keep(row: Row, seed: int, result: dict[str, Any], arguments: argparse.Namespace, header: dict[str, Any]) -> None:
     """Add a result to the file."""
-    row, settings = one.row, of_the_row(settings_of(one.row, one.seed, arguments))
-    content = {"words": row.words, "settings": settings, "seeds": {}}
+    content = {"words": row.words, "settings": of_the_row(settings_of(row, seed, arguments)), "seeds": {}}
     with held(arguments.json):
         found = kept(arguments.json, header)
-        found["rows"].setdefault(row.name, content)["seeds"][str(one.seed)] = one.result
+        found["rows"].setdefault(row.name, content)["seeds"][str(seed)] = result
         write_object(arguments.json, found)
 
 
@@ -321,7 +287,7 @@ def held(file: Path) -> Iterator[None]:
         yield
 
 
-def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> Commands:
+def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Processes) -> Commands[dict[str, Any]]:
     """All figures of one run; how fast it was is only known of what was trained here, alone on the device."""
     folder = run_folder(row, seed, arguments)
     resumed = begun(folder)
@@ -355,7 +321,7 @@ def last_step(folder: Path) -> int:
     return max((line["step"] for line in read_metrics(file)), default=0) if file.exists() else 0
 
 
-def run(words: list[str], log: Path, processes: Processes) -> Generator[subprocess.Popen[bytes], None, float]:
+def run(words: list[str], log: Path, processes: Processes) -> Commands[float]:
     """Start a command and look at how it ended; returns the seconds it took."""
     started = time.perf_counter()
     process = processes.start(words, log)

@@ -4,15 +4,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from jcl.errors import Interrupted
 from jcl.studies.cell_process import STARTED_BY
 from jcl.train.folder import RunFolder
 from jcl.train.stop import StopRequest
+
+Result = TypeVar("Result")
+Commands = Generator[subprocess.Popen[bytes], None, Result]
+"""Gives each command it starts, to be gone on with when that has ended; at last returns what came of them."""
 
 SECONDS_BETWEEN_LOOKS = 0.2
 # `jcl`, which also saves itself and ends when we are killed and cannot ask it to.
@@ -24,7 +28,7 @@ _JCL = (
 class Processes:
     """What runs beside this process, for as long as the block lasts.
 
-    SIGTERM and Ctrl-C are heard at the next `start`, `wait` or `pause`, which then leave with the exit code of a run
+    SIGTERM and Ctrl-C are heard at the next `start` or `pause`, which then leave with the exit code of a run
     that was asked to stop; at the end of the block, for whatever reason, what is still running is asked to save itself.
     """
 
@@ -43,10 +47,23 @@ class Processes:
         self._started.append(process)
         return process
 
-    def wait(self, at_most: int = 0) -> None:
-        """Wait until no more than `at_most` are running."""
-        self._leave_if_asked()
-        while sum(process.poll() is None for process in self._started) > at_most:
+    def work_through(self, tasks: Iterable[Commands[None]], at_once: int) -> None:
+        """Do all tasks, `at_once` of them at a time; one begins as soon as another has done its last command."""
+        waiting, going = iter(tasks), list[tuple[Commands[None], subprocess.Popen[bytes]]]()
+
+        def go_on(task: Commands[None]) -> None:
+            if (process := next(task, None)) is not None:
+                going.append((task, process))
+
+        while True:
+            ended = [pair for pair in going if pair[1].poll() is not None]
+            for pair in ended:
+                going.remove(pair)
+                go_on(pair[0])
+            while len(going) < at_once and (task := next(waiting, None)) is not None:
+                go_on(task)
+            if not going:
+                return
             self.pause()
 
     def pause(self) -> None:

@@ -8,8 +8,8 @@ Plackett and Burman (Biometrika 33, 1946), set each of them high in half of the 
 against all others, so that every run tells about every setting: the effect of one is the mean of its high runs minus
 that of its low ones. Columns of the design that are left over stand for nothing and show what chance alone does. 5,000
 images of the training set, the same in every run, are held out and classified by kNN, with `--linear` also by a linear
-probe; the test set is not opened. What was measured already in `--out` is kept, and a run that was stopped halfway
-is resumed, so a screening goes on when it is started again.
+probe; the test set is not opened. What was measured already in `--out` is kept (its files `*.json` suffice for that),
+and a run that was stopped halfway is resumed, so a screening goes on when it is started again.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 
 from held_out import hold_out
 from machine import save
-from processes import Processes, jcl_command, last_line, training_command
+from processes import Commands, Processes, jcl_command, last_line, training_command
 
 from jcl.cli.run_options import given_values, run_settings
 from jcl.errors import JclError
@@ -125,21 +125,22 @@ def all_settings(values: dict[str, Any], arguments: argparse.Namespace) -> list[
 
 
 def run_all(rows: list[tuple[int, ...]], split: Path, arguments: argparse.Namespace) -> None:
-    def start(file: Path, words: list[str]) -> None:
-        processes.wait(at_most=arguments.at_once - 1)
-        processes.start(words, file.with_suffix(".txt"))
-
     with Processes() as processes:
-        for number, row in enumerate(rows):
-            if not (file := result_file(arguments, number)).exists():
-                start(file, command(number, values_of(row, arguments.vary), split, arguments))
-        processes.wait()
-        for number in range(len(rows)) if arguments.linear else ():
-            trained = result_file(arguments, number).exists()
-            if trained and not (file := probe_file(arguments, number)).exists():
-                folder = arguments.out / f"run-{number}"
-                start(file, jcl_command("linear", folder, "--device", arguments.device, "--json", file))
-        processes.wait()
+        runs = (measured(number, row, split, arguments, processes) for number, row in enumerate(rows))
+        processes.work_through(runs, arguments.at_once)
+
+
+def measured(
+    number: int, row: tuple[int, ...], split: Path, arguments: argparse.Namespace, processes: Processes
+) -> Commands[None]:
+    """Train a run and probe it at once, for a machine may be lost before the others are done."""
+    result, probe = result_file(arguments, number), probe_file(arguments, number)
+    if not result.exists():
+        words = command(number, values_of(row, arguments.vary), split, arguments)
+        yield processes.start(words, result.with_suffix(".txt"))
+    if arguments.linear and result.exists() and not probe.exists():
+        words = jcl_command("linear", arguments.out / f"run-{number}", "--device", arguments.device, "--json", probe)
+        yield processes.start(words, probe.with_suffix(".txt"))
 
 
 def command(number: int, values: dict[str, Any], split: Path, arguments: argparse.Namespace) -> list[str]:

@@ -9,7 +9,6 @@ import threading
 import time
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -287,8 +286,11 @@ def test_results_that_come_at_the_same_moment_are_both_kept(compare, words, tmp_
         return found
 
     monkeypatch.setattr(compare, "kept", kept)
-    ones = [SimpleNamespace(row=compare.ROWS["jcl"], seed=seed, result=result(80.0, 85.0)) for seed in range(2)]
-    threads = [threading.Thread(target=compare.keep, args=(one, arguments, deepcopy(header))) for one in ones]
+    row, figures = compare.ROWS["jcl"], result(80.0, 85.0)
+    threads = [
+        threading.Thread(target=compare.keep, args=(row, seed, figures, arguments, deepcopy(header)))
+        for seed in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -34,7 +34,7 @@ def test_what_runs_saves_itself_when_we_are_asked_to_end(processes, tmp_path, ca
         while "ready" not in log.read_text():
             assert process.poll() is None
         os.kill(os.getpid(), number)
-        running.wait()
+        running.pause()
     assert stop.value.code == 75
     assert log.read_text().split() == ["ready", "saved"] and process.returncode == 75
     assert f"{number.name} received" in capsys.readouterr().err
@@ -46,6 +46,24 @@ def test_nothing_is_begun_any_more_once_we_are_asked_to_end(processes, tmp_path)
         os.kill(os.getpid(), signal.SIGTERM)
         running.start([sys.executable, "-c", ""], tmp_path / "log.txt")
     assert not (tmp_path / "log.txt").exists()
+
+
+@pytest.mark.parametrize(("at_once", "order"), [(1, "a1 a2 b1 b2"), (2, "a1 b1")])
+def test_a_task_does_all_its_commands_before_another_begins_in_its_place(processes, tmp_path, at_once, order):
+    begun = []
+
+    def task(name, running):
+        for number in (1, 2):
+            begun.append(f"{name}{number}")
+            yield running.start([sys.executable, "-S", "-c", ""], tmp_path / f"{begun[-1]}.txt")
+
+    def nothing():
+        yield from ()
+
+    with processes.Processes() as running:
+        running.work_through([nothing(), task("a", running), nothing(), task("b", running)], at_once)
+    assert " ".join(begun).startswith(order) and sorted(begun) == ["a1", "a2", "b1", "b2"]
+    assert len(list(tmp_path.glob("*.txt"))) == 4
 
 
 def test_what_lies_beside_a_run_that_never_began_stays(processes, tmp_path):
