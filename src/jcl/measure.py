@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +45,22 @@ class Subject:
     def shown(self) -> FeatureSettings:
         return self.info.shown
 
+    def features(
+        self,
+        source: ImageSource,
+        *,
+        batch_size: int,
+        workers: int,
+        console: Console,
+        progress: Callable[[int, int], None] | None,
+    ) -> Features:
+        """What the backbone makes of a source's images; which of them could not be read is told."""
+        found = self.shown.extract(
+            self.backbone, source, device=self.device, batch_size=batch_size, workers=workers, progress=progress
+        )
+        tell_left_out(console, found.skipped)
+        return found
+
 
 def open_subject(weights: Path, location: str | None, device: str, console: Console) -> Subject:
     """The backbone of a run or file with the labelled data at `location` (default: what the run was trained on)."""
@@ -77,23 +94,12 @@ def measure_knn(
     with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
         subject = open_subject(weights, location, str(target), console_of(ranks, console))
         decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
-
-        def features(source: ImageSource) -> Features:
-            found = subject.shown.extract(
-                subject.backbone,
-                source,
-                device=target,
-                batch_size=batch_size,
-                workers=decoding,
-                progress=progress,
-            )
-            tell_left_out(console or Console(stderr=True), found.skipped)
-            return found
-
+        told = console or Console(stderr=True)
+        features = partial(subject.features, batch_size=batch_size, workers=decoding, console=told, progress=progress)
         data, votes = subject.data, k or [voters(len(subject.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
             said = "For want of a labelled test set some of the training images are held out to ask about."
-            tell(console or Console(stderr=True), said)
+            tell(told, said)
         return knn_on(data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,7 @@ from jcl.exchange.backbone_file import weights_digest
 from jcl.measure import Subject, data_location, open_subject
 from jcl.run_data import keep_apart
 from jcl.settings import TrainSettings
-from jcl.speech import tell, tell_left_out
+from jcl.speech import tell
 
 _DIGEST_LETTERS = 16
 
@@ -70,39 +71,13 @@ def measure_linear(
     console = console or Console(stderr=True)
     workers = usual_workers() if workers is None else workers
     if protocol == "fast":
-        if out is not None:
-            raise SettingsError(
-                "--out is for the paper's probe, which takes long; add --protocol paper or leave it out."
-            )
-        if compiled or least_crop != USUAL_LEAST_CROP:
-            option = "--compile" if compiled else "--least-crop"
-            raise SettingsError(
-                f"{option} is for the paper's probe, which sees random crops; add --protocol paper or leave it out."
-            )
+        _refuse_options_of_paper(out, compiled, least_crop)
         subject = open_subject(weights, location, device, console)
         grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
-        task = classification_task(subject.data)
-
-        def features(source: ImageSource) -> Features:
-            found = subject.shown.extract(
-                subject.backbone,
-                source,
-                device=subject.device,
-                batch_size=batch_size,
-                workers=workers,
-                progress=progress,
-            )
-            tell_left_out(console, found.skipped)
-            return found
-
-        return _fast_linear(features, task, grid, epochs, seed, subject.device)
-    if len(learning_rates) > 1 or any(weight_decays):
-        raise SettingsError(
-            "the paper's protocol has one learning rate and no weight decay; "
-            "give one --lr, or use --protocol fast to choose among several."
-        )
+        features = partial(subject.features, batch_size=batch_size, workers=workers, console=console, progress=progress)
+        return _fast_linear(features, classification_task(subject.data), grid, epochs, seed, subject.device)
     train = paper_settings(
-        lr=learning_rates[0] if learning_rates else PAPER_LR,
+        lr=_only_lr(learning_rates, weight_decays),
         epochs=PAPER_EPOCHS if epochs is None else epochs,
         batch_size=batch_size,
         seed=seed,
@@ -113,6 +88,26 @@ def measure_linear(
         keep_apart(out, data_location(weights, location))
     probe = _PaperProbe(subject, classification_task(subject.data), train, workers, least_crop, console)
     return probe.report() if out is None else probe.report_kept_in(ProbeFolder(out), weights)
+
+
+def _refuse_options_of_paper(out: Path | None, compiled: bool, least_crop: float) -> None:
+    if out is not None:
+        raise SettingsError("--out is for the paper's probe, which takes long; add --protocol paper or leave it out.")
+    if compiled or least_crop != USUAL_LEAST_CROP:
+        option = "--compile" if compiled else "--least-crop"
+        raise SettingsError(
+            f"{option} is for the paper's probe, which sees random crops; add --protocol paper or leave it out."
+        )
+
+
+def _only_lr(learning_rates: Sequence[float], weight_decays: Sequence[float]) -> float:
+    """The learning rate of the paper's protocol, which has no grid."""
+    if len(learning_rates) > 1 or any(weight_decays):
+        raise SettingsError(
+            "the paper's protocol has one learning rate and no weight decay; "
+            "give one --lr, or use --protocol fast to choose among several."
+        )
+    return learning_rates[0] if learning_rates else PAPER_LR
 
 
 @dataclass(frozen=True)
