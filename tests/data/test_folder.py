@@ -70,6 +70,20 @@ def test_test_split_without_class_folders_has_no_labels(tmp_path: Path):
     assert data.train.labels is not None and data.test is not None and data.test.labels is None
 
 
+@pytest.mark.parametrize("place", ["train", "train/c"])
+def test_test_split_keeps_its_labels_beside_training_images_without(tmp_path: Path, place: str):
+    """An image beside the class folders to train on, or no class folders there at all, says nothing of the others."""
+    for name in ("train/a", "train/b") if place == "train" else ():
+        write_images(tmp_path / name, 1)
+    write_images(tmp_path / place, 1)
+    for name in "ab":
+        write_images(tmp_path / "val" / name, 2)
+    data = open_folder(tmp_path)
+    assert data.train.labels is None and data.train.class_names is None
+    assert data.test is not None and data.test.labels is not None
+    assert data.test.class_names == ("a", "b") and data.test.labels.tolist() == [0, 0, 1, 1]
+
+
 def test_train_can_be_a_class(tmp_path: Path):
     for name in ("bus", "plane", "train"):
         write_images(tmp_path / name, 1)

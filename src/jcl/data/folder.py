@@ -114,11 +114,15 @@ def about_loose(names: Sequence[str]) -> str:
 
 
 def _test_classes(class_names: tuple[str, ...] | None, test_files: NameTable) -> tuple[str, ...] | None:
-    """The classes to train on with their labels, then those that only the test images have."""
+    """The classes to train on with their labels, then those that only the test images have.
+
+    Where no training image has a label, the class folders of the test images still say what these show.
+    """
     found = _class_names(test_files)
-    if class_names is None or found is None:
+    if found is None:
         return None
-    return class_names + tuple(name for name in found if name not in class_names)
+    known = class_names or ()
+    return known + tuple(name for name in found if name not in known)
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:
