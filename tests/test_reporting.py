@@ -191,6 +191,15 @@ def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
     assert f"They are no longer at {tmp_path / 'images'}." in page.text
 
 
+def test_images_that_were_passed_over(page_runs: Path, tmp_path: Path) -> None:
+    before, images = page_runs / "plain-images", tmp_path / "images"
+    shutil.copytree(before, images)
+    (images / "IMG_1.HEIC").touch()
+    page = read([elsewhere(page_runs / "plain", tmp_path / "run", str(before), str(images))], tmp_path / "page.html")
+    sentence = f"Passed over, because their kind cannot be read: 1 file below {images} (.heic 1);"
+    assert page.text.count(sentence) == 1 and "Nothing unusual was found" not in page.text
+
+
 def test_an_address_is_not_opened_again(page_runs: Path, tmp_path: Path) -> None:
     mark = tmp_path / "touched"
     location = f"pipe:touch {mark}; cat x.tar"

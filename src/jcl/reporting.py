@@ -12,6 +12,7 @@ import torch
 
 from jcl.building import run_view_recipe
 from jcl.data import ImageData
+from jcl.data.folder import folder_remarks
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.report.contents import ExampleViews, RunContents
 from jcl.report.page import render_page
@@ -79,6 +80,7 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
     except JclError as error:
         reason = f"Its images could not be opened again, so neighbours, map and views are missing: {error}"
         return replace(run, absent=(reason,))
+    run = replace(run, about_images=tuple(folder_remarks(Path(run.settings.data.location), data)))
     try:
         run = replace(run, views=_views(run, data))
     except (JclError, OSError) as error:

@@ -76,6 +76,7 @@ class RunContents:
     summary: Mapping[str, Any] | None
     choices: Sequence[Choice] | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
+    about_images: Sequence[str] = ()  # sentences: what is unusual about the folder they lie in
     measured: Mapping[str, float] = field(default_factory=dict)
     look: Look | None = None
     views: ExampleViews | None = None

@@ -36,6 +36,7 @@ def remarks(run: RunContents) -> list[Remark]:
         *_queue(run),
         *_knn(run),
         *_skipped_images(run),
+        *(Remark("note", sentence) for sentence in run.about_images),
     ]
     return sorted(found, key=lambda remark: remark.kind != "problem")
 
