@@ -1,6 +1,7 @@
 """Runs whose settings somebody edits between stopping and resuming: told, or refused, and never called finished."""
 
 import io
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -10,6 +11,8 @@ from rich.console import Console
 
 from jcl.errors import Interrupted, RunError
 from jcl.pretraining import pretrain, resume
+from jcl.report.page import render_page
+from jcl.reporting_run import read_run
 from small_runs import tiny_settings
 from test_pretraining import QUIET, stop_after
 
@@ -73,3 +76,26 @@ def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, mon
     resume(folder, console=said)
     assert "An epoch had 4 steps and now has 2, because" in said.file.getvalue()
     assert "the run was at epoch 1.25 and is at 2.5." in said.file.getvalue()
+
+
+def test_what_the_page_shows_as_chosen_is_what_the_run_goes_on_with(npz, tmp_path, undrawn, monkeypatch):
+    folder = tmp_path / "run"
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    file = folder / "choices.json"
+    chosen = {choice["name"]: choice for choice in json.loads(file.read_text())["choices"]}
+    chosen["train.precision"]["value"] = "bfloat16"  # as if it had begun on a GPU
+    file.write_text(json.dumps({"choices": list(chosen.values())}))
+    before = file.read_bytes()
+    edit_settings(folder, "epochs: 3", "epochs: 1")
+    with pytest.raises(RunError):
+        resume(folder, console=QUIET)
+    assert file.read_bytes() == before, "nothing goes on"
+    edit_settings(folder, "epochs: 1", "epochs: 3")
+    edit_settings(folder, "weight_decay: 0.0005", "weight_decay: 0.001")
+    resume(folder, console=QUIET)
+    assert [choice["name"] for choice in json.loads(file.read_text())["choices"]] == list(chosen)
+    shown = render_page([read_run(folder, "run")])
+    reason = "changed when the run was resumed; before that it was 0.0005"
+    assert f"<code>train.weight_decay</code></th><td>0.001</td><td>{reason}</td>" in shown
+    assert "<code>train.precision</code></th><td>float32</td>" in shown
+    assert chosen["method.covariance_scale"]["reason"] in shown

@@ -1,15 +1,19 @@
-"""What somebody has changed under a run since its checkpoint was written: told, or refused where it makes no sense."""
+"""What somebody has changed under a run since its checkpoint was written: told, entered into what
+the page shows, or refused where it makes no sense.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from jcl.automatic import Choice
 from jcl.errors import RunError
 from jcl.settings import Settings, setting_names
 from jcl.speech import counted
 from jcl.studies.cells import values_of
 from jcl.train.checkpoint import Progress
-from jcl.train.json_object import named_differences
+from jcl.train.json_object import named_differences, written
 
 _SECTIONS = ("views.", "model.", "method.", "train.")
 _WITHOUT_WEIGHT = {  # what a run comes to does not rest on these
@@ -26,6 +30,25 @@ def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], No
     if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
         say(f"Settings have changed since the checkpoint was written, which had {other}.")
     progress.settings = now
+
+
+def choices_after(before: Sequence[Choice], settings: Settings) -> list[Choice]:
+    """What was chosen for a run, with a word where another value has taken its place by the time it is resumed.
+
+    What settings leave to the machine, which decides anew, is not among them.
+    """
+    now = values_of(settings, setting_names())
+    return [
+        choice
+        if now.get(choice.name, choice.value) == choice.value
+        else replace(choice, value=now[choice.name], reason=_replaced(choice))
+        for choice in before
+        if now.get(choice.name) != "auto"
+    ]
+
+
+def _replaced(choice: Choice) -> str:
+    return f"changed when the run was resumed; before that it was {written(choice.value)}"
 
 
 def keep_to_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, say: Callable[[str], None]) -> None:

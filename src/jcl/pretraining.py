@@ -19,7 +19,7 @@ from jcl.automatic import Choice, choose, fit_to_ranks, undecided
 from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
-from jcl.edited_run import keep_to_schedule, tell_changes
+from jcl.edited_run import choices_after, keep_to_schedule, tell_changes
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
@@ -28,7 +28,7 @@ from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
 from jcl.reporting import write_run_report
 from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
-from jcl.run_results import machine_choices, write_choices, write_skipped, write_summary
+from jcl.run_results import machine_choices, read_choices, write_choices, write_skipped, write_summary
 from jcl.settings import Settings, TrainSettings, known, settings_from, views_in_words, with_values
 from jcl.speech import counted, typed
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
@@ -226,6 +226,13 @@ def _resume(path: Path, place: Place) -> Run:
         return _train(settings, folder, data, parts, place, None, resumed=True)
 
 
+def _renew_choices(folder: RunFolder, settings: Settings, device: torch.device) -> None:
+    """The page is to show what was chosen for the run as it goes on: its settings and the machine may be others."""
+    before = read_choices(folder)
+    if before is not None:
+        write_choices(folder, [*choices_after(before, settings), *machine_choices(settings, device)])
+
+
 def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
     """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
     ranks = place.ranks
@@ -296,6 +303,8 @@ def _train(
     progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
     tell_changes(progress, settings, place.say)
     agreed(ranks, lambda: keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place.say))
+    if resumed:
+        agreed(ranks, lambda: _renew_choices(folder, settings, place.device) if ranks.first else None)
     display = RunDisplay(place.console, settings, label or settings.method.name)
     backbone = parts.learner.query_encoder.backbone
     record, saver = _writers(settings, folder, ranks, progress, display)

@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.automatic import Choice
 from jcl.data import ImageData
 from jcl.data.opening import KNOWN_SETS
 from jcl.data.shard_reading import names_shards
@@ -19,6 +18,7 @@ from jcl.errors import DataError
 from jcl.report.contents import RunContents
 from jcl.report.page_tables import MEASURED_NAMES
 from jcl.run_data import open_run_data
+from jcl.run_results import read_choices
 from jcl.settings import Settings, with_values
 from jcl.train.folder import RunFolder
 from jcl.train.record import read_metrics
@@ -36,7 +36,7 @@ def read_run(path: Path, name: str) -> RunContents:
         settings=folder.settings(),
         metrics=_metrics(folder),
         summary=_object(path / "summary.json"),
-        choices=_choices(folder),
+        choices=read_choices(folder),
         skipped=read_skipped(folder.skipped_file, _MOST_SKIPPED),
         measured=_measured(path),
     )
@@ -63,17 +63,6 @@ def _object(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
         return value if isinstance(value, dict) else None
     return None
-
-
-def _choices(folder: RunFolder) -> list[Choice] | None:
-    kept = (_object(folder.choices_file) or {}).get("choices")
-    if not isinstance(kept, list):
-        return None
-    return [
-        Choice(str(entry.get("name", "")), entry.get("value"), str(entry.get("reason", "")))
-        for entry in kept
-        if isinstance(entry, dict)
-    ]
 
 
 def _measured(path: Path) -> dict[str, float]:

@@ -4,6 +4,7 @@ skipped images.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from jcl.settings import Settings
 from jcl.speech import counted
 from jcl.train.checkpoint import Progress
 from jcl.train.folder import RunFolder
-from jcl.train.json_object import write_object
+from jcl.train.json_object import read_object, write_object
 from jcl.train.skipped import add_skipped
 
 
@@ -43,6 +44,20 @@ def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:
     """Keep what "auto" became and why, for those who look at the run later."""
     kept = [{"name": choice.name, "value": choice.value, "reason": choice.reason} for choice in choices]
     write_object(folder.choices_file, {"choices": kept})
+
+
+def read_choices(folder: RunFolder) -> list[Choice] | None:
+    """What `write_choices` kept; None where nothing of it can be read."""
+    kept = None
+    with contextlib.suppress(RunError):
+        kept = read_object(folder.choices_file).get("choices")
+    if not isinstance(kept, list):
+        return None
+    return [
+        Choice(str(entry.get("name", "")), entry.get("value"), str(entry.get("reason", "")))
+        for entry in kept
+        if isinstance(entry, dict)
+    ]
 
 
 def machine_choices(settings: Settings, device: torch.device) -> list[Choice]:
