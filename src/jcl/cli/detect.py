@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank, seed_option
+from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app, err, out, rank, seed_option
 from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -142,14 +142,18 @@ def detect_table(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Finished folders of `jcl detect`.")],
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file as Markdown.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file as CSV.")] = None,
+    force: ForceOption = False,
 ) -> None:
     """Put finished transfers to COCO side by side, as the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
     from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table
+    from jcl.exchange.exporting import demand_free_file
 
     for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
         if file is not None and file.suffix.lower() != ending:
             raise SettingsError(f"the table is known by its ending: {file} should end in {ending}.")
+        if file is not None:
+            demand_free_file(file, force)
     heads, rows = detection_table([DetectionFolder(folder).summary() for folder in folders])
     say(as_markdown(heads, rows).rstrip())
     for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
