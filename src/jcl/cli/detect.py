@@ -146,7 +146,7 @@ def detect_table(
 ) -> None:
     """Put finished transfers to COCO side by side, as the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
-    from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table
+    from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
     from jcl.exchange.exporting import demand_free_file
 
     for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
@@ -154,8 +154,13 @@ def detect_table(
             raise SettingsError(f"the table is known by its ending: {file} should end in {ending}.")
         if file is not None:
             demand_free_file(file, force)
-    heads, rows = detection_table([DetectionFolder(folder).summary() for folder in folders])
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise SettingsError("a folder is named twice; give each once.")
+    summaries = [DetectionFolder(folder).summary() for folder in folders]
+    heads, rows = detection_table(told_by_folder(summaries, folders))
     say(as_markdown(heads, rows).rstrip())
+    if not equally_tested(summaries):
+        say("Not all were tested on the same images, so their figures do not compare.")
     for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
         if file is not None:
             write_atomically(file, text.encode())
