@@ -102,7 +102,9 @@ def linear(
         float, typer.Option(min=0.01, max=1.0, help="Least part of an image that a training crop keeps (paper).")
     ] = 0.08,
     per_class: Annotated[bool, typer.Option("--per-class", help="Show the accuracy of each class too.")] = False,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images per forward pass.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(min=2, help="Images per forward pass; of the paper's probe, images per step of training.")
+    ] = 256,
     workers: WorkersOption = None,
     seed: Annotated[int, seed_option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
