@@ -256,7 +256,9 @@ def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
     figures = json.loads(Path("knn.json").read_text())
     assert code == 0 and "10 queries against a bank of 34 images" in out
     assert figures["knn_top1"] == figures["knn_top1_k5_t0.1"] == pytest.approx(Run(finished).summary["knn_top1"])
-    assert set(figures) == {"knn_top1", "knn_top5", "knn_top1_k5_t0.1", "knn_top1_k1_t0.1"}
+    of_each = {f"knn_top{top}_k{k}_t0.1" for top in (1, 5) for k in (5, 1)}
+    assert set(figures) == {"knn_top1", "knn_top5", "test_images", "strangers"} | of_each
+    assert figures["test_images"] == 10 and figures["strangers"] == 0
     weights = finished / "backbone.safetensors"
     assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
     assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]

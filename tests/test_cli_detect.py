@@ -77,6 +77,13 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     assert (
         Path("t.md").read_text().splitlines()[-1] in out and "jcl.safetensors,resnet18,2" in Path("t.csv").read_text()
     )
+    code, out, err = call("detect-table", "one", "ev")
+    assert code == 0 and "| jcl.safetensors (one) |" in out and "| jcl.safetensors (ev) |" in out, err
+    assert "named twice" in call("detect-table", "one", "one")[2]
+    Path("t.md").write_text("my notes")
+    code, _, err = call("detect-table", "one", "--markdown", "t.md")
+    assert code == 1 and "t.md is there already and is left as it is" in err and Path("t.md").read_text() == "my notes"
+    assert call("detect-table", "one", "--markdown", "t.md", "--force")[0] == 0 and "jcl" in Path("t.md").read_text()
     code, out, err = call("detect", "--resume", "one")
     assert code == 0 and "nothing to resume" in err
 

@@ -102,6 +102,38 @@ def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, comm
     assert err.count("kind cannot be read: 2 files below") == 1
 
 
+@pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol paper --epochs 1", "finetune --epochs 1"])
+def test_test_images_of_classes_without_training_images_are_told_of(call, pretrained, tmp_path, command):
+    name, *options = command.split()
+    labels = np.arange(24) % 3
+    np.savez(
+        tmp_path / "odd.npz",
+        x_train=drawn_pixels(24),
+        y_train=labels,
+        x_test=drawn_pixels(24),
+        y_test=labels + 1,
+    )
+    code, out, err = call(name, pretrained, tmp_path / "odd.npz", *options, "--json", "odd.json", "--device", "cpu")
+    assert code == 0 and "Counted as wrong, being of classes without training images: 8 test images." in out, err
+    assert (figures("odd.json")["strangers"], figures("odd.json")["test_images"]) == (8, 24)
+
+
+def test_a_class_of_unreadable_images_is_none_that_the_probe_was_trained_on(call, pretrained, tmp_path):
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / "photos" / split, classes=("cats", "dogs", "emus"))
+    for image in (tmp_path / "photos" / "train" / "dogs").iterdir():
+        image.write_bytes(b"no image")
+    code, out, err = call(
+        "linear", pretrained, tmp_path / "photos", "--workers", 0, "--epochs", 1, "--json", "two.json"
+    )
+    assert code == 0 and "images of 2 classes." in out and figures("two.json")["classes"] == 2, err
+
+
+def test_one_class_folder_gives_no_labels_and_the_sentence_says_how_many_there_must_be(refused, pretrained, tmp_path):
+    write_image_folder(tmp_path / "photos", classes=("cats",))
+    assert "two or more class folders" in refused("knn", pretrained, tmp_path / "photos")
+
+
 def test_linear_refuses(refused, pretrained, npz, tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     np.savez(tmp_path / "one.npz", x_train=drawn_pixels(20), y_train=np.zeros(20, dtype=int))
@@ -140,6 +172,8 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
         "backbone.safetensors", "classifier.safetensors", "summary.json",
     }  # fmt: skip
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
+    code, _, err = call("knn", "tuned", npz)
+    assert code == 1 and "give that file: tuned/backbone.safetensors." in err
     code, _, err = call(*arguments)  # without --out
     assert code == 0 and len(list(Path("runs").glob("finetune-small-001/summary.json"))) == 1, err
 

@@ -118,6 +118,9 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     assert "no split called" in refused("distribution", run, "--split", "validation")
     assert "does not end in .png" in refused("distribution", run, "-o", "figure.pdf")
     assert "should end in .csv or .npz" in refused("distribution", run, "--values", "each.xlsx")
+    shutil.copy(npz, tmp_path / "mine.npz")  # a slip of the pen must not cost the images themselves
+    assert "left as it is" in refused("distribution", run, tmp_path / "mine.npz", "--values", tmp_path / "mine.npz")
+    assert (tmp_path / "mine.npz").read_bytes() == Path(npz).read_bytes()
     assert "no device called" in refused("distribution", run, "--device", "gpu")
 
 
@@ -219,7 +222,7 @@ def test_bound_refuses(refused, runs, tmp_path):
     assert "between 0 and 1" in refused("bound", "--spreads", "1.5")
     assert "--draws is for Gaussian keys" in refused("bound", run, "--draws", 500)
     assert "--batch-size is for the keys of a run" in refused("bound", "--batch-size", 7)
-    assert "--temperature must be above 0" in refused("bound", "--temperatures", "0")
+    assert "above 0, but --temperatures has 0" in refused("bound", "--temperatures", "0")
 
 
 def test_bound_needs_views_that_vary(refused, runs, tmp_path):

@@ -138,9 +138,14 @@ def test_the_same_input_gives_the_same_bytes(run, npz, tmp_path, kind):
 
 def test_workers_change_nothing(run, tmp_path):
     folder = write_image_folder(tmp_path / "photos")
-    for workers in (0, 2):
+    for workers in (0, 2, None):
         embed(run, str(folder), tmp_path / f"{workers}.npz", device="cpu", batch_size=5, workers=workers)
     assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "2.npz").read_bytes()
+    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "None.npz").read_bytes()
+
+
+def test_all_cores_decode_where_nothing_is_said(call):
+    assert "one a CPU core" in " ".join(call("embed", "--help")[1].replace("│", " ").split())
 
 
 def test_what_is_there_is_kept_unless_forced(run, npz, tmp_path):

@@ -233,6 +233,32 @@ def test_figures_of_other_commands(page_runs: Path, tmp_path: Path) -> None:
     assert "linear probe, first five" not in page.text and "fine-tuned" not in page.text
 
 
+def test_figures_measured_in_different_ways_stand_in_rows_of_their_own(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(page_runs / "arrays/run", run)
+    written = {
+        "a": {"finetune_top1": 61.0, "labels": "100%", "from_scratch": False},
+        "b": {"finetune_top1": 62.0, "labels": "10%", "from_scratch": False},
+        "c": {"finetune_top1": 63.0, "labels": "20-per-class", "from_scratch": True},
+        "d": {"linear_top1": 64.0, "protocol": "fast"},
+        "e": {"linear_top1": 65.0, "protocol": "paper"},
+    }
+    for name, figures in written.items():
+        (run / f"{name}.json").write_text(json.dumps(figures))
+    contents = read_run(run, "run")
+    page = Reader(render_page([contents])).text
+    assert "fine-tuned, first guess 61.0 %" in page and "linear probe, first guess 64.0 %" in page
+    assert "fine-tuned (10% of the labels), first guess 62.0 %" in page
+    assert "fine-tuned (20-per-class labels, from scratch), first guess 63.0 %" in page
+    assert "linear probe (the paper's protocol), first guess 65.0 %" in page
+    assert {figure.plain() for figure in contents.measured} >= {
+        "finetune_top1",
+        "finetune_top1_10_percent_of_the_labels",
+        "linear_top1",
+        "linear_top1_the_paper_protocol",
+    }
+
+
 def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, plain: RunContents) -> None:
     first, again = arrays.look, gather(page_runs / "arrays/run", "again", CPU).look
     assert first is not None and again is not None and first.knn == again.knn and len(first.knn) == 3

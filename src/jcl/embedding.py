@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from jcl.cores import usual_workers
 from jcl.data import UNLABELLED, ImageSource, all_class_names
 from jcl.data.opening import whole_location
 from jcl.errors import DataError, RunError, SettingsError
@@ -55,7 +56,7 @@ def embed(
     *,
     split: str = "all",
     batch_size: int = 256,
-    workers: int = 0,
+    workers: int | None = None,
     device: str = "auto",
     precision: str = "float32",
     force: bool = False,
@@ -81,7 +82,8 @@ def embed(
         precision=precision,
         data=whole_location(location),
     )
-    making = _Making(found, sources, choose_device(device), PRECISIONS[precision], batch_size, workers, progress)
+    decoding = usual_workers() if workers is None else workers
+    making = _Making(found, sources, choose_device(device), PRECISIONS[precision], batch_size, decoding, progress)
     write_feature_file(file, making.rows(), all_class_names(sources.values()), info)
     return EmbedReport(making.images, info.feature_width, making.skipped, time.perf_counter() - started)
 

@@ -219,6 +219,7 @@ def _summary(settings: FinetuneSettings, work: _Work, judged: Judged) -> dict[st
         "skipped": judged.unreadable,
         "classes": len(work.task.classes),
         "test_images": found.images,
+        "strangers": found.strangers,
         "test_held_out": work.task.held_out,
         "from_scratch": settings.from_scratch,
         "epochs": train.epochs,

@@ -196,7 +196,8 @@ def _fast_linear(
         "seconds": time.perf_counter() - started,
     }
     names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-    figures = _linear_figures("fast", result.scores, chosen, task, seed)
+    # A class none of whose images could be read is none that was trained on.
+    figures = _linear_figures("fast", result.scores, chosen, task, seed) | {"classes": len(result.classes)}
     return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
 
 
@@ -204,5 +205,6 @@ def _linear_figures(
     protocol: str, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, seed: int
 ) -> dict[str, Any]:
     found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": protocol}
-    about = {"test_images": scores.images, "test_held_out": task.held_out, "classes": len(task.classes), "seed": seed}
+    about = {"test_images": scores.images, "strangers": scores.strangers, "test_held_out": task.held_out}
+    about |= {"classes": len(task.classes), "seed": seed}
     return found | chosen | about

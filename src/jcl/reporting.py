@@ -117,7 +117,8 @@ def _write(runs: Sequence[RunContents], file: Path, started: float, title: str |
 
 
 def _figures(run: RunContents) -> dict[str, Any]:
-    figures: dict[str, Any] = {"finished": run.summary is not None, **run.measured}
+    figures: dict[str, Any] = {"finished": run.summary is not None}
+    figures |= {figure.plain(): value for figure, value in run.measured.items()}
     if run.look is not None:
         figures |= {f"sample_knn_top1_k{result.k}": result.top1 for result in run.look.knn}
         if run.look.probe_top1 is not None:

@@ -15,7 +15,7 @@ from jcl.data import ImageData
 from jcl.data.opening import KNOWN_SETS
 from jcl.data.shard_reading import names_shards
 from jcl.errors import DataError
-from jcl.report.contents import RunContents
+from jcl.report.contents import Measured, RunContents
 from jcl.report.page_tables import MEASURED_NAMES
 from jcl.run_data import open_run_data
 from jcl.run_results import read_choices
@@ -65,13 +65,27 @@ def _object(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _measured(path: Path) -> dict[str, float]:
+def _measured(path: Path) -> dict[Measured, float]:
     """Figures that commands wrote into the folder with --json, by their plain names; they go before the run's own."""
-    found: dict[str, float] = {}
+    found: dict[Measured, float] = {}
     for file in sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name)):
         figures = _object(file) or {}
-        found |= {name: figures[name] for name in MEASURED_NAMES if _is_number(figures, name)}
+        found |= {
+            Measured(name, _how(name, figures)): figures[name] for name in MEASURED_NAMES if _is_number(figures, name)
+        }
     return found
+
+
+def _how(name: str, figures: Mapping[str, Any]) -> str:
+    """What keeps a figure from being compared with those of the same name, in words; nothing where it was as usual."""
+    if name.startswith("linear_"):
+        return "the paper's protocol" if figures.get("protocol") == "paper" else ""
+    if name.startswith("finetune_"):
+        labels = figures.get("labels")
+        parts = [f"{labels} of the labels" if str(labels).endswith("%") else f"{labels} labels"]
+        parts = parts if isinstance(labels, str) and labels != "100%" else []
+        return ", ".join([*parts, "from scratch"] if figures.get("from_scratch") is True else parts)
+    return ""
 
 
 def _is_number(figures: Mapping[str, Any], name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out, rank, seed_option
+from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app, err, out, rank, seed_option
 from jcl.cli.printing import in_table, say, write_json
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -142,16 +142,25 @@ def detect_table(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Finished folders of `jcl detect`.")],
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file as Markdown.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write the table to this file as CSV.")] = None,
+    force: ForceOption = False,
 ) -> None:
     """Put finished transfers to COCO side by side, as the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
-    from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table
+    from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
+    from jcl.exchange.exporting import demand_free_file
 
     for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
         if file is not None and file.suffix.lower() != ending:
             raise SettingsError(f"the table is known by its ending: {file} should end in {ending}.")
-    heads, rows = detection_table([DetectionFolder(folder).summary() for folder in folders])
+        if file is not None:
+            demand_free_file(file, force)
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise SettingsError("a folder is named twice; give each once.")
+    summaries = [DetectionFolder(folder).summary() for folder in folders]
+    heads, rows = detection_table(told_by_folder(summaries, folders))
     say(as_markdown(heads, rows).rstrip())
+    if not equally_tested(summaries):
+        say("Not all were tested on the same images, so their figures do not compare.")
     for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
         if file is not None:
             write_atomically(file, text.encode())

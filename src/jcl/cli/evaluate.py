@@ -62,6 +62,7 @@ def knn(
     if any(result.neighbours < result.k for result in results):
         say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
     say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
+    _say_strangers(best.strangers)
     write_json(_knn_figures(results), json_file)
 
 
@@ -70,7 +71,8 @@ def _knn_figures(results: list[Any]) -> dict[str, float]:
     figures: dict[str, float] = {"knn_top1": results[0].top1, "knn_top5": results[0].top5}
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
-    return figures
+        figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
+    return figures | {"test_images": results[0].queries, "strangers": results[0].strangers}
 
 
 class Protocol(StrEnum):
@@ -100,7 +102,9 @@ def linear(
         float, typer.Option(min=0.01, max=1.0, help="Least part of an image that a training crop keeps (paper).")
     ] = 0.08,
     per_class: Annotated[bool, typer.Option("--per-class", help="Show the accuracy of each class too.")] = False,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images per forward pass.")] = 256,
+    batch_size: Annotated[
+        int, typer.Option(min=2, help="Images per forward pass; of the paper's probe, images per step of training.")
+    ] = 256,
     workers: WorkersOption = None,
     seed: Annotated[int, seed_option()] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
@@ -235,6 +239,7 @@ def finetune(
     )
     out.print(table)
     say(_tested_on(summary))
+    _say_strangers(summary.get("strangers", 0))  # not in the folders of older versions
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
 
@@ -252,9 +257,7 @@ def _print_linear(report: LinearReport) -> None:
     out.print(table)
     trained, classes = counted(figures["train_images"], "image"), counted(figures["classes"], "class", "classes")
     say(f"Trained on {trained} of {classes}. {_tested_on(figures)}")
-    if scores.strangers:
-        strangers = counted(scores.strangers, "test image")
-        say(f"Counted as wrong, being of classes without training images: {strangers}.")
+    _say_strangers(scores.strangers)
     if report.edges:
         say(
             f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
@@ -268,6 +271,11 @@ def _print_classes(report: LinearReport) -> None:
     for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
         table.add_row(in_table(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
     out.print(table)
+
+
+def _say_strangers(count: int) -> None:
+    if count:
+        say(f"Counted as wrong, being of classes without training images: {counted(count, 'test image')}.")
 
 
 def _tested_on(figures: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app, err, out
+from jcl.cli.evaluate import WorkersOption
 from jcl.cli.location import location_argument
 from jcl.cli.printing import demand_free_picture, in_table, say, write_json
 from jcl.cli.progress import counting
@@ -26,7 +27,7 @@ def embed(
     out_file: Annotated[Path, typer.Option("--out", "-o", help="File to write, .npz or .parquet.")],
     split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
     batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that decode images.")] = 0,
+    workers: WorkersOption = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
     precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     force: ForceOption = False,

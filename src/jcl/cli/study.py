@@ -68,12 +68,14 @@ def distribution(
     from jcl.cli.study_tables import print_distribution
     from jcl.comparing import compare_views, split_arguments
     from jcl.evaluate.spread_file import check_values_file, write_values
+    from jcl.exchange.exporting import demand_free_file
 
     demand_free_picture(picture, force=force)
     if views is not None and views.isdecimal():
         raise SettingsError(f"--views names a kind of views; for {views} of each image say --views-per-image {views}.")
     if values is not None:
         check_values_file(values)
+        demand_free_file(values, force)
     paths, location = split_arguments(arguments)
     tell_passed_over(location)
     with counting("views") as progress:

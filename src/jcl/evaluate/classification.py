@@ -50,8 +50,9 @@ def classification_task(data: ImageData) -> ClassificationTask:
 def no_labels(data: ImageData, so: str) -> DataError:
     """The data has none, `so` something cannot be done, and this is where labels would come from."""
     return DataError(
-        f"The data ({data.train.description}) has no labels, so {so}. In a folder every image has to lie in a class "
-        "folder, none beside them; a .npz file needs y_train. `jcl embed` and `jcl neighbours` do without labels."
+        f"The data ({data.train.description}) has no labels, so {so}. In a folder every image has to lie in one of "
+        "two or more class folders, none beside them; a .npz file needs y_train. `jcl embed` and "
+        "`jcl neighbours` do without labels."
     )
 
 

@@ -27,7 +27,8 @@ _SPLIT_STREAM = 0x6B4E4E  # a stream of its own beside those that `jcl.randomnes
 class KnnResult:
     """Accuracies in percent for one k and temperature.
 
-    `k` is what was asked; `neighbours` is how many voted: k, or the whole bank where it has fewer rows.
+    `k` is what was asked; `neighbours` is how many voted: k, or the whole bank where it has fewer rows. `strangers` of
+    the queries are of classes that the bank does not have, and count as wrong.
     """
 
     k: int
@@ -37,6 +38,7 @@ class KnnResult:
     neighbours: int
     bank: int
     queries: int
+    strangers: int
 
 
 def knn_accuracy(
@@ -73,12 +75,12 @@ def knn_accuracy(
                 place = _place(votes, truth.to(votes.device))
                 hits[neighbours] += torch.stack([(place < 1).sum(1), (place < 5).sum(1)], 1).cpu()
     counted = {neighbours: ranks.total(own_hits) for neighbours, own_hits in hits.items()}
-    results = []
+    results, strangers = [], int((truths < 0).sum())
     for asked in k:
         neighbours = min(asked, len(bank))
         shares = (100 * counted[neighbours].double() / len(queries)).tolist()
         for each, (top1, top5) in zip(temperature, shares, strict=True):
-            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries)))
+            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries), strangers))
     return results
 
 

@@ -37,11 +37,18 @@ def open_backbone(path: Path, backbone: str | None = None, image_size: int | Non
         raise RunError(f"there is no run or weights file at {path}.")
     folder = RunFolder(path)
     if path.is_dir() and (folder.holds_run() or not is_hub_folder(path)):
+        _demand_run(folder)
         settings = folder.settings()
         weights = read_weights(folder.backbone_file) if folder.backbone_file.exists() else _unfinished(folder, settings)
     else:
         weights = read_weights(path)
     return recognise(weights, backbone, image_size)
+
+
+def _demand_run(folder: RunFolder) -> None:
+    """A fine-tuning leaves a backbone too, but its folder is no run and names no images to measure it on."""
+    if folder.backbone_file.is_file() and not folder.settings_file.is_file():
+        raise RunError(f"{folder.path} holds no run but a backbone; give that file: {folder.backbone_file}.")
 
 
 def _unfinished(folder: RunFolder, settings: Settings) -> WeightsFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from jcl.automatic import Choice
 from jcl.evaluate.distribution import ViewSpread
 from jcl.evaluate.knn import KnnResult
 from jcl.settings import Settings
+from jcl.speech import plain_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +66,18 @@ class ExampleViews:
     views: Tensor
 
 
+class Measured(NamedTuple):
+    """A figure by its plain name and, where it was not measured as usual, how, in words: it then stands alone."""
+
+    name: str
+    how: str = ""
+
+    def plain(self) -> str:
+        """Both as one plain name."""
+        how = self.how.replace("%", " percent").replace("'s", "")
+        return f"{self.name}_{plain_names([how])[0]}" if how else self.name
+
+
 @dataclass(frozen=True, eq=False)
 class RunContents:
     """One run on the page. `choices` is None where the run did not keep what "auto" became."""
@@ -77,7 +90,7 @@ class RunContents:
     choices: Sequence[Choice] | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
     about_images: Sequence[str] = ()  # sentences: what is unusual about the folder they lie in
-    measured: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[Measured, float] = field(default_factory=dict)
     look: Look | None = None
     views: ExampleViews | None = None
     absent: Sequence[str] = ()  # sentences: what is not shown, and why

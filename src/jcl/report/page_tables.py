@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from jcl.report.contents import RunContents
+from jcl.report.contents import Measured, RunContents
 from jcl.settings import describe_settings
 from jcl.speech import counted, duration, readable_size
 
@@ -54,7 +54,8 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     """What the features are worth: on all images, and on the sample that was looked at for the page."""
     same = len({run.settings.data.location for run in runs}) == 1  # else there is no best
     whole = [
-        _row(title, [_measured(run, name) for run in runs], _percent, best=same) for name, title in _MEASURED.items()
+        _row(_title(figure), [_measured(run, figure) for run in runs], _percent, best=same)
+        for figure in _measured_figures(runs)
     ]
     tables = [Table("On all images", [row for row in whole if row is not None], _WHOLE_NOTE)]
     counts = sorted({result.k for run in runs if run.look is not None for result in run.look.knn})
@@ -123,8 +124,19 @@ def _sample_note(runs: Sequence[RunContents]) -> str:
     )
 
 
-def _measured(run: RunContents, name: str) -> float | None:
-    value = run.measured.get(name, run.newest("knn").get(name))
+def _measured_figures(runs: Sequence[RunContents]) -> list[Measured]:
+    """In the order of their names, those measured as usual first; online kNN is in no file."""
+    found = {figure for run in runs for figure in run.measured} | {Measured(name) for name in _MEASURED}
+    return sorted(found, key=lambda figure: (MEASURED_NAMES.index(figure.name), figure.how))
+
+
+def _title(figure: Measured) -> str:
+    title = _MEASURED[figure.name]
+    return title.replace(",", f" ({figure.how}),", 1) if figure.how else title
+
+
+def _measured(run: RunContents, figure: Measured) -> float | None:
+    value = run.measured.get(figure, None if figure.how else run.newest("knn").get(figure.name))
     return value if isinstance(value, int | float) else None
 
 

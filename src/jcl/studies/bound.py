@@ -109,7 +109,7 @@ class GaussianCase:
         if not 0 < self.spread < 1:
             raise SettingsError(f"the spread of unit keys lies between 0 and 1, but --spreads has {self.spread:g}.")
         if not 0 < self.temperature < math.inf:
-            raise SettingsError(f"--temperature must be above 0, but it is {self.temperature:g}.")
+            raise SettingsError(f"a temperature must be above 0, but --temperatures has {self.temperature:g}.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """COCO's metrics: the same as COCO's own code computes from the files."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from jcl.evaluate.detection import library
 from jcl.evaluate.detection.coco_data import read_coco
 from jcl.evaluate.detection.predicting import as_results
 from jcl.evaluate.detection.scoring import OTHER_SIGMA, coco_scores
-from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table
+from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
 from small_coco import edit
 
 TASK = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
@@ -147,3 +148,22 @@ def test_a_row_for_each_start_and_a_group_of_columns_for_each_task():
     with pytest.raises(SettingsError, match="the same transfer"):
         detection_table([*found, summary("box", "jcl", 41.0)])
     assert len(detection_table([*found, summary("box", "jcl", 41.0, seed=1)])[1]) == 3
+
+
+def test_transfers_of_one_label_are_told_apart():
+    found = [summary("box", "jcl", 41.0, lr=0.02), summary("mask", "jcl", 37.0, lr=0.02)]
+    twice = [*found, summary("box", "jcl", 40.0, lr=0.02)]
+    named = told_by_folder(twice, [Path("one"), Path("two"), Path("three")])
+    assert [row[0] for row in detection_table(named)[1]] == ["jcl (one)", "jcl", "jcl (three)"]
+    other = [*found, summary("box", "jcl", 40.0, lr=0.01)]
+    heads, rows = detection_table(told_by_folder(other, [Path("one"), Path("two"), Path("three")]))
+    assert heads[5] == "lr" and [row[:1] + row[5:7] for row in rows] == [
+        ["jcl", "0.02", "41.00"],
+        ["jcl", "0.01", "40.00"],
+    ]
+
+
+def test_figures_of_other_test_images_do_not_compare():
+    found = [summary("box", "jcl", 41.0, test_images=5000), summary("keypoint", "jcl", 41.0, test_images=2693)]
+    assert equally_tested(found)
+    assert not equally_tested([*found, summary("box", "random", 41.0, test_images=30)])
