@@ -81,10 +81,12 @@ def _how(name: str, figures: Mapping[str, Any]) -> str:
     if name.startswith("linear_"):
         return "the paper's protocol" if figures.get("protocol") == "paper" else ""
     if name.startswith("finetune_"):
-        labels = figures.get("labels")
-        parts = [f"{labels} of the labels" if str(labels).endswith("%") else f"{labels} labels"]
-        parts = parts if isinstance(labels, str) and labels != "100%" else []
-        return ", ".join([*parts, "from scratch"] if figures.get("from_scratch") is True else parts)
+        labels, parts = figures.get("labels"), []
+        if isinstance(labels, str) and labels != "100%":
+            parts.append(f"{labels} of the labels" if labels.endswith("%") else f"{labels} labels")
+        if figures.get("from_scratch") is True:
+            parts.append("from scratch")
+        return ", ".join(parts)
     return ""
 
 

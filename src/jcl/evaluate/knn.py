@@ -38,7 +38,7 @@ class KnnResult:
     neighbours: int
     bank: int
     queries: int
-    strangers: int
+    strangers: int = 0
 
 
 def knn_accuracy(
