@@ -169,6 +169,7 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert f"is being trained by process {os.getpid()} on" in held["said"]
 
 
+@pytest.mark.faults  # for its length
 def test_images_that_any_rank_cannot_read_are_listed_or_end_all_of_them(tmp_path):
     """Ones that only the second rank meets: left out, or with --strict named in the first step or in a later one."""
     values = LONG_VALUES | {"train.epochs": 1}

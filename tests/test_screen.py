@@ -185,6 +185,7 @@ def test_a_probe_that_fails_is_said(screen, asked, monkeypatch):
         screen.main()
 
 
+@pytest.mark.faults  # for its length
 def test_runs_end_with_a_screening_that_is_killed(asked):
     """By a signal that leaves it no time to end them; each has saved itself and can be resumed."""
     program = (

@@ -64,6 +64,7 @@ def test_another_seed_is_another_training(tmp_path):
     assert not torch.equal(final_state(tmp_path / "0")[name], final_state(tmp_path / "1")[name])
 
 
+@pytest.mark.faults  # for its length
 def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     changes = {"iterations": 3, "batch_size": 2, "accumulate": 2}
     values = small_values("box", annotations("box", tmp_path / "coco")) | changes
