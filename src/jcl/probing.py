@@ -139,7 +139,7 @@ class _PaperProbe:
         )
         chosen = {"lr": train.lr, "weight_decay": 0.0, "epochs": train.epochs}
         chosen |= {"train_images": len(task.train) - unreadable, "skipped": unreadable}
-        chosen |= {"least_crop": self.least_crop, "seconds": progress.seconds}
+        chosen |= {"classes": len(task.classes), "least_crop": self.least_crop, "seconds": progress.seconds}
         return LinearReport(scores, task.class_names, _linear_figures("paper", scores, chosen, task, train.seed))
 
     def report_kept_in(self, folder: ProbeFolder, weights: Path) -> LinearReport:
@@ -197,7 +197,8 @@ def _fast_linear(
     }
     names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
     # A class none of whose images could be read is none that was trained on.
-    figures = _linear_figures("fast", result.scores, chosen, task, seed) | {"classes": len(result.classes)}
+    chosen |= {"classes": len(result.classes)}
+    figures = _linear_figures("fast", result.scores, chosen, task, seed)
     return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
 
 
@@ -205,6 +206,5 @@ def _linear_figures(
     protocol: str, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, seed: int
 ) -> dict[str, Any]:
     found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": protocol}
-    about = {"test_images": scores.images, "strangers": scores.strangers, "test_held_out": task.held_out}
-    about |= {"classes": len(task.classes), "seed": seed}
+    about = {"test_images": scores.images, "strangers": scores.strangers, "test_held_out": task.held_out, "seed": seed}
     return found | chosen | about

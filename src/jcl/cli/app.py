@@ -54,6 +54,9 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", callback=_spared, help="Also write the figures to this file as JSON.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+WorkersOption = Annotated[
+    int | None, typer.Option(min=0, help="Processes that decode images (default: one a CPU core).")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

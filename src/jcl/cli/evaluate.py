@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, JsonOption, app, err, out, seed_option, typed_options
+from jcl.cli.app import EVALUATE, JsonOption, WorkersOption, app, err, out, seed_option, typed_options
 from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
@@ -19,10 +19,6 @@ from jcl.speech import counted
 
 if TYPE_CHECKING:
     from jcl.probing import LinearReport
-
-WorkersOption = Annotated[
-    int | None, typer.Option(min=0, help="Processes that decode images (default: one a CPU core).")
-]
 
 
 @app.command(rich_help_panel=EVALUATE)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app, err, out
-from jcl.cli.evaluate import WorkersOption
+from jcl.cli.app import EVALUATE, ForceOption, JsonOption, WorkersOption, app, err, out
 from jcl.cli.location import location_argument
 from jcl.cli.printing import demand_free_picture, in_table, say, write_json
 from jcl.cli.progress import counting

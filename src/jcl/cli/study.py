@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from jcl.cli.app import STUDY, ForceOption, JsonOption, app, seed_option, typed_options
-from jcl.cli.evaluate import WorkersOption
+from jcl.cli.app import STUDY, ForceOption, JsonOption, WorkersOption, app, seed_option, typed_options
 from jcl.cli.location import location_argument, tell_passed_over
 from jcl.cli.printing import demand_free_picture, say, write_json
 from jcl.cli.progress import counting
