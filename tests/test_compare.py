@@ -110,7 +110,7 @@ def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(
     assert second["online_knn"]["20"] == second["pretrain"]["knn_top1"]
     assert second["linear"]["protocol"] == "fast" and {"lr", "weight_decay", "linear_top1"} <= second["linear"].keys()
     assert "compare.py" in second["measured_on"]["command"]
-    assert found["moco-v2-twice"]["settings"]["train.lr"] == 0.15
+    assert found["moco-v2-twice"]["settings"]["model.head_width"] == 2048
     assert found["moco-v2-twice"]["settings"]["method.queue_size"] == 64  # what --set says holds in all rows
     assert "| not known |" in printed and "JCL minus MoCo v2, twice the epochs" in printed
 
