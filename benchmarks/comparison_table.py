@@ -8,6 +8,7 @@ from comparison_rows import BEHIND, LEADING, ROWS, Row
 
 from jcl.core.method import METHODS
 
+UNITS_OF_MOCO = 4  # an image's query, forward and back, and its key
 ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1")}
 
 
@@ -18,8 +19,7 @@ def table(found: dict[str, Any]) -> str:
         "compute (MoCo v2 = 1) | seeds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    order = [*ROWS, *(name for name in found["rows"] if name not in ROWS)]
-    shown = [name for name in order if seeds_of(found, name)]
+    shown = rows_in_order(found)
     lines += [line_of(found["rows"][name], list(seeds_of(found, name).values()), found["epochs"]) for name in shown]
     leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
     machines = {
@@ -31,16 +31,21 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
 
 
+def rows_in_order(found: dict[str, Any]) -> list[str]:
+    """The rows that have results, those of one's own last."""
+    order = [*ROWS, *(name for name in found["rows"] if name not in ROWS)]
+    return [name for name in order if seeds_of(found, name)]
+
+
 def line_of(row: dict[str, Any], results: list[dict[str, Any]], base_epochs: int) -> str:
     words, keys, queries = row["words"], results[0]["num_keys"], results[0]["num_queries"]
-    units = 3 * queries + units_of_a_key(row) * keys
     cells = [
         f"{words}{views_not_told(words, queries, keys)}",
         *(f"{mean_and_spread(accuracies(results, measure))} %" for measure in ACCURACIES),
         mean_of_known([result["seconds"] for result in results], " s"),
         mean_of_known([result["images_per_second"] for result in results]),
         f"{max(result['pretrain']['peak_memory_bytes'] for result in results) / 2**30:.2f} GiB",
-        f"{units * results[0]['pretrain']['epochs'] / (4 * base_epochs):.2f}",
+        f"{compute_of_an_epoch(row, results[0]) * results[0]['pretrain']['epochs'] / base_epochs:.2f}",
         str(len(results)),
     ]
     return f"| {' | '.join(cells)} |"
@@ -52,6 +57,12 @@ def views_not_told(words: str, queries: int, keys: int) -> str:
         return ""
     further = f", {queries} queries" if queries > 1 else ""
     return f"{further}, M' = {keys}" if keys > 1 else further
+
+
+def compute_of_an_epoch(row: dict[str, Any], result: dict[str, Any]) -> float:
+    """Its arithmetic, that of MoCo's epoch being one: a query's way forward and back three units and a key's one."""
+    units = 3 * result["num_queries"] + units_of_a_key(row) * result["num_keys"]
+    return units / UNITS_OF_MOCO
 
 
 def units_of_a_key(row: dict[str, Any]) -> int:

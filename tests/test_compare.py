@@ -394,3 +394,24 @@ def test_keys_with_gradients_cost_what_queries_do(compare, method, compute):
 
 def test_without_anything_measured_there_is_no_lead(compare):
     assert "minus" not in compare.table({"epochs": 20, "rows": {}})
+
+
+def test_the_figure_names_the_lead_and_draws_every_row(compare, tmp_path, capsys, monkeypatch):
+    figure = importlib.import_module("comparison_figure")
+    found = {"recipe": "cifar10", "epochs": 20, "rows": {}}
+    found["rows"]["jcl"] = row_of({"0": result(80.0, 85.0, keys=5), "1": result(82.0, 85.0, keys=5)})
+    found["rows"]["moco-v2"] = row_of({"0": result(83.5, 80.0)}, "MoCo v2")
+    found["rows"]["mine"] = row_of({"0": result(70.0, 80.0)}, "jcl train.lr=0.3")
+    assert figure.title_of(found, found["rows"])[0] == "cifar10, 20 epochs: MoCo v2 leads JCL by 2.5 points"
+    assert figure.title_of(found, found["rows"])[1].startswith("1 or 2 seeds a row")
+    assert figure.label("jcl", found) == "JCL: 81.0 %"
+
+    file, picture = tmp_path / "found.json", tmp_path / "figure.png"
+    file.write_text(json.dumps(found))
+    monkeypatch.setattr(sys, "argv", ["comparison_figure.py", str(file), "-o", str(picture)])
+    figure.main()
+    assert picture.read_bytes().startswith(b"\x89PNG") and str(picture) in capsys.readouterr().out
+
+    file.write_text(json.dumps({"rows": {}}))
+    with pytest.raises(SystemExit, match="holds no results of a comparison"):
+        figure.main()
