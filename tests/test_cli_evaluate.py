@@ -174,6 +174,8 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
     code, _, err = call("knn", "tuned", npz)
     assert code == 1 and "give that file: tuned/backbone.safetensors." in err
+    code, _, err = call("resume", "tuned")
+    assert code == 1 and "tuned holds no run but a fine-tuning; continue it with `jcl finetune --resume tuned`." in err
     code, _, err = call(*arguments)  # without --out
     assert code == 0 and len(list(Path("runs").glob("finetune-small-001/summary.json"))) == 1, err
 
