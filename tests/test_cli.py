@@ -561,8 +561,14 @@ def test_figures_take_the_place_of_figures_only(refused, call, npz, finished):
     assert "it is left as it is" in refused("check", copy, "--json", copy)
     assert "it is left as it is" in refused("knn", finished, "--json", Path(finished) / "settings.yaml")
     assert "should end in .html" in refused("report", finished, "-o", Path(finished) / "settings.yaml")
-    Path("old.json").write_text("{}")
-    assert call("check", copy, "--json", "old.json")[0] == 0 and "train_images" in Path("old.json").read_text()
+    for foreign in ('{"images": [{"id": 1}]}', '{"editor": {"tabSize": 4}}', "[1, 2]", "notes, not JSON"):
+        Path("mine.json").write_text(foreign)
+        assert "holds no figures of jcl; it is left as it is" in refused("check", copy, "--json", "mine.json")
+    for free in ("", "{}"):
+        Path("old.json").write_text(free)
+        for _ in range(2):  # the second time over figures
+            assert call("check", copy, "--json", "old.json")[0] == 0
+        assert "train_images" in Path("old.json").read_text()
 
 
 def test_names_cannot_steer_the_terminal(call, image_folder):
