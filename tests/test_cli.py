@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,6 +180,28 @@ def test_other_commands_refuse_in_a_sentence_too(refused, npz, tmp_path):
     assert "no run or weights file" in refused("knn", tmp_path / "missing")
     assert "no recipe called" in refused("recipes", "cifar")
     assert "There is no folder" in refused("check", tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("finetune.json", "a fine-tuning; continue it with `jcl finetune --resume "),
+        ("detect.json", "a detector; continue it with `jcl detect --resume "),
+        ("probe.json", "a linear probe; give the same command again to go on."),
+        ("study.json", "an ablation; give its `jcl ablate` command again to go on."),
+    ],
+)
+def test_what_other_commands_trained_is_gone_on_with_by_them(refused, tmp_path, file, said):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / file).write_text("{}")
+    assert f"holds no run but {said}" in refused("resume", tmp_path / "out")
+
+
+def test_a_run_with_figures_of_other_commands_stays_a_run(call, finished):
+    shutil.copytree(finished, "run")
+    Path("run/finetune.json").write_text("{}")
+    code, _, err = call("resume", "run")
+    assert code == 0 and "has finished" in err
 
 
 def test_values_given_with_set_are_read_as_numbers_lists_and_truth(call, npz):
@@ -538,8 +561,14 @@ def test_figures_take_the_place_of_figures_only(refused, call, npz, finished):
     assert "it is left as it is" in refused("check", copy, "--json", copy)
     assert "it is left as it is" in refused("knn", finished, "--json", Path(finished) / "settings.yaml")
     assert "should end in .html" in refused("report", finished, "-o", Path(finished) / "settings.yaml")
-    Path("old.json").write_text("{}")
-    assert call("check", copy, "--json", "old.json")[0] == 0 and "train_images" in Path("old.json").read_text()
+    for foreign in ('{"images": [{"id": 1}]}', '{"editor": {"tabSize": 4}}', "[1, 2]", "notes, not JSON"):
+        Path("mine.json").write_text(foreign)
+        assert "holds no figures of jcl; it is left as it is" in refused("check", copy, "--json", "mine.json")
+    for free in ("", "{}"):
+        Path("old.json").write_text(free)
+        for _ in range(2):  # the second time over figures
+            assert call("check", copy, "--json", "old.json")[0] == 0
+        assert "train_images" in Path("old.json").read_text()
 
 
 def test_names_cannot_steer_the_terminal(call, image_folder):

@@ -93,6 +93,21 @@ def test_one_cell_by_hand(call, npz, tmp_path):
     assert code == 1 and "does not plan a cell" in err
 
 
+def test_test_images_of_classes_without_training_images_are_told_of(call, tmp_path, undrawn):
+    labels = np.arange(24) % 3
+    odd = tmp_path / "odd.npz"
+    np.savez(odd, x_train=drawn_pixels(24), y_train=labels, x_test=drawn_pixels(24), y_test=labels + 1)
+    command = ("ablate", odd, "--over", "temperature=0.1", "--out", tmp_path / "out")
+    options = settings_options(VALUES | {"train.epochs": 1})
+    assert call(*command, "--plan-only", *options)[0] == 0
+    said = "Counted as wrong, being of classes without training images: 8 test images."
+    (cell,) = (tmp_path / "out/cells").iterdir()
+    code, out, err = call("ablate-cell", cell)
+    assert code == 0 and said in out, err
+    code, out, err = call(*command, *options, "--json", "odd.json")
+    assert code == 0 and said in out and json.loads(Path("odd.json").read_text())["strangers"] == 8, err
+
+
 def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path):
     over = ("--over", "num_keys=1,2,5", "--over", "temperature=0.1,0.2", "--each-alone", "--temperature", "0.1")
     options = ("--out", tmp_path / "out", "--plan-only", *settings_options(VALUES))

@@ -100,6 +100,9 @@ def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, comm
     code, _, err = call(name, pretrained, tmp_path / "photos", *options, "--workers", 0, "--device", "cpu")
     assert code == 0 and all(f"cannot be read: cats/{split}.png (its content" in err for split in ("train", "val")), err
     assert err.count("kind cannot be read: 2 files below") == 1
+    if "--epochs" in options:  # a training is long: what concerns the test is told before it
+        early = err.index("To be left out of the test, because it cannot be read: cats/val.png (its content")
+        assert early < err.index("Left out, because it cannot be read: cats/train.png")
 
 
 @pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol paper --epochs 1", "finetune --epochs 1"])
@@ -174,6 +177,8 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
     code, _, err = call("knn", "tuned", npz)
     assert code == 1 and "give that file: tuned/backbone.safetensors." in err
+    code, _, err = call("resume", "tuned")
+    assert code == 1 and "tuned holds no run but a fine-tuning; continue it with `jcl finetune --resume tuned`." in err
     code, _, err = call(*arguments)  # without --out
     assert code == 0 and len(list(Path("runs").glob("finetune-small-001/summary.json"))) == 1, err
 

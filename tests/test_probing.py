@@ -245,12 +245,14 @@ def test_one_process_at_a_time(weights, npz, tmp_path):
     assert not list((tmp_path / "probe").iterdir())
 
 
+@pytest.mark.parametrize("damaged", ["train", "val"])
 @pytest.mark.parametrize("kind", [ProbeFolder, FinetuneFolder])
-def test_images_of_no_use_leave_nothing_behind(weights, tmp_path, kind):
-    for number in range(24):
-        place = tmp_path / "photos" / f"class-{number % 2}"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number}.png").write_bytes(b"no picture")
+def test_images_of_no_use_leave_nothing_behind(weights, tmp_path, kind, damaged):
+    """Nor are images that nothing can be tested with trained for: that would leave checkpoints."""
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / "photos" / split, 24)
+    for file in (tmp_path / "photos" / damaged).rglob("*.png"):
+        file.write_bytes(b"no picture")
     with pytest.raises(DataError):
         if kind is ProbeFolder:
             probed(weights, tmp_path / "photos", tmp_path / "out")

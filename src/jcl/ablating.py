@@ -136,16 +136,18 @@ def _write_table(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
 def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[str, Any]:
     """What the figures rest on."""
     settings, counts = plan.study["settings"], plan.study["data"]
+    results = [record.result for record in records if record.result is not None]
     return {
         "data": settings["data.location"],
         "over": ",".join(plan.names),
         "cells": len(records),
-        "cells_done": sum(record.result is not None for record in records),
+        "cells_done": len(results),
         "cells_failed": sum(record.result is None and record.failure is not None for record in records),
         "train_images": counts["train_images"],
         "test_images": counts["test_images"],
+        "strangers": max((result.get("strangers", 0) for result in results), default=0),  # all had the same images
         "classes": counts["classes"],
-        "training_seconds": sum(record.result["seconds"] for record in records if record.result is not None),
+        "training_seconds": sum(result["seconds"] for result in results),
         "seconds": seconds,
     }
 

@@ -104,6 +104,7 @@ def _probed(run: Run) -> dict[str, Any]:
         "linear_weight_decay": linear.weight_decay,
         "train_images": len(train),
         "test_images": len(test),
+        "strangers": linear.scores.strangers,
         "test_held_out": task.held_out,
         "classes": len(task.classes),
     }

@@ -23,6 +23,7 @@ from jcl.edited_run import choices_after, keep_to_schedule, tell_changes
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
+from jcl.other_work import refuse_other_work
 from jcl.place import Place, console_of
 from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
@@ -198,6 +199,8 @@ def _of_first(settings: Settings | None, ranks: Ranks) -> Settings:
 
 def _settled(folder: RunFolder) -> Settings:
     """The settings of a run that has begun, all of them chosen; "auto" could only come from somebody's editing."""
+    if not folder.settings_file.exists():  # beside it a finetune.json may hold figures, for the page
+        refuse_other_work(folder.path)
     settings = folder.settings()
     names = undecided(settings)
     if names:

@@ -29,11 +29,11 @@ def tell(console: Console, text: str, *, lead: str = "") -> None:
     console.print(line, soft_wrap=True)
 
 
-def tell_left_out(console: Console, skipped: Mapping[str, str]) -> None:
-    """Which images could not be read, if any: the first one with the reason, and how many more."""
+def tell_left_out(console: Console, skipped: Mapping[str, str], what: str = "Left out") -> None:
+    """Which images could not be read, if any, and `what` becomes of them: the first one, why, and how many more."""
     for name, reason in list(skipped.items())[:1]:
         more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
-        tell(console, f"Left out, because it cannot be read: {name} ({reason}){more}.")
+        tell(console, f"{what}, because it cannot be read: {name} ({reason}){more}.")
 
 
 def visible(text: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from image_files import noise_image, write_images
 from PIL import Image
+from shard_files import png, write_tar
 
 from jcl.data import check, open_data, open_demo
 from jcl.data.check import check_data
@@ -62,6 +63,13 @@ def test_arrays():
     assert split.images == 50 and split.widths == (32, 32, 32) and split.unreadable == {}
     assert split.class_counts["striped disc"] == 5 and split.kinds == {"array RGB": 50}
     assert split.duplicates == () and report.shared == ()
+
+
+def test_files_in_shards_are_files(tmp_path: Path):
+    write_tar(tmp_path / "a.tar", {"0.png": png(0), "1.png": png(1), "2.png": png(1), "3.jpg": b"no image"})
+    split = check_data(open_data(str(tmp_path / "a.tar"))).splits["train"]
+    assert split.kinds == {"PNG RGB": 3} and split.widths == (6, 6, 6) and split.heights == (5, 5, 5)
+    assert list(split.unreadable) == ["a.tar/3.jpg"] and split.duplicates == (("a.tar/1.png", "a.tar/2.png"),)
 
 
 def test_nothing_readable(tmp_path: Path):

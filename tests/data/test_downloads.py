@@ -110,7 +110,9 @@ def test_set_that_is_not_there(tmp_path: Path, name: str):
 
 def test_failed_download_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(datasets.CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")  # nobody listens there
-    with pytest.raises(DataError, match=r"could not be downloaded to .*; place its files there by hand, or give a"):
+    with pytest.raises(
+        DataError, match=r"downloaded to .* \(Connection refused\); place its files there by hand, or give a"
+    ):
         open_data("cifar10", root=tmp_path)
 
 

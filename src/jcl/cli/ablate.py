@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from jcl.cli.app import STUDY, JsonOption, SetOption, app, err, out
-from jcl.cli.printing import in_table, say, say_aside, write_json
+from jcl.cli.printing import in_table, say, say_aside, say_strangers, write_json
 from jcl.cli.run_options import (
     BackboneOption,
     BatchSizeOption,
@@ -153,6 +153,7 @@ def ablate_cell(
     stop_with_parent()
     figures = run_cell(folder, workers=workers, console=err)
     say(f"linear top-1 {figures['linear_top1']:.2f} %, kNN top-1 {figures['knn_top1']:.2f} %")
+    say_strangers(figures.get("strangers", 0))  # not in the folders of older versions
     write_json(figures, json_file)
 
 
@@ -192,6 +193,7 @@ def _print(found: Ablation) -> None:
         figures = [_mean(point, figure) for figure in ("linear_top1", "knn_top1", "validation_top1")]
         table.add_row(*values, *figures, f"{len(point.results)}{failed}", style="bold" if point is best else None)
     out.print(table)
+    say_strangers(found.figures["strangers"])
     ahead = equally_good(found.points)
     if best is not None:
         say(f"Best on held-out training images (validation): {described(best.values)}.")

@@ -11,6 +11,7 @@ from rich.console import Console
 
 import jcl
 from jcl.errors import SettingsError
+from jcl.train.json_object import may_hold_figures
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
@@ -45,8 +46,15 @@ def _options(
 
 def _spared(path: Path | None) -> Path | None:
     """Before anything is done: figures take the place of older figures, and of nothing else."""
-    if path is not None and path.exists() and (path.is_dir() or path.suffix != ".json"):
-        raise SettingsError(f"{path} is there already and is no .json file; it is left as it is, choose another name.")
+    if path is not None and path.exists():
+        if path.is_dir() or path.suffix != ".json":
+            raise SettingsError(
+                f"{path} is there already and is no .json file; it is left as it is, choose another name."
+            )
+        if not may_hold_figures(path):
+            raise SettingsError(
+                f"{path} is there already and holds no figures of jcl; it is left as it is, choose another name."
+            )
     return path
 
 

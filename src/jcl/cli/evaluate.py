@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, WorkersOption, app, err, out, seed_option, typed_options
 from jcl.cli.location import location_argument
-from jcl.cli.printing import in_table, say, write_json
+from jcl.cli.printing import in_table, say, say_strangers, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -58,7 +58,7 @@ def knn(
     if any(result.neighbours < result.k for result in results):
         say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
     say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
-    _say_strangers(best.strangers)
+    say_strangers(best.strangers)
     write_json(_knn_figures(results), json_file)
 
 
@@ -235,7 +235,7 @@ def finetune(
     )
     out.print(table)
     say(_tested_on(summary))
-    _say_strangers(summary.get("strangers", 0))  # not in the folders of older versions
+    say_strangers(summary.get("strangers", 0))  # not in the folders of older versions
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
 
@@ -253,7 +253,7 @@ def _print_linear(report: LinearReport) -> None:
     out.print(table)
     trained, classes = counted(figures["train_images"], "image"), counted(figures["classes"], "class", "classes")
     say(f"Trained on {trained} of {classes}. {_tested_on(figures)}")
-    _say_strangers(scores.strangers)
+    say_strangers(scores.strangers)
     if report.edges:
         say(
             f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
@@ -267,11 +267,6 @@ def _print_classes(report: LinearReport) -> None:
     for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
         table.add_row(in_table(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
     out.print(table)
-
-
-def _say_strangers(count: int) -> None:
-    if count:
-        say(f"Counted as wrong, being of classes without training images: {counted(count, 'test image')}.")
 
 
 def _tested_on(figures: dict[str, Any]) -> str:

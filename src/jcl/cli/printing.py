@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
 from jcl.errors import SettingsError
-from jcl.speech import tell, visible
+from jcl.speech import counted, tell, visible
 from jcl.train.json_object import write_object
 
 
@@ -38,6 +38,12 @@ def in_table(text: str) -> str:
 def say(text: str) -> None:
     """To standard output; of several ranks the first speaks."""
     tell(out, text)
+
+
+def say_strangers(count: int) -> None:
+    """Beside accuracies: how many of the test images could not have been right."""
+    if count:
+        say(f"Counted as wrong, being of classes without training images: {counted(count, 'test image')}.")
 
 
 def say_aside(text: str) -> None:

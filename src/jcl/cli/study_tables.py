@@ -37,8 +37,8 @@ def print_distribution(report: DistributionReport) -> None:
     about = report.about
     count = about["views_per_image"]
     say(
-        f"Medians over {report.described()}. The figure shows the first column, over all {count} × {count} pairs of "
-        "views, as the paper averages them."
+        f"Medians over {report.described()}. The first column is over all {count} × {count} pairs of views, as the "
+        "paper averages them."
     )
     for name, spread in zip(report.names[1:], report.spreads[1:], strict=True):
         share = paired_shares(report.spreads[0], spread).more_alike
@@ -145,7 +145,10 @@ def print_cost(report: CostReport) -> None:
             say(f"{TITLES[method]}: {described_growth(line, base)}.")
     if report.doubt():
         say(report.doubt())
-    say("Without gradients keys are encoded in parts, as many as train.key_passes says, so that memory need not grow.")
+    say(
+        "Without gradients keys are encoded in parts, as many as train.key_passes says, so that memory need not grow; "
+        "small parts, as on a CPU, cost time."
+    )
 
 
 def described_growth(line: Growth, base: StepCost | None) -> str:

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from jcl.cores import cpu_cores
 from jcl.data.decoding import open_image
 from jcl.data.folder import FolderImages
+from jcl.data.shard_reading import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
 
 SMALL_SIDE: Final = 32
@@ -121,7 +122,7 @@ class _Look(NamedTuple):
 def _look(source: ImageSource, index: int) -> _Look:
     name = source.name_of(index)
     try:
-        if isinstance(source, FolderImages):
+        if isinstance(source, FolderImages | ShardImages):
             return _look_at_file(source, index, name)
         pixels = source.read(index)
     except UnreadableImage as error:
@@ -129,9 +130,9 @@ def _look(source: ImageSource, index: int) -> _Look:
     return _Look(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
 
 
-def _look_at_file(source: FolderImages, index: int, name: str) -> _Look:
+def _look_at_file(source: FolderImages | ShardImages, index: int, name: str) -> _Look:
     source.read(index, _DECODED_SIDE)  # raises with the reason
-    content = source.path_of(index).read_bytes()
+    content = source.content_of(index) if isinstance(source, ShardImages) else source.path_of(index).read_bytes()
     with open_image(content) as image:
         return _Look(name, _digest(content), image.width, image.height, f"{image.format} {image.mode}")
 

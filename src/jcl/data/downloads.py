@@ -50,7 +50,10 @@ def _split(name: str, root: Path, download: bool, train: bool) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+    cause = getattr(error, "reason", None)  # of a URLError, whose own words are no sentence
+    error = cause if isinstance(cause, OSError) else error
+    text = (getattr(error, "strerror", None) or str(error)).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 def _as_arrays(name: str, dataset: Any) -> ArrayImages:

@@ -13,7 +13,7 @@ from jcl.data import BatchLoader, ImageSource
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.classification import ClassificationTask, Scores
 from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.labelled_views import judge, training_batches
+from jcl.evaluate.labelled_views import judge, look_at_test_images, training_batches
 from jcl.evaluate.places import positions
 from jcl.evaluate.supervised import KEPT_CHECKPOINTS, Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
@@ -61,6 +61,8 @@ def train_and_judge(
     """Train to the last epoch, then judge; without a folder nothing is written and nothing can be resumed."""
     network, train, device = training.network, training.train, training.device
     progress = _restored(training, folder, console) if folder is not None and resumed else Progress()
+    if progress.step == 0:
+        look_at_test_images(training.task, workers=training.workers, console=console)
     assert training.labelled.labels is not None, "a task's training images are labelled"
     with contextlib.ExitStack() as open_files:
         files = None

@@ -6,7 +6,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.data import BatchLoader, ImageSource
+from jcl.data import BatchLoader, ImageSource, read_all
 from jcl.evaluate.classification import ClassificationTask, Scores, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.settings import TrainSettings
@@ -16,6 +16,8 @@ from jcl.views import ViewRecipe
 
 USUAL_LEAST_CROP = 0.08
 """The least part of an image's area that torchvision's crops keep, made for photographs."""
+
+_LOOKED_AT = 32  # pixels a side: a large JPEG is read in a fraction of the time, and all of it
 
 
 def crop_and_flip(shown: FeatureSettings, *, least_crop: float = USUAL_LEAST_CROP, jitter: bool = False) -> ViewRecipe:
@@ -49,6 +51,14 @@ def training_batches(
         workers=workers,
         device=device,
     )
+
+
+def look_at_test_images(task: ClassificationTask, *, workers: int, console: Console) -> None:
+    """Tell before a long training, not after it, which of the test images cannot be read; raise if none can."""
+    skipped: dict[str, str] = {}
+    for _ in read_all(task.test, canvas=_LOOKED_AT, batch_size=256, workers=workers, skipped=skipped):
+        pass
+    tell_left_out(console, skipped, "To be left out of the test")
 
 
 def judge(

@@ -40,6 +40,20 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
+def may_hold_figures(file: Path) -> bool:
+    """Whether a file looks like figures, which are one flat object of plain names; an empty one has nothing to lose."""
+    try:
+        content = json.loads(file.read_bytes() or b"{}")
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and all(map(_flat, content.values()))
+
+
+def _flat(value: Any) -> bool:
+    entries = value if isinstance(value, list) else [value]
+    return not any(isinstance(entry, dict | list) for entry in entries)
+
+
 def written(value: Any) -> str:
     """A value as briefly as it can be written without becoming another."""
     if isinstance(value, float) and float(f"{value:g}") == value:
