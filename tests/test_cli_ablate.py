@@ -67,6 +67,7 @@ def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, t
     assert [line[0].strip() for line in lines] == ["0.1", "0.3"] and "±" in lines[0][1] and lines[0][4].strip() == "2"
     assert "Best on held-out training images" in printed and f"Everything is in {out}" in printed
     flat = json.loads(Path("deep/a.json").read_text())
+    assert f"Tested on {flat['test_images']} images." in printed and not flat["test_held_out"]
     assert flat["seeds_temperature_0.3"] == 2 and flat["linear_top1_std_temperature_0.1"] is not None
     code, _, err = call(*command, "--seeds", "4,5", "--set", "train.epochs=2")
     assert code == 1 and "was begun with train.epochs = 1 instead of 2" in err
@@ -93,19 +94,37 @@ def test_one_cell_by_hand(call, npz, tmp_path):
     assert code == 1 and "does not plan a cell" in err
 
 
-def test_test_images_of_classes_without_training_images_are_told_of(call, tmp_path, undrawn):
+@pytest.fixture
+def one_cell(call, tmp_path, undrawn):
+    """Ablates with a single cell, done in this process; gives what both commands printed, and the figures."""
+
+    def ablate(file: Path, **arrays: np.ndarray) -> tuple[str, str, dict]:
+        np.savez(file, **arrays)
+        command = ("ablate", file, "--over", "temperature=0.1", "--out", tmp_path / "out")
+        options = settings_options(VALUES | {"train.epochs": 1})
+        assert call(*command, "--plan-only", *options)[0] == 0
+        (cell,) = (tmp_path / "out/cells").iterdir()
+        code, of_the_cell, err = call("ablate-cell", cell)
+        assert code == 0, err
+        code, printed, err = call(*command, *options, "--json", "figures.json")
+        assert code == 0, err
+        return of_the_cell, printed, json.loads(Path("figures.json").read_text())
+
+    return ablate
+
+
+def test_test_images_that_were_held_out_are_told_of(one_cell, tmp_path):
+    _, printed, figures = one_cell(tmp_path / "bare.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
+    assert figures["test_held_out"]
+    assert f"{figures['test_images']} images, held out of the training images for want of a labelled test" in printed
+
+
+def test_test_images_of_classes_without_training_images_are_told_of(one_cell, tmp_path):
     labels = np.arange(24) % 3
-    odd = tmp_path / "odd.npz"
-    np.savez(odd, x_train=drawn_pixels(24), y_train=labels, x_test=drawn_pixels(24), y_test=labels + 1)
-    command = ("ablate", odd, "--over", "temperature=0.1", "--out", tmp_path / "out")
-    options = settings_options(VALUES | {"train.epochs": 1})
-    assert call(*command, "--plan-only", *options)[0] == 0
+    arrays = {"x_train": drawn_pixels(24), "y_train": labels, "x_test": drawn_pixels(24), "y_test": labels + 1}
+    of_the_cell, printed, figures = one_cell(tmp_path / "odd.npz", **arrays)
     said = "Counted as wrong, being of classes without training images: 8 test images."
-    (cell,) = (tmp_path / "out/cells").iterdir()
-    code, out, err = call("ablate-cell", cell)
-    assert code == 0 and said in out, err
-    code, out, err = call(*command, *options, "--json", "odd.json")
-    assert code == 0 and said in out and json.loads(Path("odd.json").read_text())["strangers"] == 8, err
+    assert said in of_the_cell and said in printed and figures["strangers"] == 8
 
 
 def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path):

@@ -145,6 +145,7 @@ def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[st
         "cells_failed": sum(record.result is None and record.failure is not None for record in records),
         "train_images": counts["train_images"],
         "test_images": counts["test_images"],
+        "test_held_out": any(result["test_held_out"] for result in results),
         "strangers": max((result.get("strangers", 0) for result in results), default=0),  # all had the same images
         "classes": counts["classes"],
         "training_seconds": sum(result["seconds"] for result in results),

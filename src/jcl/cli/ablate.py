@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from jcl.cli.app import STUDY, JsonOption, SetOption, app, err, out
-from jcl.cli.printing import in_table, say, say_aside, say_strangers, write_json
+from jcl.cli.printing import in_table, say, say_aside, say_strangers, tested_on, write_json
 from jcl.cli.run_options import (
     BackboneOption,
     BatchSizeOption,
@@ -193,6 +193,8 @@ def _print(found: Ablation) -> None:
         figures = [_mean(point, figure) for figure in ("linear_top1", "knn_top1", "validation_top1")]
         table.add_row(*values, *figures, f"{len(point.results)}{failed}", style="bold" if point is best else None)
     out.print(table)
+    if found.figures["cells_done"]:
+        say(tested_on(found.figures))
     say_strangers(found.figures["strangers"])
     ahead = equally_good(found.points)
     if best is not None:

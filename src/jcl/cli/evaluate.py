@@ -12,7 +12,7 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, JsonOption, WorkersOption, app, err, out, seed_option, typed_options
 from jcl.cli.location import location_argument
-from jcl.cli.printing import in_table, say, say_strangers, write_json
+from jcl.cli.printing import in_table, say, say_strangers, tested_on, write_json
 from jcl.cli.progress import counting
 from jcl.errors import SettingsError
 from jcl.speech import counted
@@ -234,7 +234,7 @@ def finetune(
         f"{summary['labels_used']:,}", f"{summary['finetune_top1']:.2f} %", f"{summary['finetune_top5']:.2f} %"
     )
     out.print(table)
-    say(_tested_on(summary))
+    say(tested_on(summary))
     say_strangers(summary.get("strangers", 0))  # not in the folders of older versions
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
@@ -252,7 +252,7 @@ def _print_linear(report: LinearReport) -> None:
     )
     out.print(table)
     trained, classes = counted(figures["train_images"], "image"), counted(figures["classes"], "class", "classes")
-    say(f"Trained on {trained} of {classes}. {_tested_on(figures)}")
+    say(f"Trained on {trained} of {classes}. {tested_on(figures)}")
     say_strangers(scores.strangers)
     if report.edges:
         say(
@@ -267,8 +267,3 @@ def _print_classes(report: LinearReport) -> None:
     for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
         table.add_row(in_table(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
     out.print(table)
-
-
-def _tested_on(figures: dict[str, Any]) -> str:
-    source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
-    return f"Tested on {counted(figures['test_images'], 'image')}{source}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ def say_strangers(count: int) -> None:
     """Beside accuracies: how many of the test images could not have been right."""
     if count:
         say(f"Counted as wrong, being of classes without training images: {counted(count, 'test image')}.")
+
+
+def tested_on(figures: Mapping[str, Any]) -> str:
+    """How many images accuracies rest on, and where they come from if not from a test set."""
+    source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
+    return f"Tested on {counted(figures['test_images'], 'image')}{source}."
 
 
 def say_aside(text: str) -> None:
