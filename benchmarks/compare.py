@@ -301,10 +301,12 @@ def measured(row: Row, seed: int, arguments: argparse.Namespace, processes: Proc
     yield from run(words, probe.with_suffix(".txt"), processes)
     alone = arguments.at_once == 1
     lines, method = read_metrics(RunFolder(folder).metrics_file), RunFolder(folder).settings().method
-    paces = [line["images_per_second"] for line in lines if line["kind"] == "train" and line["step"] > before]
+    own = [line for line in lines if line["kind"] == "train" and line["step"] > before]
+    paces = [line["images_per_second"] for line in own]
     return {
         "measured_on": described(arguments.device),
         "seconds": seconds if alone and not resumed else None,
+        "seconds_of_first_steps": own[0]["seconds"] if alone and own and not resumed else None,  # compiling included
         # The median leaves out what is compiled in the first steps, which depends on what the machine did before.
         "images_per_second": median(paces) if alone and paces else None,
         "num_keys": method.num_keys,

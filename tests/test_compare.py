@@ -104,7 +104,8 @@ def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(
     found = json.loads(measured_before.read_text())["rows"]
     assert found["jcl"] == first["jcl"]
     second = found["moco-v2-twice"]["seeds"]["0"]
-    assert second["seconds"] is None and second["pretrain"]["epochs"] == 20
+    assert second["seconds"] is None and second["seconds_of_first_steps"] is None  # for it was resumed
+    assert second["pretrain"]["epochs"] == 20
     assert (second["num_keys"], second["num_queries"]) == (1, 1)
     assert list(second["online_knn"]) == ["5", "10", "15", "20"]
     assert second["online_knn"]["20"] == second["pretrain"]["knn_top1"]
@@ -322,6 +323,7 @@ def test_a_search_on_training_images_with_rows_of_ones_own(compare, words, compa
     assert "| jcl train.lr=0.01, M' = 5 |" in printed and "| MoCo v2 |" in printed
     alone = json.loads((tmp_path / "found.json").read_text())["rows"]["moco-v2"]["seeds"]["0"]
     assert 0 < alone["pretrain"]["seconds"] < alone["seconds"] < PATIENCE and alone["images_per_second"] > 0
+    assert 0 < alone["seconds_of_first_steps"] <= alone["pretrain"]["seconds"]
 
 
 def test_a_variant_of_other_settings_is_not_mixed_in(measured_before, words, compared, nothing_runs):
