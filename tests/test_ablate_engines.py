@@ -40,6 +40,7 @@ def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch)
     assert outcome.state == "failed" and outcome.sentence.startswith("its process ended with exit code 1")
 
 
+@pytest.mark.faults  # for its length
 def test_one_cell_killed_and_the_others_stopped_by_ctrl_c(call, npz, tmp_path):
     """Real processes, one killed as by a lack of memory, and a real signal to the command."""
     out, seen = tmp_path / "out", dict[str, int]()

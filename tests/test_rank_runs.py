@@ -81,6 +81,7 @@ def test_torchrun_starts_ranks_again_of_which_one_was_killed(npz, unbroken, tmp_
     assert_same(Run(run), unbroken)
 
 
+@pytest.mark.faults  # for its length
 def test_a_launch_outlives_killed_ranks_and_stops_when_asked_to(npz, unbroken, tmp_path):
     run = tmp_path / "run"
     with Launch([*JCL, *command(npz, run), "--devices=2"], tmp_path / "said") as launch:

@@ -352,7 +352,10 @@ def test_a_signal_that_another_thread_takes_waits_too():
     assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.parametrize("blow", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+@pytest.mark.parametrize(
+    "blow",
+    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.faults)],
+)
 def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Signals):
     """Ctrl-C goes to the whole group, as from a terminal; a kill hits the main process alone."""
     folder_of_sizes(tmp_path / "images", 12)
