@@ -429,6 +429,7 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1
 
 
+@pytest.mark.faults  # for its length
 def test_ctrl_c_while_the_workers_start(tmp_path):
     """Sent to all processes, as a terminal does, while the one that workers are forked from imports torch."""
     photos = write_image_folder(tmp_path / "photos")

@@ -196,6 +196,7 @@ main()
 """
 
 
+@pytest.mark.faults  # for its length
 def test_an_error_in_training_ends_the_workers_too(coco, tmp_path):
     options = ["detect", "--task", "box", "--coco", str(coco), "--init", "random", "--backbone", "resnet18", *SMALL]
     options[options.index("--workers") + 1] = "2"
