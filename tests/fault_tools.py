@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,18 @@ def at_steps(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], ob
         return result
 
     monkeypatch.setattr(TrainingStep, "__call__", acting)
+
+
+def once_written(action: Callable[[], object]) -> Callable[[], object]:
+    """After the checkpoint that is being written beside the steps, which a busy machine may be slow at."""
+
+    def act() -> None:
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
+        action()
+
+    return act
 
 
 def live(run: Path, settings: Path, lives: list[dict[str, Any]], cache: Path) -> list[dict[str, Any]]:

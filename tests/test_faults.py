@@ -12,7 +12,16 @@ import torch
 from rich.console import Console
 
 import jcl
-from fault_tools import FULL, READ_ONLY, SmallDisk, assert_never_without_a_checkpoint, at_steps, live, small_disk
+from fault_tools import (
+    FULL,
+    READ_ONLY,
+    SmallDisk,
+    assert_never_without_a_checkpoint,
+    at_steps,
+    live,
+    once_written,
+    small_disk,
+)
 from jcl.data import open_data
 from jcl.data.shard_writing import write_shards
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
@@ -60,7 +69,7 @@ class TestDisk:
         self, npz, unbroken, disk: SmallDisk, console, monkeypatch, trouble
     ):
         begin, end = (disk.fill, disk.free) if trouble == "full" else (disk.read_only, disk.writable)
-        at_steps(monkeypatch, {5: begin, 10: end})
+        at_steps(monkeypatch, {5: once_written(begin), 10: once_written(end)})
         run = pretrain(settings_for(npz), disk.place / "run", console=console)
         said = sentences(console)
         reason = FULL if trouble == "full" else READ_ONLY
@@ -78,7 +87,7 @@ class TestDisk:
         begin, end = (disk.fill, disk.free) if trouble == "full" else (disk.read_only, disk.writable)
         folder = disk.place / "run"
         with monkeypatch.context() as patch:
-            at_steps(patch, {6: begin})
+            at_steps(patch, {6: once_written(begin)})
             said = (
                 r"step-000000012.safetensors could not be written: .*; what was there before is untouched. The run "
                 r"stopped after step 12, and the last good checkpoint is .*step-000000004.safetensors; once that is "
@@ -95,7 +104,7 @@ class TestDisk:
     def test_a_wish_to_stop_that_cannot_be_saved_says_so(self, npz, unbroken, disk: SmallDisk, monkeypatch):
         with monkeypatch.context() as patch:
             stop_after(patch, 6, 15)
-            at_steps(patch, {5: disk.fill})
+            at_steps(patch, {5: once_written(disk.fill)})
             with pytest.raises(RunError, match=r"could not be written.*stopped after step 6, and the last good"):
                 pretrain(settings_for(npz), disk.place / "run", console=QUIET)
         disk.free()

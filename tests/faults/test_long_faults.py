@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fault_tools import SmallDisk, assert_never_without_a_checkpoint, at_steps, live, small_disk
+from fault_tools import SmallDisk, assert_never_without_a_checkpoint, at_steps, live, once_written, small_disk
 from jcl.errors import Interrupted, RunError
 from jcl.pretraining import Run, pretrain, resume
 from jcl.settings import Settings, settings_text
@@ -73,7 +73,7 @@ def test_a_disk_in_trouble_from_any_step_on(npz, unbroken, tmp_path, monkeypatch
         start, stop = ways(disk, trouble)
         folder = disk.place / "run"
         with monkeypatch.context() as patch:
-            at_steps(patch, {begin: start, begin + lasting: stop})
+            at_steps(patch, {begin: once_written(start), begin + lasting: stop})
             if begin + lasting > 12:
                 with pytest.raises(RunError, match=r"could not be written.*The run stopped after step 12, and"):
                     pretrain(settings_for(npz), folder, console=QUIET)
