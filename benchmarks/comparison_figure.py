@@ -8,6 +8,7 @@ the lines, which are marked, can be compared; what comes before shows how they g
 """
 
 import argparse
+import contextlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,15 +26,7 @@ from jcl.report import style
 from jcl.train.json_object import read_object
 
 LEGEND_COLUMNS = 3
-COLOURS = {
-    "jcl": style.BLUE,
-    "jcl-one-query": "#56b4e9",
-    "jcl-scale-0": "#cc79a7",
-    "moco-v2": style.ORANGE,
-    "moco-v2-two-queries": style.RED,
-    "moco-v2-twice": style.ORANGE,
-    "multi-key": style.GREEN,
-}
+# Variants of a method, and what may lie on another line, are told apart by more than their colours.
 DASHES = {"moco-v2-twice": (0, (4, 1.5)), "multi-key": (0, (4, 1.5)), "jcl-scale-0": (0, (1, 1))}
 
 
@@ -42,6 +35,8 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="the file that compare.py has written")
     parser.add_argument("-o", "--out", type=Path, required=True, help="the figure, a .png file")
     arguments = parser.parse_args()
+    if arguments.out.suffix != ".png":
+        parser.error(f"--out {arguments.out}: the figure is a .png file")
     try:
         print(f"Drawn in {draw(results_in(arguments.results), arguments.out)}.")
     except JclError as error:
@@ -49,10 +44,11 @@ def main() -> None:
 
 
 def results_in(file: Path) -> dict[str, Any]:
-    found = read_object(file)
-    if not isinstance(found.get("rows"), dict) or not rows_in_order(found):
-        raise RunError(f"{file} holds no results of a comparison; give the file that compare.py wrote with --json.")
-    return found
+    with contextlib.suppress(RunError):  # what it says is meant for a run's own files
+        found = read_object(file)
+        if isinstance(found.get("rows"), dict) and rows_in_order(found):
+            return found
+    raise RunError(f"{file} holds no results of a comparison; give the file that compare.py wrote with --json.")
 
 
 def draw(found: dict[str, Any], path: Path) -> Path:
@@ -62,14 +58,18 @@ def draw(found: dict[str, Any], path: Path) -> Path:
     figure = style.new_figure(10, height)
     over_epochs, over_compute = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=0.065, right=0.975, top=3.3 / height, bottom=0.45 / height, wspace=0.08)
+    looks = {
+        name: {"color": colour, "linestyle": DASHES.get(name, "-")}
+        for name, colour in zip(rows, style.colours_for(list(rows)), strict=True)
+    }
     for name, row in rows.items():
         results = list(seeds_of(found, name).values())
-        draw_row(over_epochs, name, results, 1)
-        draw_row(over_compute, name, results, compute_of_an_epoch(row, results[0]) / found["epochs"])
+        draw_row(over_epochs, looks[name], results, 1)
+        draw_row(over_compute, looks[name], results, compute_of_an_epoch(row, results[0]) / found["epochs"])
     style.dress(over_epochs, "At equal epochs", "kNN in percent, against the epochs")
     times = f"MoCo v2's {found['epochs']} epochs being one"
     style.dress(over_compute, "At equal compute", f"the same against the arithmetic done, {times}")
-    handles = [Line2D([], [], color=colour(name), linestyle=DASHES.get(name, "-"), linewidth=2.2) for name in rows]
+    handles = [Line2D([], [], linewidth=2.2, **look) for look in looks.values()]
     labels, place = [label(name, found) for name in rows], (0.015, 1 - 0.62 / height)
     figure.legend(
         handles, labels, loc="upper left", bbox_to_anchor=place, ncols=LEGEND_COLUMNS, frameon=False,
@@ -92,10 +92,6 @@ def title_of(found: dict[str, Any], rows: Iterable[str]) -> tuple[str, str]:
     return title, f"{seeds} a row; {ends_only}"
 
 
-def colour(name: str) -> str:
-    return COLOURS.get(name, style.MUTED)
-
-
 def label(name: str, found: dict[str, Any]) -> str:
     return style.plain(f"{found['rows'][name]['words']}: {last_accuracy(found, name):.1f} %", 60)
 
@@ -104,15 +100,15 @@ def last_accuracy(found: dict[str, Any], name: str) -> float:
     return fmean(accuracies(list(seeds_of(found, name).values()), "kNN"))
 
 
-def draw_row(axes: Axes, name: str, results: list[dict[str, Any]], scale: float) -> None:
+def draw_row(axes: Axes, look: dict[str, Any], results: list[dict[str, Any]], scale: float) -> None:
     """The mean and the band of a row over the epochs that all of its seeds were measured at."""
     epochs = sorted(set.intersection(*(set(result["online_knn"]) for result in results)), key=float)
     values = np.array([[result["online_knn"][epoch] for epoch in epochs] for result in results])
     where = np.array([float(epoch) for epoch in epochs]) * scale
-    own, mean = colour(name), values.mean(axis=0)
-    axes.fill_between(where, values.min(axis=0), values.max(axis=0), color=own, alpha=0.2, linewidth=0)
-    axes.plot(where, mean, color=own, linewidth=1.8, linestyle=DASHES.get(name, "-"))
-    axes.plot(where[-1:], mean[-1:], "o", color=own, markersize=5, markeredgecolor=style.PAPER, markeredgewidth=0.8)
+    colour, mean = look["color"], values.mean(axis=0)
+    axes.fill_between(where, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    axes.plot(where, mean, linewidth=1.8, **look)
+    axes.plot(where[-1:], mean[-1:], "o", color=colour, markersize=5, markeredgecolor=style.PAPER, markeredgewidth=0.8)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def _look(source: ImageSource, index: int) -> _Look:
 
 def _look_at_file(source: FolderImages | ShardImages, index: int, name: str) -> _Look:
     source.read(index, _DECODED_SIDE)  # raises with the reason
-    content = source.content_of(index) if isinstance(source, ShardImages) else source.path_of(index).read_bytes()
+    content = source.content_of(index)
     with open_image(content) as image:
         return _Look(name, _digest(content), image.width, image.height, f"{image.format} {image.mode}")
 

@@ -21,7 +21,7 @@ from jcl.data.listing import (
     list_images,
     shown_entries,
 )
-from jcl.data.source import ImageData
+from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
 from jcl.speech import counted, typed
 
@@ -69,6 +69,17 @@ class FolderImages:
 
     def path_of(self, index: int) -> Path:
         return self.root / self._files[index]
+
+    def extension_of(self, index: int) -> str:
+        """How the file's name ends, such as ".jpg"."""
+        return self.path_of(index).suffix.lower()
+
+    def content_of(self, index: int) -> bytes:
+        """The bytes of the image file; raises `UnreadableImage`."""
+        try:
+            return self.path_of(index).read_bytes()
+        except OSError as error:
+            raise UnreadableImage(self.name_of(index), (error.strerror or "it cannot be read").lower()) from error
 
 
 def open_folder(root: Path, classes: Sequence[str] | None = None, cache: Path | None = None) -> ImageData:

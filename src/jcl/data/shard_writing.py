@@ -202,18 +202,11 @@ def _load(source: ImageSource, index: int) -> _Loaded:
 
 def _content(source: ImageSource, index: int) -> tuple[bytes, str]:
     """The bytes and the extension of an image file that can be decoded."""
-    if isinstance(source, FolderImages):
-        path = source.path_of(index)
-        try:
-            content, extension = path.read_bytes(), path.suffix.lower()
-        except OSError as error:
-            raise UnreadableImage(source.name_of(index), (error.strerror or "it cannot be read").lower()) from error
-    elif isinstance(source, ShardImages):
-        content, extension = source.content_of(index), source.extension_of(index)
-    else:
+    if not isinstance(source, FolderImages | ShardImages):
         stream = io.BytesIO()
         Image.fromarray(source.read(index).permute(1, 2, 0).numpy()).save(stream, "PNG")
         return stream.getvalue(), ".png"
+    content, extension = source.content_of(index), source.extension_of(index)
     decode(content, _DECODED_SIDE, source.name_of(index))
     return content, extension
 
