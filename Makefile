@@ -9,7 +9,7 @@ demo: $(VENV)/.installed
 	$(BIN)/jcl demo
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Runs killed at many moments, and disks that fill up or turn read-only; those need the right to mount.
 test-faults: $(VENV)/.installed-test

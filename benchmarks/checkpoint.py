@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from machine import save
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.automatic import DataFacts, choose
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.data import ImageBatch
 from jcl.recipes import build_settings
 from jcl.settings import RecordSettings, Settings

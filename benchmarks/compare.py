@@ -34,12 +34,12 @@ from machine import described
 from processes import Commands, Processes, begun, jcl_command, last_line, training_command
 from rich.console import Console
 
+from jcl.actions.run_data import open_run_data, with_whole_path
 from jcl.cli.run_options import given_values, run_settings
 from jcl.core.method import METHODS
 from jcl.data.fingerprint import fingerprint
 from jcl.errors import JclError, RunError
 from jcl.evaluate.classification import classification_task
-from jcl.run_data import open_run_data, with_whole_path
 from jcl.settings import Settings, setting_names
 from jcl.studies.cells import values_of
 from jcl.train.folder import RunFolder

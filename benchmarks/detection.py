@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from jcl.detecting_start import build_resnet
+from jcl.actions.detect_start import build_resnet
 from jcl.evaluate.detection.batching import batch_keys, read_image, training_batches
 from jcl.evaluate.detection.coco_data import CocoSet, for_training, open_coco
 from jcl.evaluate.detection.coco_layout import coco_files

@@ -23,8 +23,8 @@ import torch
 import torch._inductor.config
 from machine import save
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.automatic import DataFacts, choose
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.data import BatchLoader, ImageBatch, open_data
 from jcl.recipes import build_settings

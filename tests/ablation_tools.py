@@ -1,15 +1,16 @@
 """Small ablations, and an engine that carries cells out in this very process."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from jcl.ablating import Ablation, ablate
-from jcl.ablation_cell import run_cell
-from jcl.ablation_plan import Plan, plan_ablation
+from jcl.actions.ablate import Ablation, ablate
+from jcl.actions.ablation_cell import run_cell
+from jcl.actions.ablation_plan import Plan, plan_ablation
 from jcl.errors import Interrupted, JclError
 from jcl.recipes import build_settings
 from jcl.settings import Settings
@@ -69,3 +70,14 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
         figures = json.loads(file.read_text())
         found[file.parent.name] = {name: value for name, value in figures.items() if name not in NOT_COMPARED}
     return found
+
+
+def holder(cell: Path) -> int | None:
+    """The process that trains in a cell, once it has written a line of metrics."""
+    time.sleep(0.05)  # whoever waits for it should leave the cores to others
+    try:
+        if (cell / "metrics.jsonl").stat().st_size:
+            return int(json.loads((cell / ".lock").read_text())["pid"])
+    except (OSError, ValueError):
+        pass
+    return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-import jcl.pretraining as pretraining
+import jcl.actions.pretrain as pretraining
 from jcl.settings import read_settings
 from jcl.train.checkpoint import search_checkpoints
 

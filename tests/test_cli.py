@@ -16,14 +16,14 @@ import pytest
 from rich.console import Console
 
 import jcl
+from jcl.actions.pretrain import Run
 from jcl.cli import app
 from jcl.cli.printing import write_json
 from jcl.cli.run_table import run_table
 from jcl.errors import RunError
-from jcl.pretraining import Run
 from launch_tools import wait_until
+from run_tools import stop_after
 from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
-from test_pretraining import stop_after
 
 COMMANDS = [
     "pretrain",
@@ -456,7 +456,7 @@ def press_ctrl_c(*_: object, **__: object) -> None:
 
 
 def test_ctrl_c_before_the_first_step_leaves_nothing_behind(call, npz, monkeypatch):
-    monkeypatch.setattr("jcl.pretraining._announce", press_ctrl_c)
+    monkeypatch.setattr("jcl.actions.pretrain._announce", press_ctrl_c)
     code, out, err = call("pretrain", npz, *TINY, "--out", "run")
     assert (code, out, err) == (130, "", "Interrupted.\n") and not Path("run").exists()
 
@@ -474,7 +474,7 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
 
 def test_ctrl_c_while_the_results_are_drawn_says_how_to_have_them(call, npz, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("jcl.pretraining.draw_run", press_ctrl_c)
+        patch.setattr("jcl.actions.pretrain.draw_run", press_ctrl_c)
         code, out, err = call("pretrain", npz, *TINY, "--out", "run")
     assert code == 75 and out == "" and "its results are not written yet" in err and "`jcl resume run`" in err
     code, out, _ = call("resume", "run")
@@ -482,7 +482,7 @@ def test_ctrl_c_while_the_results_are_drawn_says_how_to_have_them(call, npz, mon
 
 
 def test_ctrl_c_while_the_page_is_made_says_that_only_it_is_missing(call, npz, monkeypatch):
-    monkeypatch.setattr("jcl.pretraining.write_run_report", press_ctrl_c)
+    monkeypatch.setattr("jcl.actions.pretrain.write_run_report", press_ctrl_c)
     code, _, err = call("pretrain", npz, *TINY, "--set", "record.report=true", "--out", "run")
     assert code == 75 and "only its page is missing" in err and "`jcl report run`" in err
     assert Run(Path("run")).summary["steps"] == 12

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchvision
 
-from jcl.detecting_start import build_resnet
+from jcl.actions.detect_start import build_resnet
 from jcl.evaluate.detection.training import DetectionTraining
 from jcl.exchange import BackboneInfo, save_backbone
 from jcl.train.checkpoint import newest_checkpoint

@@ -10,12 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from jcl.actions.distribution import split_arguments
+from jcl.actions.pretrain import pretrain
+from jcl.actions.trained import open_trained
 from jcl.cli.study_tables import described_growth
-from jcl.comparing import split_arguments
 from jcl.errors import RunError
-from jcl.pretraining import pretrain
 from jcl.studies.cost import Growth, StepCost
-from jcl.trained import open_trained
 from small_runs import drawn_pixels, tiny_settings
 
 CPU = torch.device("cpu")

@@ -22,15 +22,15 @@ from fault_tools import (
     once_written,
     small_disk,
 )
+from jcl.actions.pretrain import Run, pretrain, resume
 from jcl.data import open_data
 from jcl.data.shard_writing import write_shards
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
-from jcl.pretraining import Run, pretrain, resume
 from jcl.settings import settings_text
 from jcl.train.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
 from jcl.train.record import read_metrics
+from run_tools import assert_same, state, stop_after
 from small_runs import drawn_pixels, tiny_settings, write_image_folder
-from test_pretraining import assert_same, state, stop_after
 
 QUIET = Console(quiet=True)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "jcl"
-LAYERS = ["core", "views", "data", "train", "evaluate", "studies", "report", "exchange"]  # from the top down
+LAYERS = ["core", "views", "data", "train", "evaluate", "studies", "report", "exchange", "actions"]  # from the top down
 FOR_ALL = {"cores", "errors", "randomness", "ranks", "speech"}
-SETTINGS = {"settings", "automatic"}  # which core, views and data do without
+SETTINGS = {"settings", "recipes", "automatic"}  # which core, views and data do without
 
 
 def imported(file: Path) -> set[str]:
@@ -35,3 +35,8 @@ def test_a_layer_looks_up_only(layer):
 def test_no_layer_is_left_out():
     folders = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file()}
     assert folders == {*LAYERS, "cli", "recipes"}
+
+
+def test_beside_the_layers_there_is_only_what_they_share():
+    files = {path.stem for path in SOURCE.glob("*.py")}
+    assert files == {"__init__", "__main__", *FOR_ALL, *SETTINGS} - {"recipes"}

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from jcl.pretraining import Run
+from jcl.actions.pretrain import Run
 from jcl.randomness import DATA_ORDER, permutation
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
 from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
 from jcl.train.skipped import read_skipped
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, settings_options, wait_until
+from run_tools import assert_same
 from small_runs import TINY_VALUES, write_image_folder
-from test_pretraining import assert_same
 
 STEPS = 80
 

@@ -10,6 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jcl.actions.pretrain import Run as Run
+    from jcl.actions.pretrain import pretrain as pretrain
+    from jcl.actions.pretrain import resume as resume
     from jcl.core.loss import (
         InfoNCELoss as InfoNCELoss,
     )
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from jcl.core.queue import KeyQueue as KeyQueue
     from jcl.errors import JclError as JclError
     from jcl.exchange import load_backbone as load_backbone
-    from jcl.pretraining import Run as Run
-    from jcl.pretraining import pretrain as pretrain
-    from jcl.pretraining import resume as resume
     from jcl.recipes import build_settings as build_settings
     from jcl.settings import Settings as Settings
 
@@ -49,9 +49,9 @@ _HOME = {
     "KeyQueue": "jcl.core.queue",
     "JclError": "jcl.errors",
     "load_backbone": "jcl.exchange",
-    "Run": "jcl.pretraining",
-    "pretrain": "jcl.pretraining",
-    "resume": "jcl.pretraining",
+    "Run": "jcl.actions.pretrain",
+    "pretrain": "jcl.actions.pretrain",
+    "resume": "jcl.actions.pretrain",
     "build_settings": "jcl.recipes",
     "Settings": "jcl.settings",
 }

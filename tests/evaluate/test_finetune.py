@@ -9,13 +9,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from jcl.actions.finetune import finetune, load_classifier, resume_finetuning
 from jcl.core.encoder import build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune import backbone_parts, finetune_optimiser, finetune_settings, usual_batch_size
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import BackboneInfo, load_backbone, save_backbone
-from jcl.finetuning import finetune, load_classifier, resume_finetuning
 from jcl.train import saver
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.lock import RunLock

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from ablation_tools import ablated, results, small_plan
-from jcl.ablating import ablate
+from ablation_tools import ablated, holder, results, small_plan
+from jcl.actions.ablate import ablate
 from jcl.studies.local_engine import local_engine, local_slots
 from launch_tools import JCL, Launch, ancestors, gone, settings_options, wait_until
 from small_runs import TINY_VALUES
-from test_ablate_engines import holder
 
 pytestmark = pytest.mark.faults
 OVER = "temperature=0.1,0.2,0.3,0.5"

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from fault_tools import SmallDisk, assert_never_without_a_checkpoint, at_steps, live, once_written, small_disk
+from jcl.actions.pretrain import Run, pretrain, resume
 from jcl.errors import Interrupted, RunError
-from jcl.pretraining import Run, pretrain, resume
 from jcl.settings import Settings, settings_text
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
+from run_tools import assert_same, stop_after
 from small_runs import tiny_settings
-from test_pretraining import assert_same, stop_after
 
 pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("undrawn")]
 QUIET = Console(quiet=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from jcl.pretraining import Run
+from jcl.actions.pretrain import Run
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, gone, settings_options, wait_until
+from run_tools import assert_same
 from small_runs import write_image_folder
-from test_pretraining import assert_same
 from two_hosts import Host, TwoHosts, two_hosts
 
 pytestmark = pytest.mark.faults

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from jcl.costing import CostPlan, CostReport, measure_cell, measure_cost
+from jcl.actions.cost import CostPlan, CostReport, measure_cell, measure_cost
 from jcl.errors import SettingsError
 from jcl.studies.apart import OutOfMemory, run_apart
 from jcl.studies.cost import Cell, StepCost, baseline, growth, measure_step, most_keys

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fault_tools import be_killed_writing
-from jcl.building import build_learner
+from jcl.actions.building import build_learner
 from jcl.errors import RunError
 from jcl.recipes import build_settings
 from jcl.train.atomic import remove_partial_files, write_atomically

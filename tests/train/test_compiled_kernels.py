@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.automatic import DataFacts, choose
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.data import ImageBatch
 from jcl.recipes import build_settings
 from jcl.train.step import TrainingStep

@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jcl.actions.pretrain import pretrain
 from jcl.errors import RunError
-from jcl.pretraining import pretrain
 from jcl.train import saver as saver_module
 from jcl.train.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint, take_snapshot
 from jcl.train.saver import CheckpointSaver

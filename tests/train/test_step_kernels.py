@@ -8,10 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.actions.run_data import data_facts, open_run_data
 from jcl.automatic import choose
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.data import BatchLoader
-from jcl.run_data import data_facts, open_run_data
 from jcl.settings import Settings
 from jcl.train.step import TrainingStep
 from small_runs import tiny_settings

@@ -12,15 +12,16 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.run_data import data_facts, open_run_data
 from jcl.automatic import choose
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError
-from jcl.pretraining import Run, data_facts, open_run_data, pretrain, resume
 from jcl.train.step import TrainingStep
+from run_tools import assert_same, stop_after
 from small_runs import TINY_VALUES, drawn_pixels, tiny_settings
-from test_pretraining import assert_same, stop_after
 
 QUIET = Console(quiet=True)
 

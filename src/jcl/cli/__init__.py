@@ -10,9 +10,9 @@ import importlib
 import sys
 from typing import NoReturn
 
+from jcl.actions.launching import tell_launcher
 from jcl.cli.app import app, err, rank
 from jcl.errors import FailedElsewhere, Interrupted, JclError
-from jcl.launching import tell_launcher
 from jcl.speech import tell
 
 __all__ = ["app", "main"]

@@ -37,7 +37,7 @@ from jcl.errors import SettingsError
 from jcl.speech import counted
 
 if TYPE_CHECKING:
-    from jcl.ablating import Ablation
+    from jcl.actions.ablate import Ablation
     from jcl.settings import Settings
     from jcl.studies.ablation import Point
     from jcl.studies.local_engine import Engine
@@ -106,9 +106,9 @@ def ablate(
     [dim]jcl ablate cifar10 --over num_keys=1,2,3,5,7,9,11 --seeds 3[/]
     """
     values = given_values(locals(), settings)
-    from jcl.ablating import ablate as run_ablation
-    from jcl.ablating import prepare
-    from jcl.ablation_plan import plan_ablation
+    from jcl.actions.ablate import ablate as run_ablation
+    from jcl.actions.ablate import prepare
+    from jcl.actions.ablation_plan import plan_ablation
     from jcl.studies.cells import parse_axis, parse_seeds, refuse_repeated
 
     def build(own: Mapping[str, Any]) -> Settings:
@@ -147,7 +147,7 @@ def ablate_cell(
 
     This is what `jcl ablate` starts; job arrays of other schedulers can start it too.
     """
-    from jcl.ablation_cell import run_cell
+    from jcl.actions.ablation_cell import run_cell
     from jcl.studies.cell_process import stop_with_parent
 
     stop_with_parent()

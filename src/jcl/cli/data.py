@@ -73,8 +73,8 @@ def shard(
     json_file: JsonOption = None,
 ) -> None:
     """Pack images into WebDataset tar files, which are read faster than millions of small files."""
+    from jcl.actions.run_data import open_told
     from jcl.data import write_shards
-    from jcl.run_data import open_told
 
     with counting("packing") as progress:
         report = write_shards(

@@ -94,7 +94,7 @@ def detect(
     [dim]jcl detect --task mask --coco coco/ --init runs/photos --out runs/photos-mask[/]
     """
     if devices > 1:
-        from jcl.launching import launch
+        from jcl.actions.launching import launch
 
         launch(sys.argv[1:], devices)
         return
@@ -193,7 +193,7 @@ def _given(**options: Any) -> dict[str, Any]:
 def _trained(
     given: dict[str, Any], where: dict[str, Any], out_folder: Path | None, pictures: int, workers: int | None
 ) -> dict[str, Any]:
-    from jcl.detecting import detect as run_detection
+    from jcl.actions.detect import detect as run_detection
     from jcl.evaluate.detection.settings import ITERATIONS
 
     if "task" not in given or "init" not in given:
@@ -209,7 +209,7 @@ def _trained(
 
 
 def _resumed(path: Path, given: dict[str, Any], pictures: int, workers: int | None) -> dict[str, Any]:
-    from jcl.detecting import resume_detection
+    from jcl.actions.detect import resume_detection
 
     _refuse_given(given, "--resume continues with the settings it was begun with")
     return _summary(resume_detection(path, pictures=pictures, workers=workers, console=err))
@@ -218,7 +218,7 @@ def _resumed(path: Path, given: dict[str, Any], pictures: int, workers: int | No
 def _evaluated(
     path: Path, where: dict[str, Any], given: dict[str, Any], out_folder: Path | None, device: str, workers: int | None
 ) -> dict[str, Any]:
-    from jcl.detecting import evaluate_detector
+    from jcl.actions.detect import evaluate_detector
 
     _refuse_given(given, "--eval-only takes the detector as it was trained")
     return evaluate_detector(path, coco=where or None, out=out_folder, device=device, workers=workers, console=err)

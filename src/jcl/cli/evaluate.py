@@ -18,7 +18,7 @@ from jcl.errors import SettingsError
 from jcl.speech import counted
 
 if TYPE_CHECKING:
-    from jcl.probing import LinearReport
+    from jcl.actions.linear import LinearReport
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -36,7 +36,7 @@ def knn(
     json_file: JsonOption = None,
 ) -> None:
     """Measure frozen features by weighted k-nearest neighbours."""
-    from jcl.measure import measure_knn
+    from jcl.actions.knn import measure_knn
 
     with counting("features") as progress:
         results = measure_knn(
@@ -117,7 +117,7 @@ def linear(
 
     Test labels are looked at once, at the end: whatever is chosen is chosen on a part of the training images.
     """
-    from jcl.probing import measure_linear
+    from jcl.actions.linear import measure_linear
 
     # The paper's probe has a bar of its own.
     bar = counting("features") if protocol is Protocol.fast else contextlib.nullcontext()
@@ -197,8 +197,8 @@ def finetune(
 
     [dim]jcl finetune runs/photos photos/ --labels 10% --out runs/photos-10[/]
     """
-    from jcl.finetuning import finetune as run_finetuning
-    from jcl.finetuning import resume_finetuning
+    from jcl.actions.finetune import finetune as run_finetuning
+    from jcl.actions.finetune import resume_finetuning
 
     if resume is not None:
         if typed_options(context) - {"resume", "workers", "json_file"}:

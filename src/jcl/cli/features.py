@@ -16,7 +16,7 @@ from jcl.errors import DataError, SettingsError
 from jcl.speech import counted, tell
 
 if TYPE_CHECKING:
-    from jcl.lookup import Matches
+    from jcl.actions.neighbours import Matches
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -36,7 +36,7 @@ def embed(
 
     [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
     """
-    from jcl.embedding import embed as write_features
+    from jcl.actions.embed import embed as write_features
 
     with counting("embedding") as progress:
         report = write_features(
@@ -77,7 +77,7 @@ def neighbours(
 
     [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
     """
-    from jcl.lookup import find_neighbours
+    from jcl.actions.neighbours import find_neighbours
 
     if picture is not None and any(_same_file(picture, image) for image in images or []):
         raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
@@ -112,7 +112,7 @@ def _print_matches(matches: Matches) -> None:
 
 def _draw(matches: Matches, picture: Path) -> None:
     """The picture is an extra: where the images are gone, the table above has been printed all the same."""
-    from jcl.lookup import DRAWN, draw_matches
+    from jcl.actions.neighbours import DRAWN, draw_matches
 
     try:
         draw_matches(matches, picture)

@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
+from jcl.actions.launching import SENTENCES
 from jcl.cli.app import err, rank
-from jcl.launching import SENTENCES
 from jcl.speech import tell
 
 

@@ -30,9 +30,9 @@ def report(
 
     [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
     """
+    from jcl.actions.report import write_report
     from jcl.errors import SettingsError
     from jcl.exchange.exporting import demand_free_file
-    from jcl.reporting import write_report
 
     if name and len(name) != len(runs):
         raise SettingsError(

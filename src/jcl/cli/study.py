@@ -64,8 +64,8 @@ def distribution(
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
+    from jcl.actions.distribution import compare_views, split_arguments
     from jcl.cli.study_tables import print_distribution
-    from jcl.comparing import compare_views, split_arguments
     from jcl.evaluate.spread_file import check_values_file, write_values
     from jcl.exchange.exporting import demand_free_file
 
@@ -148,7 +148,7 @@ def bound(
         cases = (dimensions, spreads, temperatures)
         _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture, json_file)
     else:
-        from jcl.bounding import bound_along_training
+        from jcl.actions.bound import bound_along_training
         from jcl.cli.study_tables import print_run_bound
 
         with counting("checkpoints") as progress:
@@ -233,8 +233,8 @@ def cost(
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """
+    from jcl.actions.cost import TITLES, measure_cost
     from jcl.cli.study_tables import print_cost
-    from jcl.costing import TITLES, measure_cost
 
     demand_free_picture(picture, force=force)
     counts = whole_numbers_in(keys, "--keys")

@@ -12,8 +12,8 @@ from jcl.cli.printing import in_table, say
 from jcl.speech import counted, readable_size
 
 if TYPE_CHECKING:
-    from jcl.comparing import DistributionReport
-    from jcl.costing import CostReport
+    from jcl.actions.cost import CostReport
+    from jcl.actions.distribution import DistributionReport
     from jcl.studies.bound import BoundRow, GaussianCase
     from jcl.studies.cost import Growth, StepCost
     from jcl.studies.run_bound import RunBounds
@@ -119,7 +119,7 @@ def _losses(row: BoundRow) -> list[str]:
 
 
 def print_cost(report: CostReport) -> None:
-    from jcl.costing import COMPARED, TITLES
+    from jcl.actions.cost import COMPARED, TITLES
     from jcl.studies.cost import baseline, growth
 
     base = baseline(report.cells)

@@ -6,8 +6,8 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
+from jcl.actions.detect_start import build_resnet, open_start
 from jcl.core.encoder import build_backbone
-from jcl.detecting_start import build_resnet, open_start
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.model import build_detector, build_optimiser
 from jcl.evaluate.detection.settings import learning_rate, scaled_lr, usual_warmup

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.detecting import detect, resume_detection
+from jcl.actions.detect import detect, resume_detection
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection import batching
 from jcl.evaluate.detection.folder import DetectionFolder
@@ -116,7 +116,7 @@ def test_ranks_wait_for_each_other_as_long_as_they_are_told(tmp_path, monkeypatc
         raise Interrupted("enough")
         yield
 
-    monkeypatch.setattr("jcl.detecting.joined_ranks", meet)
+    monkeypatch.setattr("jcl.actions.detect.joined_ranks", meet)
     values = small_values("box", annotations("box", tmp_path / "coco"))
     for given in ({}, {"rank_timeout": 5.0}, {"rank_timeout": "long"}):
         with pytest.raises(Interrupted):

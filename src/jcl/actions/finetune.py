@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jcl.actions.run_data import keep_apart
+from jcl.actions.subject import Subject, data_location, open_subject
 from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
@@ -32,8 +34,6 @@ from jcl.evaluate.label_subset import label_amount, label_subset, part_of
 from jcl.evaluate.labelled_views import crop_and_flip
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
-from jcl.measure import Subject, data_location, open_subject
-from jcl.run_data import keep_apart
 from jcl.speech import counted, tell
 from jcl.train.folder import free_folder
 from jcl.train.lock import RunLock

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import jcl
+from jcl.actions.embed import embed
 from jcl.data import open_data, write_shards
-from jcl.embedding import embed
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import read_feature_file
 from small_runs import drawn_pixels, write_image_folder

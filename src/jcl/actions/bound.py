@@ -9,20 +9,20 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.building import run_view_recipe
+from jcl.actions.building import run_view_recipe
+from jcl.actions.run_data import open_run_data, open_told
+from jcl.actions.trained import TrainedRun, open_trained
 from jcl.core.method import ContrastiveLearner
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
-from jcl.run_data import open_run_data, open_told
 from jcl.settings import known
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
 from jcl.studies.run_bound import RunBounds, StepBound
 from jcl.train.runtime import choose_device, choose_precision
-from jcl.trained import TrainedRun, open_trained
 from jcl.views import ViewRecipe
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from jcl.building import build_learner
+from jcl.actions.building import build_learner
 from jcl.core.method import ContrastiveLearner
 from jcl.errors import RunError
 from jcl.settings import Settings

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from jcl.actions.building import step_options
 from jcl.automatic import Choice
-from jcl.building import step_options
 from jcl.errors import RunError
 from jcl.settings import Settings
 from jcl.speech import counted

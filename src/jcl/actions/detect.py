@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from jcl.cores import usual_workers
-from jcl.detecting_start import open_start
-from jcl.detecting_work import (
+from jcl.actions.detect_start import open_start
+from jcl.actions.detect_work import (
     DetectionPlace,
     Work,
     announce,
@@ -26,6 +25,8 @@ from jcl.detecting_work import (
     whole_paths,
     whole_settings,
 )
+from jcl.actions.place import console_of
+from jcl.cores import usual_workers
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.detection.batching import training_batches
 from jcl.evaluate.detection.display import DetectionDisplay
@@ -34,7 +35,6 @@ from jcl.evaluate.detection.library import coco_module
 from jcl.evaluate.detection.model import build_optimiser
 from jcl.evaluate.detection.settings import RANK_TIMEOUT, DetectionSettings
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
-from jcl.place import console_of
 from jcl.ranks import Ranks
 from jcl.speech import counted
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint

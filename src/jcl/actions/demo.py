@@ -16,15 +16,15 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from jcl.actions.pretrain import Run, pretrain
+from jcl.actions.report import write_report
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate import Features, FeatureSettings, knn_accuracy, nearest_neighbours
-from jcl.pretraining import Run, pretrain
 from jcl.recipes import build_settings
 from jcl.report.pictures import draw_neighbours
 from jcl.report.plots import RunCurves, plot_comparison, plot_training
-from jcl.reporting import write_report
 from jcl.settings import Settings, known
 from jcl.speech import duration, tell
 from jcl.train.folder import free_folder

@@ -1,35 +1,25 @@
-"""Measuring a run or a weights file on labelled data: what the commands under "evaluate" call."""
+"""What is measured: a backbone from a run or a weights file, with the labelled data to measure it on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.automatic import voters
-from jcl.cores import usual_workers
+from jcl.actions.run_data import open_run_data, open_told
 from jcl.data import ImageData, ImageSource
 from jcl.errors import RunError
 from jcl.evaluate.classification import no_labels
 from jcl.evaluate.features import Features, FeatureSettings
-from jcl.evaluate.knn import KnnResult
-from jcl.evaluate.online import knn_on
 from jcl.exchange import BackboneInfo
 from jcl.exchange.loading import open_backbone
-from jcl.place import console_of
-from jcl.run_data import open_run_data, open_told
-from jcl.speech import tell, tell_left_out
+from jcl.speech import tell_left_out
 from jcl.train.folder import RunFolder
-from jcl.train.rank_group import joined_ranks
 from jcl.train.runtime import choose_device
-
-RANK_TIMEOUT = 1800.0
-"""Seconds that ranks wait for each other while features are measured."""
 
 
 @dataclass(frozen=True)
@@ -71,36 +61,6 @@ def open_subject(weights: Path, location: str | None, device: str, console: Cons
 def data_location(weights: Path, location: str | None) -> str:
     """Where the data lies that a run or file is measured on."""
     return RunFolder(weights).settings().data.location if location is None else location
-
-
-def measure_knn(
-    weights: Path,
-    location: str | None,
-    *,
-    k: Sequence[int],
-    temperature: Sequence[float],
-    batch_size: int = 256,
-    workers: int | None = None,
-    device: str = "auto",
-    console: Console | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[KnnResult]:
-    """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own).
-
-    Without `k` as many vote as in a run on these images. Ranks that a launcher started share the images and the queries
-    out among them. Images that cannot be read are left out, which is told. `progress` is told how many of how many
-    images are done, of the training and then of the test set.
-    """
-    with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
-        subject = open_subject(weights, location, str(target), console_of(ranks, console))
-        decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
-        told = console or Console(stderr=True)
-        features = partial(subject.features, batch_size=batch_size, workers=decoding, console=told, progress=progress)
-        data, votes = subject.data, k or [voters(len(subject.data.train))]
-        if ranks.first and (data.test is None or data.test.labels is None):
-            said = "For want of a labelled test set some of the training images are held out to ask about."
-            tell(told, said)
-        return knn_on(data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
 
 
 def _labelled(weights: Path, location: str | None, console: Console) -> ImageData:

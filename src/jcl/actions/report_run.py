@@ -11,14 +11,14 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.actions.run_data import open_run_data
+from jcl.actions.run_results import read_choices
 from jcl.data import ImageData
 from jcl.data.opening import KNOWN_SETS
 from jcl.data.shard_reading import names_shards
 from jcl.errors import DataError
 from jcl.report.contents import Measured, RunContents
 from jcl.report.page_tables import MEASURED_NAMES
-from jcl.run_data import open_run_data
-from jcl.run_results import read_choices
 from jcl.settings import Settings, with_values
 from jcl.train.folder import RunFolder
 from jcl.train.record import read_metrics

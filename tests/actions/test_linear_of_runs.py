@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from jcl.actions.finetune import finetune
+from jcl.actions.linear import LinearReport, measure_linear
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import SupervisedTraining
-from jcl.finetuning import finetune
-from jcl.probing import LinearReport, measure_linear
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors

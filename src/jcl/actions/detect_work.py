@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from jcl.detecting_start import Start, build_resnet, whole_init
+from jcl.actions.detect_start import Start, build_resnet, whole_init
+from jcl.actions.place import Place
 from jcl.errors import SettingsError
 from jcl.evaluate.detection.coco_data import CocoSet, for_training, only_few, open_coco
 from jcl.evaluate.detection.coco_layout import coco_files
@@ -27,7 +28,6 @@ from jcl.evaluate.detection.settings import (
     scaled_lr,
     usual_warmup,
 )
-from jcl.place import Place
 from jcl.report.detections import detections_picture
 from jcl.speech import counted
 from jcl.train.checkpoint import Progress

@@ -1,8 +1,6 @@
 """Whole runs: what they leave behind, and that a stopped one goes on as if it had never stopped."""
 
 import io
-import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -14,67 +12,18 @@ import torch
 from rich.console import Console
 
 import jcl
+from jcl.actions.pretrain import Run, pretrain, resume
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
-from jcl.pretraining import Run, pretrain, resume
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.folder import RunFolder
 from jcl.train.sealed import read_tensors
 from jcl.train.step import TrainingStep
+from run_tools import QUIET, assert_same, assert_same_backbone, figures, state, stop_after
 from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder
-
-QUIET = Console(quiet=True)
-WALL_CLOCK = {"seconds", "images_per_second", "peak_memory_bytes"}
 
 
 class Crash(BaseException):
     """Ends a run at once, as a power cut does: nothing in the program answers to it."""
-
-
-def state(run: Run) -> dict[str, torch.Tensor]:
-    """Weights, queue, optimiser state and sums of the figures, from the last checkpoint."""
-    tensors, metadata = read_tensors(list_checkpoints(run.path / "checkpoints")[-1])
-    assert {"progress.window", "model.queue.rows", "model.queue.enqueued"} < tensors.keys()
-    assert any(name.endswith("momentum_buffer") for name in tensors)
-    settled = {name: metadata[name] for name in ("step", "window_steps", "optimiser")}
-    return tensors | {"metadata": torch.tensor(list(json.dumps(settled).encode()))}
-
-
-def figures(run: Run) -> list[dict[str, float]]:
-    return [{name: value for name, value in line.items() if name not in WALL_CLOCK} for line in run.metrics]
-
-
-def assert_same(found: Run, wanted: Run) -> None:
-    mine, theirs = state(found), state(wanted)
-    assert mine.keys() == theirs.keys()
-    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-    assert figures(found) == figures(wanted)
-    assert found.settings == wanted.settings
-    assert_same_backbone(found, wanted)
-    summaries = [{k: v for k, v in run.summary.items() if k not in WALL_CLOCK} for run in (found, wanted)]
-    assert summaries[0] == summaries[1]
-
-
-def assert_same_backbone(found: Run, wanted: Run) -> None:
-    (mine, my_metadata), (theirs, their_metadata) = (
-        read_tensors(run.path / "backbone.safetensors") for run in (found, wanted)
-    )
-    assert mine.keys() == theirs.keys() and my_metadata == their_metadata
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-
-
-def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, how: int | type[BaseException]) -> None:
-    """Send a signal to this process, or crash, while step number `step` (from 1) is being done."""
-    original = TrainingStep.__call__
-
-    def stopping(self, batch, number, lr, scale):
-        result = original(self, batch, number, lr, scale)
-        if number + 1 == step:
-            if not isinstance(how, int):
-                raise how
-            os.kill(os.getpid(), how)
-        return result
-
-    monkeypatch.setattr(TrainingStep, "__call__", stopping)
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from PIL import Image
 from rich.console import Console
 
 import jcl
-from jcl import lookup
-from jcl.embedding import embed
+from jcl.actions import neighbours
+from jcl.actions.embed import embed
+from jcl.actions.neighbours import Matches, draw_matches, find_neighbours
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, read_feature_file, write_feature_file
-from jcl.lookup import Matches, draw_matches, find_neighbours
 from small_runs import tiny_settings, write_image_folder
 
 
@@ -160,7 +160,7 @@ def test_the_picture_of_arrays(run, npz, tmp_path):
 
 
 def test_a_picture_of_very_many_shows_the_first(run, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup, "DRAWN", 3)
+    monkeypatch.setattr(neighbours, "DRAWN", 3)
     embed(run, str(photos), tmp_path / "f.npz", device="cpu")
     matches = find_neighbours(tmp_path / "f.npz", rows=[*range(26), *range(26)], k=26)
     few = find_neighbours(tmp_path / "f.npz", rows=[0, 1, 2], k=3)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from jcl.building import run_view_recipe
+from jcl.actions.building import run_view_recipe
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
 from jcl.errors import DataError
 from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads

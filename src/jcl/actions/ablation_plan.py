@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from jcl.actions.building import build_learner, run_view_recipe
+from jcl.actions.run_data import data_facts, open_run_data, with_whole_path
 from jcl.automatic import DataFacts, choose
-from jcl.building import build_learner, run_view_recipe
 from jcl.data import ImageData, ImageSource
 from jcl.data.fingerprint import fingerprint
 from jcl.data.loader import refuse_large_batch
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import classification_task
-from jcl.run_data import data_facts, open_run_data, with_whole_path
 from jcl.settings import Settings, known, with_values
 from jcl.speech import tell
 from jcl.studies.cells import (

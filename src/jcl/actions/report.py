@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from jcl.building import run_view_recipe
+from jcl.actions.building import run_view_recipe
+from jcl.actions.report_features import look_at, shown_image
+from jcl.actions.report_run import open_again, read_run
 from jcl.data import ImageData
 from jcl.data.folder import folder_remarks
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.report.contents import ExampleViews, RunContents
 from jcl.report.page import render_page
 from jcl.report.run_pictures import example_views
-from jcl.reporting_features import look_at, shown_image
-from jcl.reporting_run import open_again, read_run
 from jcl.speech import plain_names
 from jcl.train.atomic import write_atomically
 from jcl.train.runtime import choose_device

@@ -13,11 +13,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.pretraining import pretrain
+from jcl.actions.pretrain import pretrain
+from jcl.actions.report import gather, run_names, write_report
+from jcl.actions.report_run import read_run
 from jcl.report.contents import RunContents, ShownImage
 from jcl.report.page import render_page
-from jcl.reporting import gather, run_names, write_report
-from jcl.reporting_run import read_run
 from jcl.settings import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, small_run
 from small_runs import tiny_settings

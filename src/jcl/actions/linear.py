@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
+from jcl.actions.run_data import keep_apart
+from jcl.actions.subject import Subject, data_location, open_subject
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.data.fingerprint import fingerprint
@@ -24,8 +26,6 @@ from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear
 from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.exchange.backbone_file import weights_digest
-from jcl.measure import Subject, data_location, open_subject
-from jcl.run_data import keep_apart
 from jcl.settings import TrainSettings
 from jcl.speech import tell
 

@@ -15,21 +15,21 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.actions.edited_run import choices_after, keep_to_schedule, tell_changes
+from jcl.actions.other_work import refuse_other_work
+from jcl.actions.place import Place, console_of
+from jcl.actions.report import write_run_report
+from jcl.actions.run_data import data_facts, keep_apart, open_run_data, with_whole_path
+from jcl.actions.run_results import machine_choices, read_choices, write_choices, write_skipped, write_summary
 from jcl.automatic import Choice, choose, fit_to_ranks, undecided
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
-from jcl.edited_run import choices_after, keep_to_schedule, tell_changes
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, load_backbone, save_backbone
-from jcl.other_work import refuse_other_work
-from jcl.place import Place, console_of
 from jcl.ranks import ALONE, Ranks
 from jcl.report.run_pictures import draw_run
-from jcl.reporting import write_run_report
-from jcl.run_data import data_facts, keep_apart, open_run_data, with_whole_path
-from jcl.run_results import machine_choices, read_choices, write_choices, write_skipped, write_summary
 from jcl.settings import Settings, TrainSettings, known, settings_from, views_in_words, with_values
 from jcl.speech import counted, typed
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint

@@ -5,12 +5,10 @@ import os
 import signal
 import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
-from ablation_tools import ablated, small_plan
+from ablation_tools import ablated, holder, small_plan
 from jcl.studies.ablation_folder import CellFolder
 from jcl.studies.cell_process import CellProcess
 from jcl.studies.local_engine import Slot, local_slots
@@ -19,17 +17,6 @@ from launch_tools import gone, settings_options, wait_until
 from small_runs import TINY_VALUES
 
 VALUES = TINY_VALUES | {"record.knn_every": 0}
-
-
-def holder(cell: Path) -> int | None:
-    """The process that trains in a cell, once it has written a line of metrics."""
-    time.sleep(0.05)  # whoever waits for it should leave the cores to others
-    try:
-        if (cell / "metrics.jsonl").stat().st_size:
-            return int(json.loads((cell / ".lock").read_text())["pid"])
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from jcl.actions.pretrain import pretrain, resume
+from jcl.actions.report_run import read_run
 from jcl.errors import Interrupted, RunError
-from jcl.pretraining import pretrain, resume
 from jcl.report.page import render_page
-from jcl.reporting_run import read_run
+from run_tools import QUIET, stop_after
 from small_runs import tiny_settings
-from test_pretraining import QUIET, stop_after
 
 
 def stopped_after_five_of_twelve_steps(npz, folder, monkeypatch):

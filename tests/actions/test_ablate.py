@@ -16,10 +16,10 @@ from rich.console import Console
 
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
-from jcl.ablation_cell import run_cell
+from jcl.actions.ablation_cell import run_cell
+from jcl.actions.pretrain import Run, pretrain
 from jcl.automatic import DataFacts, choose
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
-from jcl.pretraining import Run, pretrain
 from jcl.studies.cells import whole_name
 from jcl.train.lock import RunLock
 from small_runs import drawn_pixels, tiny_settings
@@ -38,7 +38,7 @@ def carry_out_nothing(folders, stop):
 def without_pictures_of_runs():
     """Half a second a run that has nothing to do with it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("jcl.pretraining.draw_run", lambda *inputs: [])
+        patched.setattr("jcl.actions.pretrain.draw_run", lambda *inputs: [])
         yield
 
 

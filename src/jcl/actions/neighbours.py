@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from jcl.actions.embed import PRECISIONS
 from jcl.data import UNLABELLED, ImageSource, decode, open_data
 from jcl.data.opening import KNOWN_SETS
-from jcl.embedding import PRECISIONS
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureTable, read_feature_file
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours

@@ -10,10 +10,10 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.ablation_plan import Plan
+from jcl.actions.ablation_plan import Plan
+from jcl.actions.run_data import keep_apart
 from jcl.errors import Interrupted, RunError
 from jcl.report.ablation_plot import plot_ablation
-from jcl.run_data import keep_apart
 from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
 from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
 from jcl.studies.local_engine import Engine

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.automatic import DataFacts, choose, passes_of_flat_memory
-from jcl.building import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.core.method import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import SettingsError

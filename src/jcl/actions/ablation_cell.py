@@ -8,14 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.subject import open_subject
 from jcl.data import ImageSource
 from jcl.errors import Interrupted, JclError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
-from jcl.measure import open_subject
-from jcl.pretraining import Run, pretrain, resume
 from jcl.settings import Settings, known, with_values
 from jcl.speech import tell
 from jcl.studies.ablation_folder import CellFolder

@@ -12,7 +12,9 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.building import run_view_recipe
+from jcl.actions.building import run_view_recipe
+from jcl.actions.run_data import open_run_data, open_told
+from jcl.actions.trained import open_trained
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.errors import DataError, RunError, SettingsError
@@ -26,12 +28,10 @@ from jcl.evaluate.distribution import (
 )
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange.loading import open_backbone
-from jcl.run_data import open_run_data, open_told
 from jcl.settings import Settings, known
 from jcl.speech import counted, plain_names, told_apart
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device, choose_precision, on_device
-from jcl.trained import open_trained
 from jcl.views import ViewRecipe, view_recipe
 
 FeatureOf = Literal["backbone", "projection"]

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from jcl.actions.run_data import open_told
 from jcl.cores import usual_workers
 from jcl.data import UNLABELLED, ImageSource, all_class_names
 from jcl.data.opening import whole_location
@@ -20,7 +21,6 @@ from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, 
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.recognising import Recognised
-from jcl.run_data import open_told
 from jcl.train.runtime import choose_device
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
