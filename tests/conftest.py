@@ -62,7 +62,7 @@ def pretrained(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves the half second that the pictures of a run take, where they do not matter."""
-    monkeypatch.setattr("jcl.actions.pretrain.draw_run", lambda *inputs: [])
+    monkeypatch.setattr("jcl.actions.train_run.draw_run", lambda *inputs: [])
 
 
 @pytest.fixture

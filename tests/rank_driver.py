@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jcl.actions.knn
-import jcl.actions.pretrain
+import jcl.actions.train_run
 from jcl.data.resident import GrowingStore
 from launch_tools import descendants, wait_until
 
@@ -29,7 +29,7 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     count = str(scenario["ranks"])
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
-    jcl.actions.pretrain.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
+    jcl.actions.train_run.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
     if scenario.get("unkept"):
         GrowingStore.bytes_needed = staticmethod(lambda *_: 2**62)
     sys.argv = ["jcl", *scenario["arguments"]]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.actions.pretrain import Run
+from jcl.actions.run import Run
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.sealed import read_tensors
 from jcl.train.step import TrainingStep

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 import jcl
-from jcl.actions.pretrain import Run
+from jcl.actions.run import Run
 from jcl.cli import app
 from jcl.cli.printing import write_json
 from jcl.cli.run_table import run_table
@@ -474,7 +474,7 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
 
 def test_ctrl_c_while_the_results_are_drawn_says_how_to_have_them(call, npz, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("jcl.actions.pretrain.draw_run", press_ctrl_c)
+        patch.setattr("jcl.actions.train_run.draw_run", press_ctrl_c)
         code, out, err = call("pretrain", npz, *TINY, "--out", "run")
     assert code == 75 and out == "" and "its results are not written yet" in err and "`jcl resume run`" in err
     code, out, _ = call("resume", "run")
@@ -482,7 +482,7 @@ def test_ctrl_c_while_the_results_are_drawn_says_how_to_have_them(call, npz, mon
 
 
 def test_ctrl_c_while_the_page_is_made_says_that_only_it_is_missing(call, npz, monkeypatch):
-    monkeypatch.setattr("jcl.actions.pretrain.write_run_report", press_ctrl_c)
+    monkeypatch.setattr("jcl.actions.train_run.write_run_report", press_ctrl_c)
     code, _, err = call("pretrain", npz, *TINY, "--set", "record.report=true", "--out", "run")
     assert code == 75 and "only its page is missing" in err and "`jcl report run`" in err
     assert Run(Path("run")).summary["steps"] == 12

@@ -22,7 +22,8 @@ from fault_tools import (
     once_written,
     small_disk,
 )
-from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.pretrain import pretrain, resume
+from jcl.actions.run import Run
 from jcl.data import open_data
 from jcl.data.shard_writing import write_shards
 from jcl.errors import DataError, Interrupted, RunError, SettingsError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jcl.actions.pretrain import Run
+from jcl.actions.run import Run
 from jcl.randomness import DATA_ORDER, permutation
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints
 from jcl.train.lock import RunLock

@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jcl.actions.pretrain import Run as Run
     from jcl.actions.pretrain import pretrain as pretrain
     from jcl.actions.pretrain import resume as resume
+    from jcl.actions.run import Run as Run
     from jcl.core.loss import (
         InfoNCELoss as InfoNCELoss,
     )
@@ -49,7 +49,7 @@ _HOME = {
     "KeyQueue": "jcl.core.queue",
     "JclError": "jcl.errors",
     "load_backbone": "jcl.exchange",
-    "Run": "jcl.actions.pretrain",
+    "Run": "jcl.actions.run",
     "pretrain": "jcl.actions.pretrain",
     "resume": "jcl.actions.pretrain",
     "build_settings": "jcl.recipes",

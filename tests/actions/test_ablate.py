@@ -17,7 +17,8 @@ from rich.console import Console
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
 from jcl.actions.ablation_cell import run_cell
-from jcl.actions.pretrain import Run, pretrain
+from jcl.actions.pretrain import pretrain
+from jcl.actions.run import Run
 from jcl.automatic import DataFacts, choose
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
 from jcl.studies.cells import whole_name
@@ -38,7 +39,7 @@ def carry_out_nothing(folders, stop):
 def without_pictures_of_runs():
     """Half a second a run that has nothing to do with it."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("jcl.actions.pretrain.draw_run", lambda *inputs: [])
+        patched.setattr("jcl.actions.train_run.draw_run", lambda *inputs: [])
         yield
 
 

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 import jcl
-from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.pretrain import pretrain, resume
+from jcl.actions.run import Run
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.folder import RunFolder

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from fault_tools import SmallDisk, assert_never_without_a_checkpoint, at_steps, live, once_written, small_disk
-from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.pretrain import pretrain, resume
+from jcl.actions.run import Run
 from jcl.errors import Interrupted, RunError
 from jcl.settings import Settings, settings_text
 from jcl.train.checkpoint import list_checkpoints, search_checkpoints

@@ -13,7 +13,8 @@ from rich.console import Console
 from torch import Tensor
 
 from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.pretrain import pretrain, resume
+from jcl.actions.run import Run
 from jcl.actions.run_data import data_facts, open_run_data
 from jcl.automatic import choose
 from jcl.core.method import METHODS

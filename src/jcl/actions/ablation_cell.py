@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.actions.pretrain import Run, pretrain, resume
+from jcl.actions.pretrain import pretrain, resume
+from jcl.actions.run import Run
 from jcl.actions.subject import open_subject
 from jcl.data import ImageSource
 from jcl.errors import Interrupted, JclError

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from jcl.actions.pretrain import Run, pretrain
+from jcl.actions.pretrain import pretrain
 from jcl.actions.report import write_report
+from jcl.actions.run import Run
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
 from jcl.errors import Interrupted, RunError

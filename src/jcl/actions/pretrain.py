@@ -6,75 +6,27 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
-from torch import nn
 
-from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.actions.edited_run import choices_after, keep_to_schedule, tell_changes
 from jcl.actions.other_work import refuse_other_work
 from jcl.actions.place import Place, console_of
-from jcl.actions.report import write_run_report
+from jcl.actions.run import Run
 from jcl.actions.run_data import data_facts, keep_apart, open_run_data, with_whole_path
-from jcl.actions.run_results import machine_choices, read_choices, write_choices, write_skipped, write_summary
+from jcl.actions.run_results import machine_choices, write_choices
+from jcl.actions.train_run import RunParts, build_parts, train_run
 from jcl.automatic import Choice, choose, fit_to_ranks, undecided
-from jcl.core.method import ContrastiveLearner
-from jcl.data import BatchLoader, ImageData
-from jcl.errors import DataError, Interrupted, JclError, RunError
-from jcl.evaluate.online import online_knn
-from jcl.exchange import backbone_info, load_backbone, save_backbone
+from jcl.data import ImageData
+from jcl.errors import DataError, JclError, RunError
 from jcl.ranks import ALONE, Ranks
-from jcl.report.run_pictures import draw_run
-from jcl.settings import Settings, TrainSettings, known, settings_from, views_in_words, with_values
-from jcl.speech import counted, typed
-from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
-from jcl.train.display import RunDisplay
+from jcl.settings import Settings, TrainSettings, settings_from, views_in_words, with_values
+from jcl.speech import counted
 from jcl.train.folder import RunFolder, free_folder, newest_folder
-from jcl.train.heartbeat import Heartbeat
-from jcl.train.json_object import read_object
-from jcl.train.loop import Training
 from jcl.train.profile import StepProfile, profile_steps
-from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.rank_group import agreed, joined_ranks, ranks_on_this_machine, restarted
-from jcl.train.record import Record, read_metrics
-from jcl.train.runtime import PeakMemory, choose_device
-from jcl.train.saver import CheckpointSaver
-from jcl.train.step import TrainingStep
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder and what it holds."""
-
-    path: Path
-
-    @property
-    def settings(self) -> Settings:
-        return RunFolder(self.path).settings()
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every line of `metrics.jsonl`."""
-        return read_metrics(RunFolder(self.path).metrics_file)
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The figures of a finished run, flat, with plain names."""
-        file = self.path / "summary.json"
-        if not file.exists():
-            raise RunError(
-                f"the run in {self.path} has not finished; continue it with `{RunFolder(self.path).how_to_resume}`."
-            )
-        return read_object(file)
-
-    def backbone(self) -> nn.Module:
-        """The pre-trained backbone, giving pooled features."""
-        return load_backbone(self.path)
+from jcl.train.runtime import choose_device
 
 
 def pretrain(
@@ -111,7 +63,7 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
     data = open_run_data(settings, place.console)
     settings, _ = choose(settings, data_facts(data.train))
     # The replay of a recorded step has no parts to be seen.
-    parts = _build(with_values(settings, {"train.cuda_graph": False}), data, place)
+    parts = build_parts(with_values(settings, {"train.cuda_graph": False}), data, place)
     with parts.loader:
         return profile_steps(parts.step, parts.loader)
 
@@ -155,12 +107,12 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place,
     settings = _of_first(settings, ranks)  # the machines of others may have suggested other values
     folder = RunFolder(ranks.from_first(str(folder.path).encode()).decode())
 
-    def ready() -> _Parts:
+    def ready() -> RunParts:
         keep_apart(folder.path, settings.data.location)
         if ranks.first:
             folder.refuse_occupied()
         # Everything that can be wrong with the settings shows while building, before the folder is touched.
-        return _build(settings, data, place)
+        return build_parts(settings, data, place)
 
     def create() -> None:
         folder.create(settings)
@@ -172,7 +124,7 @@ def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place,
             try:
                 agreed(ranks, lambda: create() if ranks.first else None)
                 _announce(place, settings, data, choices, folder)
-                return _train(settings, folder, data, parts, place, label)
+                return train_run(settings, folder, data, parts, place, label)
             except (DataError, KeyboardInterrupt):
                 if ranks.first:
                     folder.forget_unless_begun()  # so that the command can be given again
@@ -223,160 +175,10 @@ def _resume(path: Path, place: Place) -> Run:
         return Run(folder.path)
     with place.locked(folder.path):
         data = _open_data(settings, place)
-        parts = agreed(ranks, lambda: _build(settings, data, place))
+        parts = agreed(ranks, lambda: build_parts(settings, data, place))
         for change in changes:
             place.say(f"  {change.name} = {change.value}: {change.reason}")
-        return _train(settings, folder, data, parts, place, None, resumed=True)
-
-
-def _renew_choices(folder: RunFolder, settings: Settings, device: torch.device) -> None:
-    """The page is to show what was chosen for the run as it goes on: its settings and the machine may be others."""
-    before = read_choices(folder)
-    if before is not None:
-        write_choices(folder, [*choices_after(before, settings), *machine_choices(settings, device)])
-
-
-def _restored(folder: RunFolder, parts: _Parts, place: Place) -> Progress:
-    """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
-    ranks = place.ranks
-    path = agreed(ranks, lambda: checkpoint_to_resume(folder.checkpoints, place.say) if ranks.first else None)
-    content = ranks.from_first(path.read_bytes() if path is not None and ranks.count > 1 else b"")
-    if ranks.first:
-        progress = Progress() if path is None else _loaded(path, parts)
-    elif not content:
-        progress = Progress()
-    else:
-        with tempfile.NamedTemporaryFile(suffix=".safetensors") as received:
-            received.write(content)
-            received.flush()
-            progress = _loaded(Path(received.name), parts)
-    if path is not None and progress.ranks != ranks.count:
-        place.say(
-            f"The run was on {counted(progress.ranks, 'rank')} and goes on on {counted(ranks.count, 'rank')}: "
-            "batches, views and shuffles stay as they were, and results differ by rounding only."
-        )
-    progress.ranks = ranks.count
-    return progress
-
-
-def _loaded(path: Path, parts: _Parts) -> Progress:
-    return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
-
-
-@dataclass
-class _Parts:
-    learner: ContrastiveLearner
-    feature_width: int
-    optimiser: torch.optim.Optimizer
-    loader: BatchLoader
-    step: TrainingStep
-    device: torch.device
-
-
-def _build(settings: Settings, data: ImageData, place: Place) -> _Parts:
-    train, device = settings.train, place.device
-    learner, width = build_learner(settings, device, place.ranks)
-    loader = BatchLoader(
-        data.train,
-        batch_size=known(train.batch_size),
-        canvas=known(settings.data.canvas),
-        seed=train.seed,
-        workers=known(settings.data.workers),
-        device=device,
-        strict=settings.data.strict,
-        ranks=place.ranks,
-        num_keys=learner.num_keys,
-    )
-    optimiser = build_optimiser(settings, learner, device)
-    step = TrainingStep(learner, optimiser, run_view_recipe(settings), train.seed, step_options(settings, device))
-    return _Parts(learner, width, optimiser, loader, step, device)
-
-
-def _train(
-    settings: Settings,
-    folder: RunFolder,
-    data: ImageData,
-    parts: _Parts,
-    place: Place,
-    label: str | None,
-    resumed: bool = False,
-) -> Run:
-    """Run the loop, then write the backbone, the pictures and the summary."""
-    ranks, memory = place.ranks, PeakMemory(parts.device)
-    progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
-    tell_changes(progress, settings, place.say)
-    agreed(ranks, lambda: keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place.say))
-    if resumed:
-        agreed(ranks, lambda: _renew_choices(folder, settings, place.device) if ranks.first else None)
-    display = RunDisplay(place.console, settings, label or settings.method.name)
-    backbone = parts.learner.query_encoder.backbone
-    record, saver = _writers(settings, folder, ranks, progress, display)
-    try:
-        with record, display, saver, Heartbeat(ranks) as heartbeat:
-            Training(
-                settings=settings,
-                folder=folder,
-                learner=parts.learner,
-                optimiser=parts.optimiser,
-                loader=parts.loader,
-                step=parts.step,
-                saver=saver,
-                record=record,
-                display=display,
-                heartbeat=heartbeat,
-                measure=online_knn(data, backbone, settings, parts.device, ranks),
-                progress=progress,
-            ).run()
-    finally:
-        parts.loader.close()
-        if ranks.first:
-            write_skipped(folder, parts.loader.skipped, place.say, resumed=resumed)
-
-    def write_results() -> None:
-        save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
-        try:
-            draw_run(Run(folder.path).metrics, settings, data.train, run_view_recipe(settings), folder.figures)
-        except (OSError, JclError) as error:
-            place.say(f"The pictures in {folder.figures} could not be drawn: {error}")
-        # Last, because it marks the run as finished.
-        write_summary(folder, settings, record.newest, progress, memory.read())
-
-    try:
-        agreed(ranks, lambda: write_results() if ranks.first else None)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"Ctrl-C received: the run is trained and saved, but its results are not written yet; "
-            f"have that done with `{folder.how_to_resume}`."
-        ) from None
-    if ranks.first and settings.record.report:
-        _write_page(folder, data, place)
-    return Run(folder.path)
-
-
-def _write_page(folder: RunFolder, data: ImageData, place: Place) -> None:
-    """The page is an extra: whatever goes wrong with it, the run has finished and all else is written."""
-    try:
-        write_run_report(folder.path, data, place.device)
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"Ctrl-C received: the run has finished and only its page is missing; "
-            f"have it made with `jcl report {typed(folder.path)}`."
-        ) from None
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        place.say(f"The page {folder.report_file} could not be made: {reason}")
-
-
-def _writers(
-    settings: Settings, folder: RunFolder, ranks: Ranks, progress: Progress, display: RunDisplay
-) -> tuple[Record | QuietRecord, CheckpointSaver | QuietSaver]:
-    if not ranks.first:
-        return QuietRecord(), QuietSaver()
-    tensorboard = settings.record.tensorboard
-    return (
-        Record(folder.path, resumed_at=progress.step, tensorboard=tensorboard, warn=display.warn),
-        CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn),
-    )
+        return train_run(settings, folder, data, parts, place, None, resumed=True)
 
 
 def _announce(place: Place, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder) -> None:

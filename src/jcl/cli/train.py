@@ -33,7 +33,7 @@ from jcl.cli.run_options import (
 from jcl.cli.run_table import run_table
 
 if TYPE_CHECKING:
-    from jcl.actions.pretrain import Run
+    from jcl.actions.run import Run
     from jcl.train.profile import StepProfile
 
 

@@ -1,0 +1,46 @@
+"""A run folder as Python users see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from jcl.errors import RunError
+from jcl.exchange import load_backbone
+from jcl.settings import Settings
+from jcl.train.folder import RunFolder
+from jcl.train.json_object import read_object
+from jcl.train.record import read_metrics
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder and what it holds."""
+
+    path: Path
+
+    @property
+    def settings(self) -> Settings:
+        return RunFolder(self.path).settings()
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line of `metrics.jsonl`."""
+        return read_metrics(RunFolder(self.path).metrics_file)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The figures of a finished run, flat, with plain names."""
+        file = self.path / "summary.json"
+        if not file.exists():
+            raise RunError(
+                f"the run in {self.path} has not finished; continue it with `{RunFolder(self.path).how_to_resume}`."
+            )
+        return read_object(file)
+
+    def backbone(self) -> nn.Module:
+        """The pre-trained backbone, giving pooled features."""
+        return load_backbone(self.path)
