@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,7 +57,7 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
     """
     if name in OWN_BACKBONES:
         network, width = OWN_BACKBONES[name]()
-    elif name in torchvision.models.list_models(torchvision.models):
+    elif name in torchvision_networks():
         network, width = _torchvision_backbone(name, image_size)
     else:
         network, width = _timm_backbone(name, image_size)
@@ -70,14 +69,24 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
 OWN_BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {"tiny_cnn": tiny_cnn}
 
 
+def torchvision_networks() -> list[str]:
+    """What torchvision's networks for whole images are called."""
+    from torchvision import models  # takes seconds, for it imports the compiler; refusals and small networks do without
+
+    names: list[str] = models.list_models(models)
+    return names
+
+
 def _torchvision_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
+    from torchvision import models
+
     options: dict[str, Any] = {}
     if name.startswith("vit_"):  # built for one image size; the other networks take any
         options = {"image_size": image_size}
     if name in ("googlenet", "inception_v3"):  # no second classifier, whose output training mode would give as well
         options = {"aux_logits": False, "init_weights": True}
     with _fitting(name, image_size):
-        network = torchvision.models.get_model(name, weights=None, **options)
+        network = models.get_model(name, weights=None, **options)
     linear_layers = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear_layers:
         raise SettingsError(f"torchvision's {name} does not end in a linear classifier and cannot serve as a backbone.")
@@ -128,7 +137,7 @@ def _fitting(name: str, image_size: int) -> Iterator[None]:
 
 
 def _unknown_backbone(name: str, timm_names: list[str]) -> str:
-    known = {*OWN_BACKBONES, *torchvision.models.list_models(torchvision.models), *timm_names}  # many are in both
+    known = {*OWN_BACKBONES, *torchvision_networks(), *timm_names}  # many are in both
     nearest = difflib.get_close_matches(name.removeprefix("timm/"), known, n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
     return f"there is no backbone called {name!r} in torchvision or timm; {hint}"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torchvision
 from torch import nn
 
-from jcl.core.encoder import OWN_BACKBONES, build_backbone
+from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import JclError, SettingsError
 from jcl.exchange.backbone_file import BackboneInfo
 
@@ -16,7 +15,7 @@ _TOLERANCE = 1e-5  # of features, relative to the largest
 def in_torchvision(network: nn.Module, info: BackboneInfo) -> str | None:
     """torchvision's name for the network, or None where torchvision has no network of this name that is the same."""
     name = info.backbone.removeprefix("timm/").partition(".")[0]
-    known = torchvision.models.list_models(torchvision.models)
+    known = torchvision_networks()
     if info.backbone in known:
         return name
     return name if name in known and _same(network, info, name) else None
@@ -34,7 +33,7 @@ def in_timm(network: nn.Module, info: BackboneInfo) -> str | None:
     name = info.backbone.removeprefix("timm/")
     if name in OWN_BACKBONES or info.stem != "imagenet" or not timm.is_model(name):
         return None
-    theirs = info.backbone not in torchvision.models.list_models(torchvision.models)
+    theirs = info.backbone not in torchvision_networks()
     return name if theirs or _same(network, info, f"timm/{name}") else None
 
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
-from jcl.core.encoder import OWN_BACKBONES, build_backbone
+from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import RunError
 from jcl.exchange.backbone_file import BackboneInfo
 from jcl.exchange.layouts import (
@@ -108,7 +107,7 @@ def _name(weights: WeightsFile, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _is_known(name: str) -> bool:
-    if name in OWN_BACKBONES or name in torchvision.models.list_models(torchvision.models):
+    if name in OWN_BACKBONES or name in torchvision_networks():
         return True
     try:
         import timm
@@ -126,7 +125,7 @@ def _usual_size(name: str, stem: str) -> int:
     """The image size a network is meant for where nothing else says it."""
     if stem == "small" or name in OWN_BACKBONES:
         return 32
-    if name not in torchvision.models.list_models(torchvision.models):
+    if name not in torchvision_networks():
         try:
             import timm
         except ImportError:
