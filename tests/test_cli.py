@@ -138,6 +138,7 @@ def test_too_few_images_to_choose_a_batch(refused, tmp_path):
         (["--set", "train.lr"], "--set takes SECTION.NAME=VALUE"),
         (["--set", "train.milestones=[1, 2"], "cannot make sense"),
         (["--set", "train.lr=!!python/object/apply:os.system ['touch hacked']"], "cannot make sense"),
+        (["--set", "data.root=2020-13-45"], "cannot make sense"),
         (["--set", "train.lr=quick"], "train.lr does not work"),
         (["--set", "train.lr="], "train.lr does not work"),
         (["--set", "method.name=[jcl]"], "method.name does not work"),

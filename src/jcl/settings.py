@@ -29,9 +29,13 @@ Triple = tuple[float, float, float]
 ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
 MethodName = Literal["jcl", "moco-v2", "moco-v1", "multi-key", "multi-key-backprop"]
 SINGLE_KEY_METHODS = ("moco-v2", "moco-v1")
+_MOST_YAML_NODES = 10_000  # a hundred times what settings hold
+_LONGEST_SHOWN = 200  # letters of a value that does not work
 
 
 class Section(BaseModel):
+    """Settings that belong together: an unknown name is an error, and nothing changes once it is validated."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -173,17 +177,47 @@ def read_settings(path: Path) -> Settings:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, which may be a stranger's."""
     if path.exists() and not path.is_file():  # a pipe would keep its reader waiting for ever
         raise SettingsError(f"cannot read the settings in {path}: it is no file.")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the settings in {path}: {error.strerror}.") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):
         raise SettingsError(f"{path} should hold settings as 'section: values', but it holds {type(values).__name__}.")
     return values
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data from YAML; whatever is wrong with the text raises `yaml.YAMLError`."""
+    try:
+        return yaml.load(text, _Loader)
+    # What reads numbers and dates raises errors of its own, as at the 99th of a month.
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise yaml.YAMLError(f"{error or type(error).__name__}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain data only, and refuses text in which things refer to each other until they fill the memory."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None and _written_out(node, {}) > _MOST_YAML_NODES:
+            raise yaml.YAMLError(f"it has more than {_MOST_YAML_NODES:,} values")
+        return node
+
+
+def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
+    """How many values there are in a node when each reference is replaced by what it refers to."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_YAML_NODES + 1  # until it is known: what it has in itself would have no end
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in pairs for part in pair]
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in parts)
+    return known[id(node)]
 
 
 def settings_text(settings: Settings) -> str:
@@ -250,7 +284,9 @@ def _sentence(name: str, problems: list[Any], origin: str) -> str:
     if not name:
         return f"In {origin}: {'; '.join(messages)}."
     wanted = " or ".join(message[0].lower() + message[1:] for message in messages)
-    return f"In {origin} the value {problems[0]['input']!r} of {name} does not work: {wanted}."
+    value = repr(problems[0]["input"])
+    shown = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
+    return f"In {origin} the value {shown} of {name} does not work: {wanted}."
 
 
 def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:

@@ -200,6 +200,18 @@ def test_images_that_were_passed_over(page_runs: Path, tmp_path: Path) -> None:
     assert page.text.count(sentence) == 1 and "Nothing unusual was found" not in page.text
 
 
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "1" + "0" * 400, '"many"', "[1]"])
+def test_figures_that_are_none_leave_gaps(page_runs: Path, tmp_path: Path, odd: str) -> None:
+    shutil.copytree(page_runs / "plain", tmp_path / "run")
+    names = ("seconds", "images_per_second", "peak_memory_bytes", "steps", "knn_top1", "linear_top1")
+    (tmp_path / "run/summary.json").write_text("{" + ", ".join(f'"{name}": {odd}' for name in names) + "}")
+    with (tmp_path / "run/metrics.jsonl").open("a") as metrics:
+        metrics.write(f'{{"kind": "train", "step": 9, "epoch": 9, "loss": {odd}, "lr": {odd}}}\n')
+        metrics.write(f'{{"kind": "knn", "step": 9, "epoch": {odd}, "knn_top1": {odd}}}\n')
+    page = read([tmp_path / "run"], tmp_path / "page.html")
+    assert "Loss" in page.text and "Infinity" not in page.text and "0" * 100 not in page.text
+
+
 def test_an_address_is_not_opened_again(page_runs: Path, tmp_path: Path) -> None:
     mark = tmp_path / "touched"
     location = f"pipe:touch {mark}; cat x.tar"

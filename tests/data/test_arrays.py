@@ -1,3 +1,4 @@
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,35 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, harm: str):
     file.write_bytes(content)
     with pytest.raises(DataError, match=r"x_train in .* is damaged"):
         open_data(str(file))
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ("(1000000000000, 3, 32, 32)", "says that it is larger than the memory"),
+        (f"({10**30}, 3)", "is damaged"),
+        ("(True, 3, 3)", "is damaged"),
+        ("(5,", "is damaged"),
+    ],
+)
+def test_a_shape_that_makes_no_sense_is_a_sentence(tmp_path: Path, shape: str, said: str):
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode()
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as file:
+        file.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(DataError, match=f"x_train in .* {said}"):
+        open_data(str(tmp_path / "a.npz"))
+
+
+def test_damage_in_every_packing_is_a_sentence(tmp_path: Path):
+    np.save(tmp_path / "x.npy", DRAW.integers(0, 256, (40, 6, 7, 3), dtype=np.uint8))
+    for packing in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(tmp_path / "a.npz", "w", packing) as file:
+            file.write(tmp_path / "x.npy", "x_train.npy")
+        content = bytearray((tmp_path / "a.npz").read_bytes())
+        content[400:440] = bytes(byte ^ 0xFF for byte in content[400:440])
+        (tmp_path / "a.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"x_train in .* is damaged"):
+            open_data(str(tmp_path / "a.npz"))
 
 
 def test_labels_below_none_are_refused(tmp_path: Path):

@@ -1,6 +1,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from image_files import write_images
@@ -43,6 +44,11 @@ def test_file_of_another_kind(tmp_path: Path):
     (file,) = write_images(tmp_path, 1)
     with pytest.raises(DataError, match=r"000.png is no \.npz file; give a folder of images"):
         open_data(str(file))
+
+
+def test_array_file_whose_name_only_resembles_shards(tmp_path: Path):
+    np.savez(tmp_path / "x.target.npz", x_train=np.zeros((2, 8, 8, 3), dtype=np.uint8))
+    assert len(open_data(str(tmp_path / "x.target.npz")).train) == 2
 
 
 def test_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -86,6 +86,15 @@ def test_arrays_of_objects_and_lies_about_sizes_are_damage():
             load_arrays(content)
 
 
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x07", b"p134217727\n"])
+def test_a_high_number_takes_no_memory(put):
+    """Of ten bytes; what keeps a place for each number below it takes gigabytes."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert load_arrays(b"\x80\x04N" + put + b".") is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
 def test_a_pickle_cannot_change_the_reader_for_the_next_file():
     for name in ("ndarray", "dtype"):
         with pytest.raises(DamagedPickle):

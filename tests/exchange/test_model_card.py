@@ -56,6 +56,9 @@ def test_figures_only_where_they_are_there(run, tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line["kind"] == "train"))
     card = model_card("resnet18", INFO, folder)
     assert "What was measured" not in card and "How it was trained" in card
+    for odd in ("[1, 2]", '{"knn_top1": "high"}', f'{{"knn_top1": 1{"0" * 400}}}', "[" * 100_000):
+        (folder / "summary.json").write_text(odd)
+        assert "What was measured" not in model_card("resnet18", INFO, folder)
 
 
 def test_a_file_from_elsewhere_makes_no_claims(tmp_path):

@@ -68,6 +68,14 @@ def test_a_program_that_computes_something_else_is_not_written(written):
         check_onnx(written.read_bytes(), network, info)
 
 
+def test_values_of_a_type_that_there_is_not_are_damage(written, tmp_path):
+    model = onnx.load(written)
+    model.graph.initializer[0].data_type = 99
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(RunError, match="cannot be read; the file is damaged"):
+        jcl.load_backbone(tmp_path / "a.onnx")
+
+
 @pytest.mark.parametrize("library", ["onnx", "onnxscript"])
 def test_what_is_not_installed_is_named(written, library, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)

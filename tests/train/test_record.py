@@ -120,7 +120,17 @@ def test_metrics_that_cannot_be_read_are_a_sentence(tmp_path):
         Record(tmp_path, tensorboard=False)
 
 
-@pytest.mark.parametrize("odd", ["{}", "42", "null", '{"kind": "train", "step": "x", "epoch": 1}'])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *("{}", "42", "null", '{"kind": "train", "step": "x", "epoch": 1}'),
+        *('{"kind": "train", "step": 2, "epoch": Infinity}', f'{{"kind": "train", "step": 2, "epoch": 1{"0" * 400}}}'),
+        *(
+            '{"kind": "train", "step": 2, "epoch": 1, "loss": "low"}',
+            '{"kind": "knn", "step": 2, "epoch": 1, "a": []}',
+        ),
+    ],
+)
 def test_lines_that_belong_nowhere_stop_no_resumption(tmp_path, odd):
     lines = ['{"kind": "train", "step": 1, "epoch": 0.5}', odd, '{"kind": "train", "step": 2, "epoch": 1.0}']
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))

@@ -99,6 +99,7 @@ def prepare(settings: DetectionSettings, place: DetectionPlace, start: Start | N
 
 
 def announce(settings: DetectionSettings, folder: DetectionFolder, work: Work, place: DetectionPlace) -> None:
+    """Say what is about to happen: the data, the schedule, and what is not as in the paper."""
     tested = "a fifth of the same file, held out" if work.held_out else f"{work.val.file}"
     if settings.overfit is not None:
         tested = "the same ones, to see that everything learns"
@@ -152,6 +153,7 @@ def judge(settings: DetectionSettings, work: Work, place: DetectionPlace) -> tup
 
 
 def draw(settings: DetectionSettings, folder: DetectionFolder, work: Work, results: Results, pictures: int) -> None:
+    """A picture of the first test images with what is there and what was found."""
     rows = [row for row, image in enumerate(work.val.images) if image.annotations][:pictures]
     if rows:
         subtitle = f"{settings.backbone}, {settings.iterations:,} iterations in batches of {settings.batch_size}"

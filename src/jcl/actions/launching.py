@@ -65,8 +65,10 @@ def tell_launcher(error: JclError, rank: int) -> bool:
 
     weight = _NAMED if isinstance(error, SilentRank) else _LOST if isinstance(error, LostContact) else _OWN
     sentence = _Sentence(rank, str(error), error.exit_code, weight)
+    partial = Path(folder) / f"{rank}.partial"  # a rank may be killed while it writes, and half of it is no JSON
     try:
-        (Path(folder) / f"{rank}.json").write_text(json.dumps(asdict(sentence)), encoding="utf-8")
+        partial.write_text(json.dumps(asdict(sentence)), encoding="utf-8")
+        partial.replace(partial.with_suffix(".json"))
     except OSError:
         return False
     return True

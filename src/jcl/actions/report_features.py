@@ -184,6 +184,7 @@ def _different(queries: Features) -> list[int]:
 
 
 def shown_image(source: ImageSource, sample: int) -> ShownImage:
+    """An image of a source as the page shows it."""
     pixels: Tensor = source.read(sample, PICTURE_SIDE * 2)
     return ShownImage(pixels, source.name_of(sample), label_of(source, sample))
 

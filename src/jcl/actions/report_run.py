@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from jcl.report.contents import Measured, RunContents
 from jcl.report.page_tables import MEASURED_NAMES
 from jcl.settings import Settings, with_values
 from jcl.train.folder import RunFolder
+from jcl.train.json_object import is_figure
 from jcl.train.record import read_metrics
 from jcl.train.skipped import read_skipped
 
@@ -71,7 +71,9 @@ def _measured(path: Path) -> dict[Measured, float]:
     for file in sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name)):
         figures = _object(file) or {}
         found |= {
-            Measured(name, _how(name, figures)): figures[name] for name in MEASURED_NAMES if _is_number(figures, name)
+            Measured(name, _how(name, figures)): figures[name]
+            for name in MEASURED_NAMES
+            if is_figure(figures.get(name))
         }
     return found
 
@@ -88,8 +90,3 @@ def _how(name: str, figures: Mapping[str, Any]) -> str:
             parts.append("from scratch")
         return ", ".join(parts)
     return ""
-
-
-def _is_number(figures: Mapping[str, Any], name: str) -> bool:
-    value = figures.get(name)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -17,6 +17,7 @@ _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
 
 
 def print_report(report: DataReport) -> None:
+    """The table, then the troubles of each split."""
     table = Table("", *(in_table(split) for split in report.splits), title=f"What is in {in_table(report.name)}")
     for title, values in _rows(report.splits.values()):
         table.add_row(title, *(in_table(value) for value in values))

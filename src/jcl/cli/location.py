@@ -14,6 +14,7 @@ from jcl.speech import tell
 
 
 def location_argument(help: str) -> Any:
+    """The argument DATA of a command."""
     return typer.Argument(help=help, callback=tell_passed_over)
 
 

@@ -15,6 +15,7 @@ from jcl.train.json_object import write_object
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
+    """What --json asks for; of several ranks the first writes."""
     if path is None or rank > 0:
         return
     write_object(path, figures)

@@ -76,13 +76,15 @@ def _assigned(texts: list[str]) -> dict[str, Any]:
     """`section.name=value` as given to --set; values are read as YAML, so that numbers, lists and true are that."""
     import yaml
 
+    from jcl.settings import parse_yaml
+
     values = {}
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign:
             raise SettingsError(f"--set takes SECTION.NAME=VALUE, but got {text!r}.")
         try:
-            values[name.strip()] = yaml.safe_load(value)
-        except (yaml.YAMLError, RecursionError):
+            values[name.strip()] = parse_yaml(value)
+        except yaml.YAMLError:
             raise SettingsError(f"--set cannot make sense of the value in {text!r}; lists read [1, 2, 3].") from None
     return values

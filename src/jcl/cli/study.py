@@ -271,6 +271,7 @@ def numbers_in(text: str, option: str) -> list[float]:
 
 
 def whole_numbers_in(text: str, option: str) -> list[int]:
+    """The whole numbers of a list such as 1,2,4."""
     numbers = numbers_in(text, option)
     if not all(number.is_integer() for number in numbers):
         raise SettingsError(f"{option} takes whole numbers, but got {text!r}.")

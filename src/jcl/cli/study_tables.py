@@ -22,6 +22,7 @@ _NO_GROWTH = 0.001  # of MoCo v2's memory with each key: 3 % with 32 keys
 
 
 def print_distribution(report: DistributionReport) -> None:
+    """How alike each network makes the views of an image, and the first beside the others."""
     from jcl.evaluate.distribution import paired_shares
 
     table = _table("", "similarity", "without self-pairs", "variance", "width")
@@ -55,6 +56,7 @@ def print_distribution(report: DistributionReport) -> None:
 
 
 def print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: int, images: int) -> None:
+    """The losses of each case of Gaussian keys, and where the bound is loosest."""
     scales = list(results[0][1].closed)
     table = _table("d", "spread", "t", "sd", "Eq. 4", "±", "Eq. 7", *(f"Eq. 8, {scale:g}" for scale in scales))
     for case, row in results:
@@ -75,6 +77,7 @@ def print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws
 
 
 def print_run_bound(bounds: RunBounds) -> None:
+    """The losses of a run's keys at each checkpoint, and how Gaussian the keys are."""
     scales = list(bounds.steps[0].row.closed)
     table = _table("step", "sd", "Eq. 4", "±", "Eq. 7", *(f"Eq. 8, {scale:g}" for scale in scales))
     for each in bounds.steps:
@@ -119,6 +122,7 @@ def _losses(row: BoundRow) -> list[str]:
 
 
 def print_cost(report: CostReport) -> None:
+    """Memory and time of each method over the number of keys, and how they grow."""
     from jcl.actions.cost import COMPARED, TITLES
     from jcl.studies.cost import baseline, growth
 

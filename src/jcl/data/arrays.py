@@ -1,5 +1,7 @@
 """Images in a NumPy `.npz` file: `x_train`, and where there are any `y_train`, `x_test`, `y_test`."""
 
+import lzma
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -16,7 +18,10 @@ from jcl.errors import DataError
 from jcl.speech import counted
 
 # What NumPy and its zip reader raise for files that are cut off, damaged, locked with a password or packed oddly.
-DAMAGE: Final = (OSError, ValueError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+DAMAGE: Final = (
+    *(OSError, ValueError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
+    *(ArithmeticError, SyntaxError, TypeError, tokenize.TokenError),  # at a shape or type that makes no sense
+)
 
 
 def open_npz(file: Path) -> ImageData:
@@ -56,6 +61,8 @@ def _split(file: Path, content: NpzFile, split: str) -> ArrayImages:
 def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:
     try:
         array: NDArray[np.generic] = content[name]
+    except MemoryError as error:
+        raise DataError(f"The array {name} in {file} says that it is larger than the memory ({error}).") from error
     except DAMAGE as error:
         raise DataError(f"The array {name} in {file} is damaged or is no plain array of numbers.") from error
     return array

@@ -37,8 +37,10 @@ class ImageBatch:
         return self.of_each(lambda tensor: tensor.to(device, non_blocking=not waiting))
 
     def copied(self) -> ImageBatch:
+        """The same in memory of its own."""
         return self.of_each(torch.clone)
 
     def tensors(self) -> list[Tensor]:
+        """All that the batch consists of."""
         kept = (self.pixels, self.sizes, self.samples, self.places)
         return [tensor for tensor in kept if tensor is not None]

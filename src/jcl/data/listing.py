@@ -42,6 +42,7 @@ class NameTable(Sequence[str]):
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "NameTable":
+        """A table of these names."""
         encoded = [os.fsencode(name) for name in names]
         return cls(b"".join(encoded), np.cumsum([len(name) for name in encoded], dtype=np.int64))
 
@@ -54,10 +55,12 @@ class NameTable(Sequence[str]):
         return os.fsdecode(self._text[start : int(self._ends[index])])
 
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The text and where each name ends in it."""
         return np.frombuffer(self._text, dtype=np.uint8), self._ends
 
     @classmethod
     def from_arrays(cls, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> "NameTable":
+        """The way back from `arrays`."""
         return cls(text.tobytes(), ends)
 
 
@@ -95,6 +98,7 @@ def kinds_of(names: Iterable[str]) -> dict[str, int]:
 
 
 def about_foreign(counts: dict[str, int]) -> str:
+    """What becomes of images that cannot be decoded, and what to do about it."""
     return (
         f"images of kinds that cannot be read are passed over ({each_kind(counts)}); "
         "save them as JPEG, PNG or TIFF to use them"
@@ -102,6 +106,7 @@ def about_foreign(counts: dict[str, int]) -> str:
 
 
 def each_kind(counts: dict[str, int]) -> str:
+    """`.heic 3, .nef 1`."""
     return ", ".join(f"{ending} {count:,}" for ending, count in counts.items())
 
 

@@ -13,7 +13,7 @@ from jcl.data.batch import ImageBatch
 from jcl.data.dealing import Dealer
 from jcl.data.reading import Decoded, ImageReader, canvas_for
 from jcl.data.resident import GrowingStore, ResidentImages
-from jcl.data.source import ArrayImages, ImageSource, UnreadableImage
+from jcl.data.source import ArrayImages, ImageSource, NoneReadable, UnreadableImage
 from jcl.data.workers import DecodingPool
 from jcl.errors import DataError, DataErrorOfAll
 from jcl.randomness import DATA_ORDER, permutation
@@ -240,9 +240,9 @@ def _note_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> No
     skipped.update(decoded.skipped)
 
 
-def _none_readable(source: ImageSource, skipped: dict[str, str]) -> DataError:
+def _none_readable(source: ImageSource, skipped: dict[str, str]) -> NoneReadable:
     name, reason = next(iter(skipped.items()))
-    return DataError(f"None of the images can be read ({source.description}); the first is {name}: {reason}.")
+    return NoneReadable(f"None of the images can be read ({source.description}); the first is {name}: {reason}.")
 
 
 def _as_batch(decoded: Decoded, device: torch.device) -> ImageBatch:

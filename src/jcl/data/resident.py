@@ -25,6 +25,7 @@ class ResidentImages:
         self.device = home
 
     def batch(self, indices: Tensor) -> ImageBatch:
+        """The images of these indices, or their stand-ins."""
         samples = indices if self.places is None else self.places[indices]
         return ImageBatch(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
 
@@ -42,17 +43,21 @@ class GrowingStore:
 
     @staticmethod
     def bytes_needed(count: int, canvas: int) -> int:
+        """What all images take, decoded."""
         return count * 3 * canvas * canvas
 
     def remember(self, requested: list[int], decoded: Decoded) -> None:
+        """Keep what was decoded for the indices asked for."""
         self._pixels[decoded.samples] = decoded.pixels
         self._sizes[decoded.samples] = decoded.sizes
         self._places[torch.tensor(requested)] = decoded.samples
 
     def missing(self) -> list[int]:
+        """The indices not decoded yet."""
         return torch.nonzero(self._places < 0).flatten().tolist()
 
     def completed(self, device: torch.device) -> ResidentImages:
+        """All images, on the device where they fit there."""
         return ResidentImages(self._pixels, self._sizes, self._places, device)
 
 

@@ -30,6 +30,7 @@ class ShardSet:
 
 
 def write_description(folder: Path, described: ShardSet) -> None:
+    """Write what `read_description` reads."""
     content = {
         "format": _FORMAT,
         "version": _VERSION,

@@ -44,7 +44,7 @@ def fetch_shards(
 
 def shown(address: str) -> str:
     """An address without the password, the key or the signature it may carry."""
-    if address.startswith("pipe:"):
+    if _runs_a_command(address):
         return address
     return re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
 
@@ -68,12 +68,21 @@ def _silent(message: str) -> None:
     pass
 
 
+def _runs_a_command(address: str) -> bool:
+    """Whether webdataset would run the address; it knows the scheme in whatever letters, as in PIPE://."""
+    return address.lower().startswith("pipe:")
+
+
 def _opener(addresses: Sequence[str]) -> Callable[[str], IO[bytes]]:
-    if any(address.startswith("pipe:") for address in addresses) and os.environ.get(PIPE_CONSENT) != "1":
+    if any(map(_runs_a_command, addresses)) and os.environ.get(PIPE_CONSENT) != "1":
         raise DataError(
             f"A pipe: address runs a command on this machine ({addresses[0]}); if you wrote it yourself, set "
             f"{PIPE_CONSENT}=1 in the environment to allow it."
         )
+    for address in addresses:
+        # Earlier versions of webdataset put it between such quotes for a shell, where one in it begins a command.
+        if "'" in address and not _runs_a_command(address):
+            raise DataError(f"The address {shown(address)} holds a quote, which is no part of one; write %27 for it.")
     try:
         opener: Callable[[str], IO[bytes]] = importlib.import_module("webdataset.gopen").gopen  # takes a second
     except ImportError:

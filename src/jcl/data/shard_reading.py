@@ -140,7 +140,7 @@ def names_shards(location: str) -> bool:
     path = Path(location).expanduser()
     if path.is_dir():
         return read_description(path) is not None
-    return ".tar" in path.name.lower() or path.suffix.lower() == ".tgz"
+    return bool(re.search(r"\.tar(?![a-z])", path.name.lower())) or path.suffix.lower() == ".tgz"
 
 
 def open_shards(

@@ -26,6 +26,10 @@ class UnreadableImage(DataError):
         return type(self), (self.name, self.reason)
 
 
+class NoneReadable(DataError):
+    """Not one image of a source can be read."""
+
+
 class ImageSource(Protocol):
     """A list of images that never changes its order.
 

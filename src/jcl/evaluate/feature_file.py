@@ -76,6 +76,7 @@ class FeatureTable:
 
 
 def class_text(label: int, class_names: Sequence[str] | None) -> str | None:
+    """The name of a label's class, its number where classes have no names, None where it is not known."""
     if label == UNLABELLED:
         return None
     return str(label) if class_names is None else class_names[label]
@@ -166,7 +167,7 @@ def _read_npz(file: Path) -> FeatureTable:
         with np.load(file, allow_pickle=False) as content:
             missing = [key for key in _NPZ_KEYS if key not in content.files]
             arrays = [content[key] for key in _NPZ_KEYS if not missing]
-    except (*_DAMAGE, AttributeError, TypeError):  # a lone array has no names to ask for
+    except (*_DAMAGE, AttributeError):  # a lone array has no names to ask for
         raise _damaged(file, "it is cut off, damaged, or holds something other than plain arrays") from None
     if missing:
         raise _damaged(file, f"it holds no array called {missing[0]}")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageSource, read_all
+from jcl.data.source import NoneReadable
 from jcl.evaluate.label_subset import part_of
 from jcl.ranks import Ranks
 from jcl.train.runtime import autocast
@@ -151,9 +152,17 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     if ranks.count == 1 or len(source) < ranks.count:
         return extract(source)
     own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
-    found = extract(part_of(source, own))
-    values, samples = ranks.gather_all(found.values), ranks.gather_all(own[found.samples])
-    return Features(values, None if source.labels is None else source.labels[samples], samples, found.skipped)
+    values, rows, skipped, error = torch.empty(0, 0), own[:0], dict[str, str](), None
+    try:
+        found = extract(part_of(source, own))
+        values, rows, skipped = found.values, own[found.samples], found.skipped
+    except NoneReadable as met:  # of these images: the other ranks wait for this one, and may have read theirs
+        error = met
+    width = max(ranks.from_all(values.shape[1]))
+    if error is not None and width == 0:
+        raise error
+    values, samples = ranks.gather_all(values.reshape(-1, width)), ranks.gather_all(rows)
+    return Features(values, None if source.labels is None else source.labels[samples], samples, skipped)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,11 @@ def load_arrays(content: bytes) -> Any:
         raise DamagedPickle(str(error)) from None
 
 
-class _ArrayUnpickler(pickle.Unpickler):
+class _ArrayUnpickler(pickle._Unpickler):
+    """Written in Python: the one in C makes a table as long as the highest number a pickle gives to anything in it, for
+    which ten bytes take all memory there is.
+    """
+
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _STAND_INS[module, name]

@@ -59,6 +59,7 @@ class BackboneInfo:
 
 
 def backbone_info(settings: Settings, feature_width: int) -> BackboneInfo:
+    """What is needed to build a run's backbone again and to feed it."""
     image_size = settings.views.image_size
     assert isinstance(image_size, int), "settings of a run are resolved"
     return BackboneInfo(

@@ -64,6 +64,7 @@ def _demand_room(source: Path, target: str, out: Path, force: bool) -> None:
 
 
 def demand_free_file(out: Path, force: bool) -> None:
+    """Raise where a folder is in the way, or a file that is not to be overwritten."""
     if out.is_dir():
         raise RunError(f"{out} is a folder; give the name of a file in it.")
     if out.exists() and not force:

@@ -25,6 +25,7 @@ class HubConfig:
 
 
 def is_hub_folder(path: Path) -> bool:
+    """Whether a folder looks like one that timm opens."""
     return (path / CONFIG).is_file()
 
 

@@ -14,6 +14,7 @@ from jcl.data.opening import KNOWN_SETS
 from jcl.exchange.backbone_file import BackboneInfo
 from jcl.settings import Settings
 from jcl.train.folder import RunFolder
+from jcl.train.json_object import is_figure
 from jcl.train.record import read_metrics
 
 _TAGS = ["timm", "image-feature-extraction", "jcl"]
@@ -89,7 +90,7 @@ def _what_was_measured(folder: RunFolder) -> str:
 
 def _measured(folder: RunFolder) -> dict[str, float]:
     """Accuracies of a finished run, or the newest ones of a run that has not finished."""
-    found: dict[str, Any] = {}
+    found: Any = {}
     summary = folder.path / "summary.json"
     try:
         if summary.exists():
@@ -97,10 +98,11 @@ def _measured(folder: RunFolder) -> dict[str, float]:
         elif folder.metrics_file.exists():
             lines = [line for line in read_metrics(folder.metrics_file) if line.get("kind") != "train"]
             found = {name: value for line in lines for name, value in line.items()}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    accuracies = {name: value for name, value in found.items() if name.endswith(("_top1", "_top5"))}
-    return {name: float(value) for name, value in accuracies.items() if isinstance(value, int | float)}
+    figures = found if isinstance(found, dict) else {}
+    accuracies = {name: value for name, value in figures.items() if name.endswith(("_top1", "_top5"))}
+    return {name: float(value) for name, value in accuracies.items() if is_figure(value)}
 
 
 def _how_to_open(info: BackboneInfo) -> str:

@@ -102,7 +102,7 @@ def read_onnx(path: Path) -> WeightsFile:
         return WeightsFile(
             path, "ONNX file", _initial_values(onnx, model) | _from_text(texts.get(_REST, "")), info=info
         )
-    except (ValueError, TypeError, SafetensorError):
+    except (ValueError, TypeError, LookupError, SafetensorError):
         raise RunError(f"the weights in {path} cannot be read; the file is damaged.") from None
 
 

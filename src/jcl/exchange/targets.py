@@ -64,17 +64,20 @@ def for_timm(parcel: Parcel) -> Packed:
 
 
 def for_detectron2(parcel: Parcel) -> Packed:
+    """A pickle of arrays under detectron2's names."""
     name = detectron2_name(parcel.network, parcel.info)
     content = detectron2_content(parcel.network, parcel.info)
     return Packed({"": content}, (detectron2_configuration(name, parcel.network, parcel.info, parcel.out),))
 
 
 def for_this_tool(parcel: Parcel) -> Packed:
+    """A backbone file as `jcl pretrain` leaves it."""
     content = save(weights_of(parcel.network), {"format": FORMAT, "info": parcel.info.to_text()})
     return Packed({"": content}, (f"jcl.load_backbone({str(parcel.out)!r})", _shown(parcel.info)))
 
 
 def for_onnx(parcel: Parcel) -> Packed:
+    """A program, tried with onnxruntime where that is there."""
     content = onnx_content(parcel.network, parcel.info)
     checked = check_onnx(content, parcel.network, parcel.info)
     said = "gives the same features as PyTorch" if checked else "is not installed, so the program was not tried"

@@ -27,6 +27,7 @@ METHOD_VALUES: dict[str, dict[str, Any]] = {
 
 
 def recipe_names() -> list[str]:
+    """The built-in recipes."""
     folder = resources.files(__package__)
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -47,6 +48,7 @@ def recipe_values(name: str) -> dict[str, Any]:
 
 
 def recipe_summary(name: str) -> str:
+    """What a built-in recipe is, in a line."""
     return str(_read_built_in(name)["summary"])
 
 

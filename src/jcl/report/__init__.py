@@ -1,1 +1,1 @@
-"""What a person looks at: curves, bars and pictures, drawn with matplotlib into PNG files."""
+"""What a person looks at: figures as PNG files, and the page of runs, one HTML file that needs nothing else."""

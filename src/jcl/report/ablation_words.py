@@ -22,6 +22,7 @@ _SYMBOLS: Final = {
 
 
 def axis_label(name: str) -> str:
+    """What an axis calls a setting: as the paper does, or by its short name."""
     return _SYMBOLS.get(name, short_name(name).replace("_", " "))
 
 

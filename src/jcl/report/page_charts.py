@@ -98,6 +98,7 @@ def training_figures(runs: Sequence[RunContents]) -> list[Figure]:
 
 
 def speed_figure(runs: Sequence[RunContents]) -> Figure | None:
+    """Throughput over the epochs, if any run has recorded it."""
     return _figure(_SPEED, runs)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from jcl.report.contents import Measured, RunContents
 from jcl.settings import describe_settings
 from jcl.speech import counted, duration, readable_size
+from jcl.train.json_object import is_figure
 
 MISSING: Final = "–"
 
@@ -26,6 +27,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
+    """Lines under a title, and a sentence to be read with them."""
+
     title: str
     rows: list[Row]
     note: str = ""
@@ -136,23 +139,27 @@ def _title(figure: Measured) -> str:
 
 
 def _measured(run: RunContents, figure: Measured) -> float | None:
-    value = run.measured.get(figure, None if figure.how else run.newest("knn").get(figure.name))
-    return value if isinstance(value, int | float) else None
+    return run.measured.get(figure, None if figure.how else run.newest("knn").get(figure.name))
 
 
 def of_summary(run: RunContents, name: str) -> float | None:
-    value = (run.summary or {}).get(name)
-    return value if isinstance(value, int | float) else None
+    """A figure of a run that has finished."""
+    return _figure(run.summary or {}, name)
 
 
 def speed_of(run: RunContents) -> float | None:
-    value = (run.summary or run.newest("train")).get("images_per_second")
-    return value if isinstance(value, int | float) else None
+    """Images a second: over the whole run, or at last where it has not finished."""
+    return _figure(run.summary or run.newest("train"), "images_per_second")
 
 
 def seconds_of(run: RunContents) -> float | None:
-    value = (run.summary or run.newest("train")).get("seconds")
-    return value if isinstance(value, int | float) else None
+    """How long the run has been training."""
+    return _figure(run.summary or run.newest("train"), "seconds")
+
+
+def _figure(found: Mapping[str, Any], name: str) -> float | None:
+    value = found.get(name)
+    return value if is_figure(value) else None
 
 
 def _setting(run: RunContents, name: str) -> str:

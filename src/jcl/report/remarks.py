@@ -9,10 +9,9 @@ from typing import Literal
 
 from jcl.report.contents import RunContents
 from jcl.train.folder import RunFolder
-from jcl.train.health import uniform_guess_loss
+from jcl.train.health import COLLAPSED, NARROW, uniform_guess_loss
 
 SATURATED = 99.0  # percent of queries that find their own image first
-_COLLAPSED, _NARROW = 0.1, 0.4  # share of the spread that is possible
 _LR_OVER = 0.3  # share of its peak at which a learning rate has not come down
 _LOST = 1.0  # percent of kNN accuracy
 
@@ -75,13 +74,13 @@ def _spread(run: RunContents) -> Iterator[Remark]:
     if std is None:
         return
     share = std * math.sqrt(run.settings.model.embedding_dim)
-    if share < _COLLAPSED:
+    if share < COLLAPSED:
         yield Remark(
             "problem",
             f"The features have collapsed: they use {share:.0%} of the spread that is possible, so all images look "
             "alike to the network. Lower the learning rate, or use more BN groups.",
         )
-    elif share < _NARROW:
+    elif share < NARROW:
         yield Remark("note", f"The features are spread narrowly ({share:.0%} of the possible); watch for collapse.")
 
 

@@ -100,6 +100,7 @@ def line_chart(
 
 
 def svg_text(x: float, y: float, text: str, **attributes: object) -> str:
+    """A text element; the text is escaped."""
     return element("text", escape(text), x=_number(x), y=_number(y), **attributes)
 
 

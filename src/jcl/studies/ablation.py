@@ -60,6 +60,7 @@ def _order(values: Sequence[Any]) -> list[Any]:
 
 
 def is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number; true and false are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -116,6 +117,7 @@ def as_csv(records: Sequence[CellRecord], names: Sequence[str]) -> str:
 
 
 def state_of(record: CellRecord) -> str:
+    """`done`, `failed` or `unfinished`."""
     if record.result is not None:
         return "done"
     return "unfinished" if record.failure is None else "failed"

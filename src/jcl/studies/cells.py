@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from jcl.errors import SettingsError
-from jcl.settings import Settings, put, setting_names
+from jcl.settings import Settings, parse_yaml, put, setting_names
 from jcl.train.json_object import written
 
 Build = Callable[[Mapping[str, Any]], Settings]
@@ -76,8 +76,8 @@ def parse_axis(text: str) -> Axis:
     name = whole_name(name.strip())
     _refuse_without_effect(name)
     try:
-        values = yaml.safe_load(f"[{listed}]")
-    except (yaml.YAMLError, RecursionError, ValueError):
+        values = parse_yaml(f"[{listed}]")
+    except yaml.YAMLError:
         values = None
     if not isinstance(values, list):
         raise SettingsError(f"--over cannot make sense of the values in {text!r}; they read 1,2,3.")

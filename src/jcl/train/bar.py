@@ -22,6 +22,7 @@ PLAIN_STEPS = 2  # to be seen after those before the time left is told
 
 
 def speed(images_per_second: float) -> str:
+    """`1,234 images/s`, with a decimal where there are few."""
     return f"{images_per_second:,.{0 if images_per_second >= 10 else 1}f} images/s"
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+COLLAPSED, NARROW = 0.1, 0.4
+"""Shares of the spread that is possible below which features have collapsed, or are about to."""
+
 
 def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_dim: int) -> str:
     """One line that says how training is doing, from the newest figures of a run."""
@@ -42,9 +45,9 @@ def _spread(feature_std: float | None, embedding_dim: int) -> str:
     if feature_std is None:
         return ""
     share = feature_std * math.sqrt(embedding_dim)
-    if share < 0.1:
+    if share < COLLAPSED:
         return f"features have COLLAPSED (spread {share:.0%} of the possible): lower lr, or use more BN groups"
-    if share < 0.4:
+    if share < NARROW:
         return f"features are spread narrowly ({share:.0%} of the possible), watch for collapse"
     return f"features well spread ({share:.0%})"
 

@@ -40,6 +40,14 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
+def is_figure(value: Any) -> bool:
+    """Whether something read from JSON is a number to calculate with: it may be NaN there, or too large for a float."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def may_hold_figures(file: Path) -> bool:
     """Whether a file looks like figures, which are one flat object of plain names; an empty one has nothing to lose."""
     try:

@@ -33,6 +33,7 @@ def restarted() -> bool:
 
 
 def ranks_on_this_machine() -> int:
+    """How many ranks the launcher started here."""
     return int(os.environ.get(_LOCAL_COUNT, "1"))
 
 

@@ -15,9 +15,11 @@ from typing import Any, Self
 from jcl.errors import RunError
 from jcl.train.atomic import write_atomically
 from jcl.train.events import EventFile
+from jcl.train.json_object import is_figure
 
 
 def print_warning(text: str) -> None:
+    """To standard error, where nobody listens otherwise."""
     print(text, file=sys.stderr)
 
 
@@ -122,8 +124,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _belongs_somewhere(line: Any) -> bool:
-    return (
-        isinstance(line, dict)
-        and isinstance(line.get("kind"), str)
-        and all(isinstance(line.get(name), int | float) for name in ("step", "epoch"))
-    )
+    """Whether it says what it is, of which step and epoch, and holds nothing but figures and gaps."""
+    if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
+        return False
+    figures = [value for name, value in line.items() if name != "kind" and value is not None]
+    return all(map(is_figure, [line.get("step"), line.get("epoch"), *figures]))

@@ -195,6 +195,29 @@ def test_outlines_that_are_none(instances, outline):
         read(edit(instances, change), "mask")
 
 
+def test_run_lengths_must_tell_of_each_pixel_of_their_image(instances):
+    """COCO's own code would fill the rest with what lies in memory, and a code of another size would be stretched."""
+
+    def changed(content, size, runs):
+        content["annotations"][0]["segmentation"] = {"size": size, "counts": runs}
+
+    image = json.loads(instances.read_text())["images"][0]
+    height, width = image["height"], image["width"]
+    good = edit(instances, lambda content: changed(content, [height, width], [10, 20, height * width - 30]))
+    assert read(good, "mask").images[0].annotations[0]["segmentation"]["counts"][0] == 10
+    whole = [0, height * width]
+    for size, runs in (
+        ([height, width], [5, 5]),
+        ([height, width], [5, -5, height * width]),
+        ([height, width], [0.5, height * width - 0.5]),
+        ([width + 1, height], whole),
+        ([height, width + 1], "packed"),
+    ):
+        bad = edit(instances, lambda content, size=size, runs=runs: changed(content, size, runs))
+        with pytest.raises(DataError, match=f"run-length code of annotation 1 is not of {width}×{height} pixels"):
+            read(bad, "mask")
+
+
 def test_a_list_is_no_annotation_file(tmp_path):
     (tmp_path / "list.json").write_text("[1, 2]")
     with pytest.raises(DataError, match="no object with images, annotations and categories"):

@@ -180,36 +180,33 @@ def _parse(file: Path, content: Any, folder: Path, task: Task) -> CocoSet:
     of_image: dict[int, list[dict[str, Any]]] = {int(entry["id"]): [] for entry in content["images"]}
     if len(of_image) < len(content["images"]):
         raise ValueError("two images share an id")
+    sizes = {int(entry["id"]): (int(entry["height"]), int(entry["width"])) for entry in content["images"]}
     for entry in content["annotations"]:
         if entry["image_id"] not in of_image:
             raise ValueError(f"annotation {entry['id']} is of image {entry['image_id']}, which is not listed")
         if entry["category_id"] not in known:
             raise ValueError(f"annotation {entry['id']} is of category {entry['category_id']}, which is not listed")
-        of_image[entry["image_id"]].append(_annotation(entry, known[entry["category_id"]], task))
+        size = sizes[entry["image_id"]]
+        of_image[entry["image_id"]].append(_annotation(entry, known[entry["category_id"]], size, task))
     images = tuple(
-        CocoImage(
-            int(entry["id"]),
-            folder / str(entry["file_name"]),
-            int(entry["width"]),
-            int(entry["height"]),
-            tuple(of_image[int(entry["id"])]),
-        )
+        CocoImage(number, folder / str(entry["file_name"]), sizes[number][1], sizes[number][0], tuple(of_image[number]))
         for entry in content["images"]
+        for number in [int(entry["id"])]
     )
     found = CocoSet(file, images, categories)
     _demand_fit(found, task)
     return found
 
 
-def _annotation(entry: dict[str, Any], category: Category, task: Task) -> dict[str, Any]:
-    """An annotation with what its writer may have left to be understood."""
+def _annotation(entry: dict[str, Any], category: Category, size: tuple[int, int], task: Task) -> dict[str, Any]:
+    """An annotation with what its writer may have left to be understood; `size` is its image's height and width."""
     box = _numbers(entry["bbox"])
     if box is None or len(box) != 4:
         raise ValueError(f"the box of annotation {entry['id']} is not four numbers")
     crowd = int(entry.get("iscrowd", 0))
     filled = {**entry, "bbox": box, "iscrowd": crowd, "area": float(entry.get("area", box[2] * box[3]))}
     if task == "mask":
-        filled["segmentation"] = _outline(entry)
+        filled["segmentation"] = _outline(entry, size)
     if task == "keypoint":
         values = list(entry.get("keypoints") or [0] * (3 * len(category.keypoints)))
         if len(values) != 3 * len(category.keypoints):
@@ -221,15 +218,31 @@ def _annotation(entry: dict[str, Any], category: Category, task: Task) -> dict[s
     return filled
 
 
-def _outline(entry: dict[str, Any]) -> Any:
+def _outline(entry: dict[str, Any], size: tuple[int, int]) -> Any:
     """A run-length code as it is, or the polygons that have an area; nothing where there are none."""
     given = entry.get("segmentation") or []
     if isinstance(given, dict) and "counts" in given and "size" in given:
+        if not _covers(given, size):
+            raise ValueError(
+                f"the run-length code of annotation {entry['id']} is not of {size[1]}×{size[0]} pixels, as its image is"
+            )
         return given
     parts = [_numbers(part) for part in given] if isinstance(given, list) else [None]
     if any(part is None for part in parts):
         raise ValueError(f"the outline of annotation {entry['id']} is neither polygons nor a run-length code")
     return [part for part in parts if part is not None and len(part) >= 6 and len(part) % 2 == 0]
+
+
+def _covers(code: dict[str, Any], size: tuple[int, int]) -> bool:
+    """Whether a run-length code tells of each pixel of its image; COCO's own code makes up those it does not tell of.
+
+    Runs that are packed into text are left to that code, which refuses too many of them.
+    """
+    runs = code["counts"]
+    if not isinstance(runs, list):
+        return list(code["size"]) == list(size)
+    whole = all(isinstance(run, int) and run >= 0 for run in runs)
+    return list(code["size"]) == list(size) and whole and sum(runs) == size[0] * size[1]
 
 
 def _numbers(values: Any) -> list[float] | None:

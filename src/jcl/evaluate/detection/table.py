@@ -55,11 +55,13 @@ def equally_tested(summaries: Sequence[dict[str, Any]]) -> bool:
 
 
 def as_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table in Markdown; bars in cells are escaped."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def as_csv(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The table as CSV."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heads, *rows])
     return text.getvalue()
