@@ -56,6 +56,14 @@ def test_version(call):
     assert call("--version") == (0, f"jcl {jcl.__version__}\n", "")
 
 
+def test_what_a_launcher_would_set_may_be_set_to_nothing():
+    nothing = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTARTS"), "")
+    # Refused only after it has looked at who it is.
+    command = [sys.executable, "-m", "jcl", "resume", "nowhere"]
+    done = subprocess.run(command, env=os.environ | nothing, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("Error: ") and "nowhere" in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_everywhere(call, command):
     code, out, err = call(*([command] if command else []), "--help")

@@ -16,7 +16,7 @@ from jcl.actions.run import Run
 from jcl.actions.run_results import machine_choices, read_choices, write_choices, write_skipped, write_summary
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
-from jcl.errors import Interrupted, JclError
+from jcl.errors import Interrupted, JclError, RunError
 from jcl.evaluate.online import online_knn
 from jcl.exchange import backbone_info, save_backbone
 from jcl.ranks import Ranks
@@ -133,7 +133,7 @@ def _restored(folder: RunFolder, parts: RunParts, place: Place) -> Progress:
     """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
     ranks = place.ranks
     path = agreed(ranks, lambda: checkpoint_to_resume(folder.checkpoints, place.say) if ranks.first else None)
-    content = ranks.from_first(path.read_bytes() if path is not None and ranks.count > 1 else b"")
+    content = ranks.from_first(agreed(ranks, lambda: b"" if path is None or ranks.count == 1 else _content(path)))
     if ranks.first:
         progress = Progress() if path is None else _loaded(path, parts)
     elif not content:
@@ -150,6 +150,13 @@ def _restored(folder: RunFolder, parts: RunParts, place: Place) -> Progress:
         )
     progress.ranks = ranks.count
     return progress
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:  # as a sentence, for which the other ranks wait
+        raise RunError(f"the checkpoint {path} cannot be read: {error.strerror}.") from None
 
 
 def _loaded(path: Path, parts: RunParts) -> Progress:

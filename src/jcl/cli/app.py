@@ -24,7 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Of several ranks the first speaks for all; an error of another one is its own.
-rank = int(os.environ.get("RANK", "0"))
+rank = int(os.environ.get("RANK") or 0)  # set to nothing it says nothing
 out = Console(quiet=rank > 0)
 err = Console(stderr=True)
 

@@ -24,17 +24,17 @@ _RANK, _COUNT, _LOCAL_RANK, _LOCAL_COUNT = "RANK", "WORLD_SIZE", "LOCAL_RANK", "
 
 def launched() -> bool:
     """Whether a launcher started this process as one of several ranks."""
-    return int(os.environ.get(_COUNT, "1")) > 1
+    return int(os.environ.get(_COUNT) or 1) > 1
 
 
 def restarted() -> bool:
     """Whether a launcher started this process anew after another rank, or this one, had failed."""
-    return any(int(os.environ.get(name, "0")) > 0 for name in ("JCL_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
+    return any(int(os.environ.get(name) or 0) > 0 for name in ("JCL_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
 
 
 def ranks_on_this_machine() -> int:
     """How many ranks the launcher started here."""
-    return int(os.environ.get(_LOCAL_COUNT, "1"))
+    return int(os.environ.get(_LOCAL_COUNT) or 1)
 
 
 @contextlib.contextmanager
@@ -94,7 +94,7 @@ def _own_device(name: str) -> torch.device:
     device = choose_device(name)
     if device.type != "cuda":
         return device
-    local = int(os.environ.get(_LOCAL_RANK, "0"))
+    local = int(os.environ.get(_LOCAL_RANK) or 0)
     if ":" in name:
         raise SettingsError(f"every rank needs a GPU of its own, so the device cannot be {name}; use --device cuda.")
     if local >= torch.cuda.device_count():

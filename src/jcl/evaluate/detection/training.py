@@ -91,7 +91,7 @@ class DetectionTraining:
         lr = learning_rate(self.settings, progress.step)
         for group in self.optimiser.param_groups:
             group["lr"] = lr
-        figures = self.learn()
+        figures = self.ranks.average(self.learn())  # so that any rank's window may be resumed from
         progress.window = figures if progress.window_steps == 0 else progress.window + figures
         progress.window_steps += 1
         progress.step += 1
@@ -123,7 +123,7 @@ class DetectionTraining:
 
     def write_window(self, lr: float) -> None:
         progress, settings = self.progress, self.settings
-        losses = (self.ranks.average(progress.window.clone()) / progress.window_steps).tolist()
+        losses = (progress.window / progress.window_steps).tolist()
         pace = self._clock.steps_per_second()
         figures = {
             "loss": losses[0],
@@ -163,8 +163,7 @@ class DetectionTraining:
 
     def stop_unless_finite(self) -> None:
         """A sum that is not finite stays so, hence looking at the window's loss now and then misses nothing."""
-        finite = bool(torch.isfinite(self.progress.window[0]))
-        if self.ranks.any(not finite):
+        if not bool(torch.isfinite(self.progress.window[0])):  # the same on all ranks
             raise RunError(
                 f"the loss is not finite after iteration {self.progress.step:,}, so training stopped; a lower --lr "
                 "usually helps, from the newest checkpoint or anew."
