@@ -593,3 +593,58 @@ def test_the_name_of_a_folder_cannot_either(call, tmp_path):
     assert code == 0 and "\x1b" not in out and "What is in \\x1b[31m[b]red\\n" in out
     code, out, _ = call("pretrain", folder, *TINY, "--set", "train.epochs=1", "--out", "run")
     assert code == 0 and "\x1b" not in out and "jcl on \\x1b[31m[b]red\\n" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        (["knn", "a run", ""], "jcl knn 'a run'"),
+        (["pretrain", "photos", "--out", ""], "jcl pretrain photos --out"),
+        (["pretrain", "photos", "--out="], "--out"),
+        (["check", ""], "jcl check"),
+    ],
+)
+def test_a_variable_that_is_not_set_is_not_the_current_folder(refused, arguments, after):
+    write_image_folder(Path("photos"))
+    assert f"nothing after `{after}`" in refused(*arguments)
+
+
+def test_an_option_with_a_sign_of_equality_knows_the_home_folder(call, npz, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code, _, _ = call("check", npz, "--json=~/found.json")
+    assert code == 0 and (tmp_path / "found.json").is_file() and not Path("~").exists()
+
+
+def test_values_may_be_empty_in_set(refused):
+    assert "the value None of data.location" in refused("pretrain", "--set=data.location=")
+
+
+def test_figures_do_not_take_the_place_of_what_a_run_keeps(refused, npz, pretrained, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(pretrained, run)
+    assert "where the run itself keeps its figures" in refused("knn", run, "--json", run / "summary.json")
+    (run / "summary.json").unlink()  # of an unfinished run, which would then pass for a finished one
+    assert "where the run itself keeps its figures" in refused("knn", run, "--json", run / "summary.json")
+    assert "takes the name of a file" in refused("knn", run, "--json", "-")
+
+
+def test_a_run_whose_images_have_moved_says_what_to_do(refused, npz, pretrained, tmp_path):
+    images = tmp_path / "images.npz"
+    run = tmp_path / "run"
+    shutil.copytree(pretrained, run)
+    settings = run / "settings.yaml"
+    settings.write_text(settings.read_text().replace(str(npz), str(images)))
+    assert refused("knn", run).endswith(f"no longer at {images}; give their place after the run.")
+    assert "give their place after the run" in refused("bound", run)
+    assert "give their place after the run" in refused("distribution", run)
+    (run / "summary.json").unlink()
+    said = refused("resume", run)
+    assert f"no longer at {images}; write their new place into {settings}, as data.location" in said
+
+
+def test_a_terminal_of_few_signs_gets_the_figures_all_the_same(npz, pretrained):
+    command = [sys.executable, "-m", "jcl", "bound", str(pretrained), "--images", "4", "--keys", "20"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    ended = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr.decode()
+    assert b"sd: of q\\xb7k/t" in ended.stdout

@@ -7,7 +7,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "jcl"
 LAYERS = ["core", "views", "data", "train", "evaluate", "studies", "report", "exchange", "actions"]  # from the top down
-FOR_ALL = {"cores", "errors", "randomness", "ranks", "speech"}
+FOR_ALL = {"cores", "errors", "paths", "randomness", "ranks", "speech"}
 SETTINGS = {"settings", "recipes", "automatic"}  # which core, views and data do without
 
 

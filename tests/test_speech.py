@@ -1,6 +1,9 @@
 """Lines for people: whole words in a terminal, whole lines in a log, and numbers that read well."""
 
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,32 @@ def test_plain_names_are_told_apart():
         "run_1_3",
         "run",
     ]
+
+
+@pytest.mark.parametrize("lost", ["reader", "room"])
+def test_work_goes_on_when_nobody_can_read_of_it(lost):
+    """The last line comes by another way: standard output, which is still there."""
+    program = (
+        "import os\n"
+        "from rich.progress import Progress\n"
+        "from jcl.speech import Aside, tell\n"
+        "console = Aside()\n"
+        "with Progress(console=console) as bar:\n"
+        "    task = bar.add_task('work', total=3)\n"
+        "    for step in range(3):\n"
+        "        tell(console, f'step {step}')\n"
+        "        bar.advance(task)\n"
+        "print('done')"
+    )
+    if lost == "reader":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        if not Path("/dev/full").exists():
+            pytest.skip("there is no /dev/full here")
+        write = os.open("/dev/full", os.O_WRONLY)
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=write, check=False)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stdout.split()) == (0, [b"done"])

@@ -245,7 +245,7 @@ def put(nested: dict[str, Any], name: str, value: Any) -> None:
     values = nested.setdefault(section, {})
     if not isinstance(values, dict):
         raise SettingsError(f"the section {section!r} should hold settings as 'name: value', but it holds {values!r}.")
-    values[key] = value
+    values[key] = str(value) if isinstance(value, Path) else value  # as Python users name the images
 
 
 def setting_names() -> list[str]:

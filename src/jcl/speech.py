@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -13,6 +16,33 @@ from rich.text import Text
 
 # What stays on one line, so that it can be copied: a word (a path), a command between back quotes, and how to install.
 _UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
+
+
+class Aside(Console):
+    """Standard error, where progress and remarks go.
+
+    A training does not end because nobody can read of it any more: the reader of a pipe has gone (`| head`), so has the
+    terminal, or the disk that holds the log is full. From then on nothing is said.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        self._fall_silent()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:  # every print ends here
+            super().__exit__(kind, error, trace)
+        except OSError:
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):  # what is no file of the system's cannot be turned away
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())  # or the rest would be tried again when the program ends
+            os.close(nowhere)
 
 
 def tell(console: Console, text: str, *, lead: str = "") -> None:

@@ -358,6 +358,27 @@ def test_no_location_is_not_the_current_folder(tmp_path, monkeypatch, image_fold
         pretrain(tiny_settings(""), tmp_path / "run", console=QUIET)
 
 
+@pytest.mark.parametrize("given", ["photos/", {"data.location": "photos/"}, None])
+def test_what_is_no_settings_is_told_how_to_become_some(given, tmp_path):
+    with pytest.raises(TypeError, match=r"make them with jcl\.build_settings"):
+        pretrain(given, tmp_path / "run", console=QUIET)
+
+
+def test_an_empty_name_is_not_the_current_folder(npz, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="an empty name is no folder"):
+        pretrain(tiny_settings(npz), "", console=QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_and_images_are_named_by_text_or_path(npz, unbroken, tmp_path, monkeypatch):
+    assert Run(str(unbroken.path)).summary == unbroken.summary
+    assert jcl.build_settings("folder", values={"data.location": npz}).data.location == str(npz)
+    monkeypatch.setenv("HOME", str(unbroken.path.parent))
+    assert Run("~/run") == unbroken
+    assert resume("~/run", console=QUIET) == unbroken
+
+
 def test_bad_settings_are_found_before_the_folder_is_made(npz, tmp_path):
     for name, value, error in (
         ("model.backbone", "resnet5", SettingsError),

@@ -242,6 +242,9 @@ def test_reductions_agree():
         ({"covariance_scale": -1.0}, "covariance_scale must not be negative"),
         ({"covariance_scale": NAN}, "covariance_scale must not be negative and must be finite, but it is nan"),
         ({"covariance_scale": INFINITY}, "must be finite, but it is inf"),
+        ({"temperature": torch.ones(10)}, r"temperature must be one number, but its shape is \(10,\)"),
+        ({"covariance_scale": torch.ones(4, 1)}, r"one for each of the 4 images, \(N,\), but its shape is \(4, 1\)"),
+        ({"covariance_scale": torch.ones(3)}, r"its shape is \(3,\)"),
         ({"reduction": "average"}, "reduction must be"),
         ({"keys": torch.zeros(4, 8)}, r"keys \(N, M, d\)"),
         ({"keys": torch.zeros(3, 2, 8)}, "must agree"),
@@ -253,6 +256,24 @@ def test_wrong_arguments_are_named(change, words):
     query, keys, negatives = inputs(4, 3, 8, 10)
     arguments = {"query": query, "keys": keys, "negatives": negatives} | change
     with pytest.raises(ValueError, match=words):
+        jcl.joint_contrastive_loss(**arguments)
+
+
+def test_a_scale_for_each_image():
+    query, keys, negatives = inputs(4, 3, 8, 10)
+    scales = torch.tensor([0.0, 1.0, 2.0, 4.0])
+    each = jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scales, reduction="none")
+    for row, scale in enumerate(scales.tolist()):
+        alone = slice(row, row + 1)
+        one = jcl.joint_contrastive_loss(query[alone], keys[alone], negatives, covariance_scale=scale)
+        torch.testing.assert_close(each[row], one)
+
+
+@pytest.mark.parametrize("name", ["query", "keys", "negatives"])
+def test_what_is_no_tensor_is_named(name):
+    arguments = dict(zip(("query", "keys", "negatives"), inputs(4, 3, 8, 10), strict=True))
+    arguments[name] = arguments[name].numpy()
+    with pytest.raises(TypeError, match="must be tensors, but one of them is a ndarray"):
         jcl.joint_contrastive_loss(**arguments)
 
 

@@ -143,3 +143,14 @@ def test_pipes_are_not_opened(tmp_path: Path):
         open_data(str(tmp_path / "a.npz"))
     with pytest.raises(DataError, match=r"classes\.txt is neither imagenet100 nor a text file"):
         class_list(str(tmp_path / "classes.txt"))
+
+
+def test_a_folder_whose_name_only_looks_like_a_home(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="There is no folder"):
+        open_data("~nobody-of-that-name")
+    write_images(Path("~nobody-of-that-name"), 3)
+    assert len(open_data("~nobody-of-that-name").train) == 3
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_images(tmp_path / "photos", 2)
+    assert len(open_data("~/photos").train) == 2

@@ -14,6 +14,7 @@ from jcl.actions.ablation_plan import Plan
 from jcl.actions.run_data import keep_apart
 from jcl.errors import Interrupted, RunError
 from jcl.report.ablation_plot import plot_ablation
+from jcl.speech import Aside
 from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
 from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
 from jcl.studies.local_engine import Engine
@@ -63,7 +64,7 @@ class Ablation:
 def prepare(plan: Plan, out: Path | None) -> AblationFolder:
     """Only write down the study and its cells, for others to carry out."""
     folder = _folder_for(plan, out)
-    with RunLock(folder.path, warn=AblationDisplay(Console(stderr=True)).say):
+    with RunLock(folder.path, warn=AblationDisplay(Aside()).say):
         folder.begin(plan.study, plan.cells)
     return folder
 
@@ -79,7 +80,7 @@ def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
 def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
     """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
     folder = _folder_for(plan, out)
-    display = AblationDisplay(console or Console(stderr=True))
+    display = AblationDisplay(console or Aside())
     started = time.perf_counter()
     with RunLock(folder.path, warn=display.say):
         folder.begin(plan.study, plan.cells)

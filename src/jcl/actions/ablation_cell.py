@@ -18,7 +18,7 @@ from jcl.evaluate.features import Features
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.settings import Settings, known, with_values
-from jcl.speech import tell
+from jcl.speech import Aside, tell
 from jcl.studies.ablation_folder import CellFolder
 from jcl.train.folder import RunFolder
 from jcl.train.lock import RunHeld
@@ -44,7 +44,7 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
     if workers is not None and settings.data.workers == "auto":
         settings = with_values(settings, {"data.workers": workers})
     try:
-        run = _trained(path, settings, console or Console(stderr=True))
+        run = _trained(path, settings, console or Aside())
         summary = run.summary
         kept = {name: summary[name] for name in _KEPT_FROM_SUMMARY}
         figures = {"seed": cell.seed} | _probed(run) | kept

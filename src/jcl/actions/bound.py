@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.actions.building import run_view_recipe
-from jcl.actions.run_data import open_run_data, open_told
+from jcl.actions.run_data import open_own_data, open_told
 from jcl.actions.trained import TrainedRun, open_trained
 from jcl.core.method import ContrastiveLearner
 from jcl.cores import usual_workers
@@ -19,6 +18,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
 from jcl.settings import known
+from jcl.speech import Aside
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
 from jcl.studies.run_bound import RunBounds, StepBound
@@ -51,8 +51,8 @@ def bound_along_training(
     run = open_trained(path)
     target = choose_device(device)
     settings = run.settings
-    console = Console(stderr=True)
-    data = open_told(location, console) if location is not None else open_run_data(settings, console)
+    console = Aside()
+    data = open_told(location, console) if location is not None else open_own_data(settings, console)
     rows = chosen_rows(data.train, images, seed)
     passes = ViewPasses(
         seed=seed,

@@ -14,6 +14,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.exchange import BackboneInfo
 from jcl.exchange.counterparts import in_torchvision
 from jcl.exchange.loading import open_backbone
+from jcl.paths import home_expanded
 from jcl.settings import ViewSettings
 
 RANDOM = "random"
@@ -38,7 +39,7 @@ def whole_init(init: str) -> str:
     if init == RANDOM:
         return init
     kind = SUPERVISED if init.startswith(SUPERVISED) else ""
-    return kind + str(Path(init.removeprefix(SUPERVISED)).expanduser().resolve())
+    return kind + str(home_expanded(init.removeprefix(SUPERVISED)).resolve())
 
 
 def open_start(init: str, backbone: str | None, seed: int) -> Start:

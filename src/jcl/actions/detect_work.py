@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from jcl.evaluate.detection.settings import (
     scaled_lr,
     usual_warmup,
 )
+from jcl.paths import home_expanded
 from jcl.report.detections import detections_picture
 from jcl.speech import counted
 from jcl.train.checkpoint import Progress
@@ -57,7 +57,7 @@ class Work:
 
 def whole_paths(coco: dict[str, str]) -> CocoSettings:
     """Where the data lies, by whole paths."""
-    return CocoSettings(**{name: str(Path(value).expanduser().resolve()) for name, value in coco.items()})
+    return CocoSettings(**{name: str(home_expanded(value).resolve()) for name, value in coco.items()})
 
 
 def whole_settings(given: dict[str, Any], start: Start) -> DetectionSettings:

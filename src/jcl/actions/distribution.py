@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from jcl.actions.building import run_view_recipe
-from jcl.actions.run_data import open_run_data, open_told
+from jcl.actions.run_data import open_own_data, open_told
 from jcl.actions.trained import open_trained
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
@@ -28,8 +27,9 @@ from jcl.evaluate.distribution import (
 )
 from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.exchange.loading import open_backbone
+from jcl.paths import home_expanded
 from jcl.settings import Settings, known
-from jcl.speech import counted, plain_names, told_apart
+from jcl.speech import Aside, counted, plain_names, told_apart
 from jcl.train.folder import RunFolder
 from jcl.train.runtime import choose_device, choose_precision, on_device
 from jcl.views import ViewRecipe, view_recipe
@@ -138,7 +138,7 @@ def compare_views(
 
 def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
     """Runs and weights, and behind them perhaps the data: the last of several that holds no weights itself."""
-    paths = [Path(text).expanduser() for text in texts]
+    paths = [home_expanded(text) for text in texts]
     if len(texts) > 1 and not _holds_weights(paths[-1]):
         return paths[:-1], texts[-1]
     return paths, None
@@ -190,9 +190,9 @@ def _network(path: Path, of: FeatureOf, draw: _Draw, device: torch.device) -> tu
 
 def _source(paths: Sequence[Path], settings: dict[Path, Settings], location: str | None, split: str) -> ImageSource:
     if location is not None:
-        data = open_told(location, Console(stderr=True))
+        data = open_told(location, Aside())
     elif settings:
-        data = open_run_data(next(settings[path] for path in paths if path in settings), Console(stderr=True))
+        data = open_own_data(next(settings[path] for path in paths if path in settings), Aside())
     else:
         raise RunError(f"{paths[-1]} is a weights file; say which images to show it: give the data after the weights.")
     if split not in ("train", "test"):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from jcl.actions.run_data import open_told
@@ -21,6 +20,8 @@ from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, 
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.recognising import Recognised
+from jcl.paths import home_expanded
+from jcl.speech import Aside
 from jcl.train.runtime import choose_device
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -74,7 +75,7 @@ def embed(
     found = open_backbone(weights)
     sources = _splits(location, split)
     info = FeatureInfo(
-        weights=str(weights.expanduser().resolve()),
+        weights=str(home_expanded(weights).resolve()),
         weights_digest=weights_digest(found.network),
         backbone=found.info.backbone,
         image_size=found.info.image_size,
@@ -139,13 +140,13 @@ class _Making:
 def _keep_apart(file: Path, weights: Path, location: str) -> None:
     """Features never take the place of what they are made from, whatever may be overwritten."""
     if file.exists() and any(
-        source.exists() and file.samefile(source) for source in (weights, Path(location).expanduser())
+        source.exists() and file.samefile(source) for source in (weights, home_expanded(location))
     ):
         raise SettingsError(f"{file} is what the features are to be made from; give them a file of their own.")
 
 
 def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
-    data = open_told(location, Console(stderr=True))
+    data = open_told(location, Aside())
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     if wanted == "all":
         return sources

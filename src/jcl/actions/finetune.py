@@ -34,7 +34,7 @@ from jcl.evaluate.label_subset import label_amount, label_subset, part_of
 from jcl.evaluate.labelled_views import crop_and_flip
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
-from jcl.speech import counted, tell
+from jcl.speech import Aside, counted, tell
 from jcl.train.folder import free_folder
 from jcl.train.lock import RunLock
 from jcl.train.runtime import on_device
@@ -72,7 +72,7 @@ def finetune(
     proportion to its root, a tenth of the epochs to warm up. `from_scratch` starts from random weights instead; no part
     of the network then has a better start than another, so all have the same learning rate.
     """
-    console = console or Console(stderr=True)
+    console = console or Aside()
     amount = label_amount(labels)
     subject = open_subject(weights, location, device, console)
     task = classification_task(subject.data)
@@ -129,7 +129,7 @@ def _usual_rates(labels: int, batch_size: int | None, lr: float | None, from_scr
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
     """Continue a stopped fine-tuning from its newest readable checkpoint, exactly as if it had never stopped."""
-    console = console or Console(stderr=True)
+    console = console or Aside()
     folder = FinetuneFolder(path)
     settings = folder.settings()
     if folder.summary_file.exists():

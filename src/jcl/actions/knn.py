@@ -14,7 +14,7 @@ from jcl.automatic import voters
 from jcl.cores import usual_workers
 from jcl.evaluate.knn import KnnResult
 from jcl.evaluate.online import knn_on
-from jcl.speech import tell
+from jcl.speech import Aside, tell
 from jcl.train.rank_group import joined_ranks
 
 RANK_TIMEOUT = 1800.0
@@ -42,7 +42,7 @@ def measure_knn(
     with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
         subject = open_subject(weights, location, str(target), console_of(ranks, console))
         decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
-        told = console or Console(stderr=True)
+        told = console or Aside()
         features = partial(subject.features, batch_size=batch_size, workers=decoding, console=told, progress=progress)
         data, votes = subject.data, k or [voters(len(subject.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):

@@ -27,7 +27,7 @@ from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.exchange.backbone_file import weights_digest
 from jcl.settings import TrainSettings
-from jcl.speech import tell
+from jcl.speech import Aside, tell
 
 _DIGEST_LETTERS = 16
 
@@ -68,7 +68,7 @@ def measure_linear(
     checkpoints there, and the same call again goes on where it stopped, exactly. `progress` is told how many of how
     many images the features of `fast` are there.
     """
-    console = console or Console(stderr=True)
+    console = console or Aside()
     workers = usual_workers() if workers is None else workers
     if protocol == "fast":
         _refuse_options_of_paper(out, compiled, least_crop)

@@ -19,6 +19,7 @@ from jcl.evaluate.feature_file import FeatureTable, read_feature_file
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.exchange.backbone_file import weights_digest
 from jcl.exchange.loading import open_backbone
+from jcl.paths import home_expanded
 from jcl.report.pictures import draw_neighbours
 from jcl.train.runtime import choose_device
 
@@ -88,8 +89,8 @@ def find_neighbours(
 
 
 def _query(table: FeatureTable, image: str) -> Query:
-    if Path(image).expanduser().is_file():
-        return Query(str(Path(image).expanduser()), None)
+    if home_expanded(image).is_file():
+        return Query(str(home_expanded(image)), None)
     rows = [row for row, name in enumerate(table.rows.names) if name == image]
     if len(rows) > 1:
         raise SettingsError(f"The index has several images called {image}; choose one with --row {rows[0]} or another.")

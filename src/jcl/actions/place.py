@@ -11,14 +11,14 @@ import torch
 from rich.console import Console
 
 from jcl.ranks import Ranks
-from jcl.speech import tell
+from jcl.speech import Aside, tell
 from jcl.train.lock import RunLock
 from jcl.train.rank_group import agreed
 
 
 def console_of(ranks: Ranks, console: Console | None) -> Console:
     """The first rank speaks for all: to the console it was given, or to standard error."""
-    return (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
+    return (console or Aside()) if ranks.first else Console(quiet=True)
 
 
 @dataclass(frozen=True)

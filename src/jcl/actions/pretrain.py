@@ -14,15 +14,15 @@ from rich.console import Console
 from jcl.actions.other_work import refuse_other_work
 from jcl.actions.place import Place, console_of
 from jcl.actions.run import Run
-from jcl.actions.run_data import data_facts, keep_apart, open_run_data, with_whole_path
+from jcl.actions.run_data import data_facts, demand_in_place, keep_apart, open_run_data, with_whole_path
 from jcl.actions.run_results import machine_choices, write_choices
 from jcl.actions.train_run import RunParts, build_parts, train_run
 from jcl.automatic import Choice, choose, fit_to_ranks, undecided
 from jcl.data import ImageData
-from jcl.errors import DataError, JclError, RunError
+from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings, TrainSettings, settings_from, views_in_words, with_values
-from jcl.speech import counted
+from jcl.speech import Aside, counted
 from jcl.train.folder import RunFolder, free_folder, newest_folder
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.rank_group import agreed, joined_ranks, ranks_on_this_machine, restarted
@@ -37,6 +37,13 @@ def pretrain(
     Progress goes to `console` (default: standard error; `Console(quiet=True)` for none). Started as several ranks by
     a launcher, all of them train one model, and only the first writes and speaks.
     """
+    if not isinstance(settings, Settings):
+        raise TypeError(
+            f"pretrain takes Settings, not {settings!r:.80}; make them with "
+            'jcl.build_settings("folder", values={"data.location": "photos/"}).'
+        )
+    if out == "":  # as a path it would be the current folder
+        raise SettingsError("give the run a folder, or None for a new one under runs/; an empty name is no folder.")
     with joined_ranks(settings.train.device, settings.train.rank_timeout) as (ranks, device):
         place = Place(ranks, device, console_of(ranks, console))
         data = _open_data(settings, place)
@@ -59,7 +66,7 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
 
 def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
     """Train for a few steps only, with a clock at every part of a step; no run folder is written."""
-    place = Place(ALONE, choose_device(settings.train.device), console or Console(stderr=True))
+    place = Place(ALONE, choose_device(settings.train.device), console or Aside())
     data = open_run_data(settings, place.console)
     settings, _ = choose(settings, data_facts(data.train))
     # The replay of a recorded step has no parts to be seen.
@@ -174,6 +181,8 @@ def _resume(path: Path, place: Place) -> Run:
         )
         return Run(folder.path)
     with place.locked(folder.path):
+        moved = f"write their new place into {folder.settings_file}, as data.location, and resume again"
+        agreed(ranks, lambda: demand_in_place(settings, moved))
         data = _open_data(settings, place)
         parts = agreed(ranks, lambda: build_parts(settings, data, place))
         for change in changes:

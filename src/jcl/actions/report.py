@@ -16,6 +16,7 @@ from jcl.actions.report_run import open_again, read_run
 from jcl.data import ImageData
 from jcl.data.folder import folder_remarks
 from jcl.errors import JclError, RunError, SettingsError
+from jcl.paths import home_expanded
 from jcl.report.contents import ExampleViews, RunContents
 from jcl.report.page import render_page
 from jcl.report.run_pictures import example_views
@@ -94,7 +95,7 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The folders' names, with as many of the folders above as it takes to tell them apart."""
-    whole = [path.expanduser().resolve() for path in paths]
+    whole = [home_expanded(path).resolve() for path in paths]
     if len(set(whole)) < len(whole):
         raise SettingsError("A run is named twice; give each run folder once.")
     depth = 1

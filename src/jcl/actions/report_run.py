@@ -16,6 +16,7 @@ from jcl.data import ImageData
 from jcl.data.opening import KNOWN_SETS
 from jcl.data.shard_reading import names_shards
 from jcl.errors import DataError
+from jcl.paths import home_expanded
 from jcl.report.contents import Measured, RunContents
 from jcl.report.page_tables import MEASURED_NAMES
 from jcl.settings import Settings, with_values
@@ -32,7 +33,7 @@ def read_run(path: Path, name: str) -> RunContents:
     folder = RunFolder(path)
     return RunContents(
         name=name,
-        path=path.expanduser().resolve(),
+        path=home_expanded(path).resolve(),
         settings=folder.settings(),
         metrics=_metrics(folder),
         summary=_object(path / "summary.json"),

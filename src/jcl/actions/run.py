@@ -10,6 +10,7 @@ from torch import nn
 
 from jcl.errors import RunError
 from jcl.exchange import load_backbone
+from jcl.paths import home_expanded
 from jcl.settings import Settings
 from jcl.train.folder import RunFolder
 from jcl.train.json_object import read_object
@@ -21,6 +22,9 @@ class Run:
     """A run folder and what it holds."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", home_expanded(self.path))  # people write it as text
 
     @property
     def settings(self) -> Settings:

@@ -11,8 +11,10 @@ from rich.console import Console
 from jcl.automatic import DataFacts
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
 from jcl.data.opening import whole_location
+from jcl.data.shard_reading import names_shards
 from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
+from jcl.paths import home_expanded
 from jcl.settings import Settings, with_values
 from jcl.speech import tell
 
@@ -24,11 +26,24 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
         raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
     return open_data(
         data.location,
-        root=Path(data.root) if data.root else None,
+        root=home_expanded(data.root) if data.root else None,
         download=data.download,
         classes=class_list(data.subset) if data.subset else None,
         progress=partial(tell, console),
     )
+
+
+def open_own_data(settings: Settings, console: Console) -> ImageData:
+    """The images that a run was trained on, for a command that takes others too."""
+    demand_in_place(settings, "give their place after the run")
+    return open_run_data(settings, console)
+
+
+def demand_in_place(settings: Settings, remedy: str) -> None:
+    """Whoever names a run alone may not know where its images were; a folder that has moved is told with a remedy."""
+    location = settings.data.location
+    if Path(location).is_absolute() and not names_shards(location) and not Path(location).exists():
+        raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
 
 
 def open_told(location: str, console: Console) -> ImageData:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.actions.run_data import open_run_data, open_told
+from jcl.actions.run_data import open_own_data, open_told
 from jcl.data import ImageData, ImageSource
 from jcl.errors import RunError
 from jcl.evaluate.classification import no_labels
@@ -69,7 +69,7 @@ def _labelled(weights: Path, location: str | None, console: Console) -> ImageDat
             raise RunError(
                 f"{weights} is a weights file; say which data to measure it on: give the data after the weights."
             )
-        data = open_run_data(RunFolder(weights).settings(), console)
+        data = open_own_data(RunFolder(weights).settings(), console)
     else:
         data = open_told(location, console)
     if data.train.labels is None:

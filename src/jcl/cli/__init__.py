@@ -7,11 +7,13 @@ calls.
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import NoReturn
 
 from jcl.actions.launching import tell_launcher
 from jcl.cli.app import app, err, rank
+from jcl.cli.arguments import as_meant
 from jcl.errors import FailedElsewhere, Interrupted, JclError
 from jcl.speech import tell
 
@@ -26,7 +28,9 @@ for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "s
 
 def main() -> None:
     """Run the command line; an error of the user's becomes its sentence and an exit code, not a trace."""
+    _write_any_sign()
     try:
+        sys.argv[1:] = as_meant(sys.argv[1:])  # which --devices hands on
         app()
     except FailedElsewhere as error:
         sys.exit(error.exit_code)
@@ -42,6 +46,16 @@ def main() -> None:
         if ended.code == INTERRUPTED:  # typer has caught the key stroke and says nothing
             _leave_interrupted()
         raise
+
+
+def _write_any_sign() -> None:
+    """What a terminal or a log of few signs (Latin-1, ASCII) has none for is written as its number.
+
+    As it is, the figures of a long measurement would be lost for the sake of a dot in q·k.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not None, as where it was closed, nor what a test listens to
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _leave_with(error: JclError) -> NoReturn:

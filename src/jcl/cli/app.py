@@ -11,6 +11,7 @@ from rich.console import Console
 
 import jcl
 from jcl.errors import SettingsError
+from jcl.speech import Aside
 from jcl.train.json_object import may_hold_figures
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
@@ -26,7 +27,7 @@ app = typer.Typer(
 # Of several ranks the first speaks for all; an error of another one is its own.
 rank = int(os.environ.get("RANK") or 0)  # set to nothing it says nothing
 out = Console(quiet=rank > 0)
-err = Console(stderr=True)
+err = Aside()
 
 
 def _show_version(asked: bool) -> None:
@@ -46,7 +47,20 @@ def _options(
 
 def _spared(path: Path | None) -> Path | None:
     """Before anything is done: figures take the place of older figures, and of nothing else."""
-    if path is not None and path.exists():
+    if path is None:
+        return None
+    if str(path) == "-":
+        raise SettingsError(
+            "--json takes the name of a file; figures do not go to standard output, where the table is."
+        )
+    from jcl.train.folder import RunFolder
+
+    # The summary of a run is what tells that it has finished, and other figures there would be taken for its own.
+    if path.name in ("summary.json", "result.json") and RunFolder(path.parent).holds_run():
+        raise SettingsError(
+            f"{path} is where the run itself keeps its figures; choose another name, which its page shows as well."
+        )
+    if path.exists():
         if path.is_dir() or path.suffix != ".json":
             raise SettingsError(
                 f"{path} is there already and is no .json file; it is left as it is, choose another name."

@@ -13,6 +13,7 @@ from jcl.cli.location import location_argument
 from jcl.cli.printing import demand_free_picture, in_table, say, write_json
 from jcl.cli.progress import counting
 from jcl.errors import DataError, SettingsError
+from jcl.paths import home_expanded
 from jcl.speech import counted, tell
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def neighbours(
 
 
 def _same_file(picture: Path, image: str) -> bool:
-    asked = Path(image).expanduser()
+    asked = home_expanded(image)
     return picture.exists() and asked.exists() and picture.samefile(asked)
 
 

@@ -40,6 +40,12 @@ def joint_contrastive_loss(
     # Written so that NaN fails too; a tensor is not looked at, since that would wait for the device.
     if not isinstance(covariance_scale, Tensor) and not 0 <= covariance_scale < math.inf:
         raise ValueError(f"covariance_scale must not be negative and must be finite, but it is {covariance_scale}.")
+    # (N, 1) would pair every image's scale with every other image, and the mean over all pairs would look like a loss.
+    if isinstance(covariance_scale, Tensor) and covariance_scale.shape not in ((), (1,), query.shape[:1]):
+        raise ValueError(
+            f"covariance_scale must be one number or one for each of the {query.shape[0]} images, (N,), "
+            f"but its shape is {tuple(covariance_scale.shape)}."
+        )
     with torch.autocast(query.device.type, enabled=False):
         similarities = _similarities(query, keys)
         mean = similarities.mean(dim=1) / temperature
@@ -148,6 +154,10 @@ def _checked(
     """The inputs in float32 at least, after their shapes were found to fit together."""
     if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be positive and finite, but it is {temperature}.")
+    if isinstance(temperature, Tensor) and temperature.shape not in ((), (1,)):
+        raise ValueError(f"temperature must be one number, but its shape is {tuple(temperature.shape)}.")
+    if other := [value for value in (query, keys, negatives) if not isinstance(value, Tensor)]:
+        raise TypeError(f"query, keys and negatives must be tensors, but one of them is a {type(other[0]).__name__}.")
     if query.ndim != 2 or keys.ndim != 3 or negatives.ndim != 2:
         raise ValueError(
             "expected query (N, d), keys (N, M, d) and negatives (K, d), "

@@ -13,6 +13,7 @@ from jcl.data.folder import folder_remarks, open_folder
 from jcl.data.shard_reading import names_shards, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.errors import DataError
+from jcl.paths import home_expanded
 
 DEMO_SET: Final = "demo"
 KNOWN_SETS: Final = (DEMO_SET, *DOWNLOADED_SETS)
@@ -33,7 +34,7 @@ def open_data(
     `progress` is told how far the fetching of remote ones is, and what is unusual about a folder. `classes` keeps only
     these class folders of a folder.
     """
-    path = Path(location).expanduser()
+    path = home_expanded(location)
     sharded = names_shards(location)
     if classes is not None and (sharded or not path.is_dir()):
         raise DataError(f"A list of classes applies to a folder with class folders, and {location} is none.")
@@ -64,7 +65,7 @@ def whole_location(location: str) -> str:
 
     Names of data sets and addresses stay as they are, and so does what does not exist.
     """
-    path = Path(location).expanduser()
+    path = home_expanded(location)
     if not location or location in KNOWN_SETS:
         return location
     relative_pattern = names_shards(location) and ":" not in location and not location.startswith("{")

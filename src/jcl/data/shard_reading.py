@@ -22,6 +22,7 @@ from jcl.data.shard_index import NO_CONTENT, ShardIndex, index_shards
 from jcl.data.shard_patterns import expand_braces
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
 from jcl.errors import DataError
+from jcl.paths import home_expanded
 from jcl.speech import counted
 
 _BYTES_LIMIT: Final = 1 << 30  # of one image file
@@ -137,7 +138,7 @@ def names_shards(location: str) -> bool:
     """Whether a location means shards: an address, a tar file or a pattern of them, or a folder written by us."""
     if _ADDRESS.match(location):
         return True
-    path = Path(location).expanduser()
+    path = home_expanded(location)
     if path.is_dir():
         return read_description(path) is not None
     return bool(re.search(r"\.tar(?![a-z])", path.name.lower())) or path.suffix.lower() == ".tgz"
@@ -156,7 +157,7 @@ def open_shards(
     `gopen` opens (https://, gs://, hf://, pipe:, ...); such shards are copied below `root` first, each as a whole, so
     all of them have to fit on the disk. `progress` is told how far that is.
     """
-    folder = Path(location).expanduser()
+    folder = home_expanded(location)
     described = None if _ADDRESS.match(location) else read_description(folder)
     if described is not None:
         return _open_folder(folder, described)
@@ -168,8 +169,8 @@ def open_shards(
 def _files(location: str, folder: Path, download: bool, progress: Callable[[str], None] | None) -> list[Path]:
     if _ADDRESS.match(location) and not location.startswith("file:"):
         return fetch_shards(list(dict.fromkeys(expand_braces(location))), folder, download, progress)
-    if Path(location).expanduser().is_file():  # whatever its name looks like
-        return [Path(location).expanduser()]
+    if home_expanded(location).is_file():  # whatever its name looks like
+        return [home_expanded(location)]
     patterns = expand_braces(location)
     if location.startswith("file:"):
         patterns = [url2pathname(urlparse(pattern).path) for pattern in patterns]

@@ -1,9 +1,9 @@
 """Lists of classes that pick a part of a data set with class folders, such as ImageNet-100 out of ImageNet."""
 
-from pathlib import Path
 from typing import Final
 
 from jcl.errors import DataError
+from jcl.paths import home_expanded
 
 # The 100 ImageNet classes of the paper's ablations, as its appendix lists them.
 _IMAGENET100: Final = """
@@ -25,7 +25,7 @@ def class_list(subset: str) -> tuple[str, ...]:
     """The classes a subset names: "imagenet100", or the lines of a text file (empty lines and # comments left out)."""
     if subset == "imagenet100":
         return IMAGENET100
-    file = Path(subset).expanduser()
+    file = home_expanded(subset)
     unreadable = DataError(
         f"The subset {subset} is neither imagenet100 nor a text file with one class name a line that can be read."
     )

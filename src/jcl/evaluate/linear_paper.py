@@ -18,6 +18,7 @@ from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.settings import TrainSettings, settings_from
+from jcl.speech import Aside
 from jcl.train.runtime import on_device
 
 PAPER_LR = 30.0
@@ -85,7 +86,7 @@ def paper_probe(
         device=device,
         workers=workers,
     )
-    judged = train_and_judge(training, console or Console(stderr=True), folder, resumed=resumed)
+    judged = train_and_judge(training, console or Aside(), folder, resumed=resumed)
     check_frozen(before, backbone)
     if folder is not None:
         folder.save_classifier(network.fc, task.class_names)

@@ -9,6 +9,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.exchange.backbone_file import BackboneInfo
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.targets import TARGETS, Parcel
+from jcl.paths import home_expanded
 from jcl.train.atomic import write_atomically
 from jcl.train.folder import RunFolder
 
@@ -33,7 +34,7 @@ def export_backbone(
 
     What lies at `out` is overwritten only with `force`. `backbone` names the network as in `load_backbone`.
     """
-    source, out = Path(source).expanduser(), Path(out).expanduser()
+    source, out = home_expanded(source), home_expanded(out)
     if target not in TARGETS:
         raise SettingsError(f"there is no target called {target!r}; choose one of {', '.join(TARGETS)}.")
     _demand_room(source, target, out, force)

@@ -9,6 +9,7 @@ from jcl.exchange.backbone_file import save_backbone
 from jcl.exchange.exporting import demand_free_file
 from jcl.exchange.loading import open_backbone
 from jcl.exchange.recognising import Recognised
+from jcl.paths import home_expanded
 
 
 def import_backbone(
@@ -24,7 +25,7 @@ def import_backbone(
     `backbone` and `image_size` are needed where the file and its shapes do not tell. The result says what was
     recognised, how many tensors were taken and which were left out.
     """
-    source, out = Path(source).expanduser(), Path(out).expanduser()
+    source, out = home_expanded(source), home_expanded(out)
     if out.suffix != ".safetensors":
         raise SettingsError(f"backbone files are safetensors files: {out} should end in .safetensors.")
     if source.exists() and out.resolve() == source.resolve():

@@ -12,6 +12,7 @@ from jcl.exchange.hub_folder import is_hub_folder
 from jcl.exchange.reading import read_weights
 from jcl.exchange.recognising import Recognised, recognise
 from jcl.exchange.weights import WeightsFile
+from jcl.paths import home_expanded
 from jcl.settings import Settings
 from jcl.train.checkpoint import newest_checkpoint
 from jcl.train.folder import RunFolder
@@ -32,7 +33,7 @@ def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
 
 def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> Recognised:
     """As `load_backbone`, with an account of what the file held."""
-    path = path.expanduser()
+    path = home_expanded(path)
     if not path.exists():
         raise RunError(f"there is no run or weights file at {path}.")
     folder = RunFolder(path)

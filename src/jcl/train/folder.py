@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from jcl.errors import RunError
+from jcl.paths import home_expanded
 from jcl.settings import Settings, read_settings, settings_text
 from jcl.speech import typed
 from jcl.train.atomic import write_atomically
@@ -19,7 +20,7 @@ class RunFolder:
     and pictures."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path = home_expanded(path)
         self.settings_file = self.path / "settings.yaml"
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
