@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from comparison_rows import BEHIND, LEADING, ROWS
+from comparison_rows import BASELINE, LEADING, ROWS
 from comparison_table import accuracies, compute_of_an_epoch, rows_in_order, seeds_of
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -82,7 +82,7 @@ def draw(found: dict[str, Any], path: Path) -> Path:
 def title_of(found: dict[str, Any], rows: Iterable[str]) -> tuple[str, str]:
     """By how much the first row leads, where that is known, and of how many seeds the lines are."""
     title = f"{found['recipe']}, {found['epochs']} epochs"
-    compared = [name for name in (LEADING, BEHIND[0]) if seeds_of(found, name)]
+    compared = [name for name in (LEADING, BASELINE) if seeds_of(found, name)]
     ends = {last_accuracy(found, name): ROWS[name].words for name in compared}
     if len(ends) > 1:
         title += f": {ends[max(ends)]} leads {ends[min(ends)]} by {max(ends) - min(ends):.1f} points"

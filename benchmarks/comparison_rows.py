@@ -34,4 +34,4 @@ ROWS = {
         Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),
     )
 }
-LEADING, BEHIND = "jcl", ("moco-v2", "moco-v2-two-queries", "moco-v2-twice")
+LEADING, BASELINE = "jcl", "moco-v2"

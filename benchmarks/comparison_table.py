@@ -1,10 +1,10 @@
-"""The results of a comparison as a table in Markdown, with by how much the first row leads."""
+"""The results of a comparison as a table in Markdown, with by how much the first row differs from every other."""
 
 from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from comparison_rows import BEHIND, LEADING, ROWS, Row
+from comparison_rows import LEADING, ROWS
 
 from jcl.core.method import METHODS
 
@@ -13,7 +13,7 @@ ACCURACIES = {"kNN": ("pretrain", "knn_top1"), "linear": ("linear", "linear_top1
 
 
 def table(found: dict[str, Any]) -> str:
-    """The results in Markdown, the leads and what they were measured on."""
+    """The results in Markdown, the differences and what they were measured on."""
     lines = [
         "| | kNN, last epoch | linear, fast protocol | whole command | training images/s | peak memory | "
         "compute (MoCo v2 = 1) | seeds |",
@@ -21,14 +21,14 @@ def table(found: dict[str, Any]) -> str:
     ]
     shown = rows_in_order(found)
     lines += [line_of(found["rows"][name], list(seeds_of(found, name).values()), found["epochs"]) for name in shown]
-    leads = [lead for name in BEHIND if (lead := lead_over(ROWS[name], found))]
+    differences = [line for name in shown if name != LEADING and (line := difference_to(name, found))]
     machines = {
         f"{on['gpu'] or on['cpu']}, torch {on['torch']}, {on['date']}": None
         for name in shown
         for result in seeds_of(found, name).values()
         for on in [result["measured_on"]]
     }
-    return "\n".join([*lines, *(["", *leads] if leads else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
+    return "\n".join([*lines, *(["", *differences] if differences else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
 
 
 def rows_in_order(found: dict[str, Any]) -> list[str]:
@@ -71,19 +71,19 @@ def units_of_a_key(row: dict[str, Any]) -> int:
     return 3 if method is not None and method.gradient_through_keys else 1
 
 
-def lead_over(other: Row, found: dict[str, Any]) -> str:
-    """By how much the first row leads another, over the seeds that both have; nothing where they share none."""
-    own, others = seeds_of(found, LEADING), seeds_of(found, other.name)
+def difference_to(other: str, found: dict[str, Any]) -> str:
+    """The first row minus another, over the seeds that both have; nothing where they share none."""
+    own, others = seeds_of(found, LEADING), seeds_of(found, other)
     seeds = sorted(own.keys() & others.keys(), key=int)
     if not seeds:
         return ""
-    leads = []
+    parts = []
     for measure in ACCURACIES:
         first, second = (accuracies([row[seed] for seed in seeds], measure) for row in (own, others))
         differences = [one - another for one, another in zip(first, second, strict=True)]
-        leads.append(f"{measure} {mean_and_spread(differences, sign='+')}")
+        parts.append(f"{measure} {mean_and_spread(differences, sign='+')}")
     which = f"seed {seeds[0]}" if len(seeds) == 1 else f"paired by seed: {', '.join(seeds)}"
-    return f"- {ROWS[LEADING].words} minus {other.words}, in points: {', '.join(leads)} ({which})"
+    return f"- {ROWS[LEADING].words} minus {found['rows'][other]['words']}, in points: {', '.join(parts)} ({which})"
 
 
 def seeds_of(found: dict[str, Any], name: str) -> dict[str, Any]:
