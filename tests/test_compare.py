@@ -394,6 +394,18 @@ def test_keys_with_gradients_cost_what_queries_do(compare, method, compute):
     assert f"| {compute} | 1 |" in compare.table({"epochs": 20, "rows": {"mine": row}})
 
 
+def test_rows_that_are_ahead_are_told_too(compare):
+    rows = {
+        "jcl": row_of({"0": result(80, 90)}),
+        "multi-key": row_of({"0": result(81, 92)}, "vanilla multi-key"),
+        "mine": row_of({"0": result(85, 90)}, "jcl train.lr=1"),
+    }
+    assert compare.table({"epochs": 20, "rows": rows}).splitlines()[6:8] == [
+        "- JCL minus vanilla multi-key, in points: kNN -1.00, linear -2.00 (seed 0)",
+        "- JCL minus jcl train.lr=1, in points: kNN -5.00, linear +0.00 (seed 0)",
+    ]
+
+
 def test_without_anything_measured_there_is_no_lead(compare):
     assert "minus" not in compare.table({"epochs": 20, "rows": {}})
 
