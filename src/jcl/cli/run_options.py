@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 DataArgument = Annotated[
     str | None,
-    location_argument("Folder of images, .npz file, shards such as 's/{0000..0127}.tar', or demo, cifar10, stl10."),
+    location_argument(
+        "Folder of images, .npz file, shards such as 's/{0000..0127}.tar', or demo, cifar10, cifar100, stl10."
+    ),
 ]
 RecipeOption = Annotated[str | None, typer.Option(help="Recipe by name (see `jcl recipes`) or a YAML file.")]
 MethodOption = Annotated[str | None, typer.Option(help="jcl, moco-v2, moco-v1, multi-key or multi-key-backprop.")]
