@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from comparison_rows import BASELINE, LEADING, ROWS
-from comparison_table import accuracies, compute_of_an_epoch, rows_in_order, seeds_of
+from comparison_table import accuracies, compute_of_an_epoch, rows_in_order, seeds_of, views_not_told
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -25,7 +25,7 @@ from jcl.errors import JclError, RunError
 from jcl.report import style
 from jcl.train.json_object import read_object
 
-LEGEND_COLUMNS = 3
+LEGEND_COLUMNS = 2
 # Variants of a method, and what may lie on another line, are told apart by more than their colours.
 DASHES = {"moco-v2-twice": (0, (4, 1.5)), "multi-key": (0, (4, 1.5)), "jcl-scale-0": (0, (1, 1))}
 
@@ -93,7 +93,9 @@ def title_of(found: dict[str, Any], rows: Iterable[str]) -> tuple[str, str]:
 
 
 def label(name: str, found: dict[str, Any]) -> str:
-    return style.plain(f"{found['rows'][name]['words']}: {last_accuracy(found, name):.1f} %", 60)
+    words, one = found["rows"][name]["words"], next(iter(seeds_of(found, name).values()))
+    views = views_not_told(words, one["num_queries"], one["num_keys"])
+    return style.plain(f"{words}{views}: {last_accuracy(found, name):.1f} %", 70)
 
 
 def last_accuracy(found: dict[str, Any], name: str) -> float:

@@ -28,7 +28,9 @@ def table(found: dict[str, Any]) -> str:
         for result in seeds_of(found, name).values()
         for on in [result["measured_on"]]
     }
-    return "\n".join([*lines, *(["", *differences] if differences else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."])
+    return "\n".join(
+        [*lines, *(["", *differences] if differences else []), "", f"Measured on {'; '.join(machines) or 'nothing'}."]
+    )
 
 
 def rows_in_order(found: dict[str, Any]) -> list[str]:

@@ -418,7 +418,7 @@ def test_the_figure_names_the_lead_and_draws_every_row(compare, tmp_path, capsys
     found["rows"]["mine"] = row_of({"0": result(70.0, 80.0)}, "jcl train.lr=0.3")
     assert figure.title_of(found, found["rows"])[0] == "cifar10, 20 epochs: MoCo v2 leads JCL by 2.5 points"
     assert figure.title_of(found, found["rows"])[1].startswith("1 or 2 seeds a row")
-    assert figure.label("jcl", found) == "JCL: 81.0 %"
+    assert figure.label("jcl", found) == "JCL, M' = 5: 81.0 %"
 
     file, picture = tmp_path / "found.json", tmp_path / "figure.png"
     file.write_text(json.dumps(found))
