@@ -33,7 +33,7 @@ def smooth_encoder() -> Encoder:
 
 
 def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dict[str, Tensor]:
-    """The losses, and all weights, statistics, queue, gradients and optimiser state after the last step."""
+    """Figures of each step, and all weights, statistics, queue, gradients and optimiser state after the last one."""
     learner = ContrastiveLearner(
         smooth_encoder(),
         METHODS[method],
@@ -58,10 +58,10 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
         num_keys=learner.num_keys,
         kept_bytes=0,
     )
-    losses = []
+    figures = []
     batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
     for number, batch in zip(range(STEPS), batches, strict=False):
-        losses.append(step(batch, number, 0.05, 1.0)[0].clone())
+        figures.append(step(batch, number, 0.05, 1.0).clone())
     momenta = {
         f"momentum.{index}": state["momentum_buffer"] for index, state in optimiser.state_dict()["state"].items()
     }
@@ -70,7 +70,7 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
         for name, parameter in learner.query_encoder.named_parameters()
         if parameter.grad is not None
     }
-    return {"losses": torch.stack(losses), **learner.state_dict(), **momenta, **gradients}
+    return {"figures": torch.stack(figures), **learner.state_dict(), **momenta, **gradients}
 
 
 def be_rank(ranks: Ranks, arrays: str, folder: str, out: Path) -> None:

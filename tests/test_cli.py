@@ -304,7 +304,82 @@ def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
 @pytest.mark.parametrize("option", [["--batch-size", "0"], ["--workers", "-1"]])
 def test_knn_options_out_of_range(call, finished, option):
     code, _, err = call("knn", finished, *option)
-    assert code == 2 and "Invalid value" in err and option[0] in err and "Traceback" not in err
+    least = {"--batch-size": 1, "--workers": 0}[option[0]]
+    problem = f"the value '{option[1]}' of {option[0]} does not work: input should be greater than or equal to {least}."
+    assert (code, err) == (2, f"Error: {problem} `jcl knn --help` tells what may be given.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["detect", "--short-side", "128"],
+            "--short-side takes 2 values: least and greatest short side in training (640 800). `jcl detect --help`",
+        ),
+        (["detect", "--short-side", "128", "--task", "box"], "the value '--task' of --short-side does not work"),
+        (["detect", "--task", "boxes"], "the value 'boxes' of --task does not work: 'boxes' is not one of 'box', "),
+        (
+            ["bound", "--draws", "5"],
+            "the value '5' of --draws does not work: input should be greater than or equal to 100.",
+        ),
+        (
+            ["linear", "run", "--least-crop", "2"],
+            "--least-crop does not work: input should be less than or equal to 1.",
+        ),
+        (
+            ["knn", "run", "-k", "2", "-k", "some"],
+            "the value 'some' of -k does not work: input should be a valid integer",
+        ),
+        (["knn", "run", "--workers"], "Option '--workers' requires an argument. `jcl knn --help` tells"),
+        (["check"], "Missing argument 'data'. `jcl check --help` tells"),
+        (["check", "photos", "--fast"], "No such option: --fast. `jcl check --help` tells"),
+        (["chekc", "photos"], "No such command 'chekc'. Did you mean 'check'? `jcl --help` tells"),
+    ],
+)
+def test_what_the_parser_finds_wrong_is_a_sentence_too(call, arguments, said):
+    code, out, err = call(*arguments)
+    assert (code, out) == (2, "") and said in err
+    assert err.startswith("Error: ") and err.count("\n") == 1 and err.endswith("tells what may be given.\n")
+
+
+def test_without_a_command_there_is_help(call):
+    code, out, err = call()
+    assert (code, err) == (2, "") and "Usage: " in out and "pretrain" in out
+
+
+def printed_into(place: int, *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error of `jcl ARGUMENTS` whose standard output leads there."""
+    command = [sys.executable, "-m", "jcl", *map(str, arguments)]
+    ended = subprocess.run(command, stdout=place, stderr=subprocess.PIPE, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "recipes", "--help"])
+def test_output_that_nobody_reads_is_no_error(image_folder, tmp_path, command):
+    """As with `| head -1`, but for certain; what is written to files is complete."""
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
+    try:
+        assert printed_into(write, *arguments) == (0, "")
+    finally:
+        os.close(write)
+    if command == "check":
+        assert json.loads((tmp_path / "figures.json").read_text())["train_images"] == 26
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", ["check", "recipes", "--version"])
+def test_output_for_which_there_is_no_room_is_a_sentence(image_folder, tmp_path, command):
+    arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
+    with Path("/dev/full").open("w") as full:
+        code, err = printed_into(full.fileno(), *arguments)
+    assert code == 1 and err.startswith(
+        "Error: what the command printed could not be written to standard output: No space"
+    )
+    assert err.count("\n") == 1
+    if command == "check":
+        assert json.loads((tmp_path / "figures.json").read_text())["train_images"] == 26
 
 
 def test_knn_needs_labels(refused, finished, tmp_path):

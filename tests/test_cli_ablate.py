@@ -8,7 +8,7 @@ import pytest
 
 from ablation_tools import ablated, small_plan
 from launch_tools import settings_options
-from small_runs import TINY_VALUES, drawn_pixels
+from small_runs import TINY_VALUES, drawn_pixels, write_image_folder
 
 VALUES = TINY_VALUES | {"record.knn_every": 0}
 
@@ -125,6 +125,28 @@ def test_test_images_of_classes_without_training_images_are_told_of(one_cell, tm
     of_the_cell, printed, figures = one_cell(tmp_path / "odd.npz", **arrays)
     said = "Counted as wrong, being of classes without training images: 8 test images."
     assert said in of_the_cell and said in printed and figures["strangers"] == 8
+
+
+def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path, undrawn):
+    write_image_folder(tmp_path / "photos/train")
+    write_image_folder(tmp_path / "photos/val")
+    tests = sum(file.is_file() for file in (tmp_path / "photos/val").rglob("*"))
+    for broken in ("train/cats/broken.png", "val/cats/broken.png", "val/dogs/broken.png"):
+        (tmp_path / "photos" / broken).write_text("no image")
+    options = settings_options(VALUES | {"train.epochs": 1, "data.workers": 0})
+    out = tmp_path / "out"
+    code, printed, err = call("ablate", tmp_path / "photos", "--over", "temperature=0.1,0.2", "--out", out, *options)
+    assert code == 0 and f"Tested on {tests} images." in printed, err
+    reason = "its content is no image of a known format"
+    assert err.count("cannot be read") == 1
+    assert f"Left out, because it cannot be read: cats/broken.png ({reason}) and 2 more." in err
+    for cell in (out / "cells").iterdir():
+        log = (cell / "log.txt").read_text()
+        assert f"Left out, because it cannot be read: cats/broken.png ({reason}) and 1 more." in log
+        assert (cell / "left_out.txt").read_text() == (
+            f"cats/broken.png\t{reason}\n"
+            f"cats/broken.png of the test images\t{reason}\ndogs/broken.png of the test images\t{reason}\n"
+        )
 
 
 def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path):

@@ -7,7 +7,7 @@ that read "auto" are chosen from the data before training (see `automatic.py`) a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -280,13 +280,21 @@ def _sentences(problems: list[Any], origin: str) -> str:
 def _sentence(name: str, problems: list[Any], origin: str) -> str:
     if problems[0]["type"] == "extra_forbidden":
         return f"In {origin} there is no setting called {name!r}; {_nearest(name, setting_names())}"
-    messages = [problem["msg"].removeprefix("Value error, ") for problem in problems]
     if not name:
-        return f"In {origin}: {'; '.join(messages)}."
-    wanted = " or ".join(message[0].lower() + message[1:] for message in messages)
+        return f"In {origin}: {'; '.join(_messages(problems))}."
+    return f"In {origin} {about_value(name, problems)}."
+
+
+def about_value(name: str, problems: Sequence[Any]) -> str:
+    """`the value 0 of train.epochs does not work: input should be greater than 0`, of what pydantic found."""
+    wanted = " or ".join(message[0].lower() + message[1:] for message in _messages(problems))
     value = repr(problems[0]["input"])
     shown = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
-    return f"In {origin} the value {shown} of {name} does not work: {wanted}."
+    return f"the value {shown} of {name} does not work: {wanted}"
+
+
+def _messages(problems: Sequence[Any]) -> list[str]:
+    return [problem["msg"].removeprefix("Value error, ") for problem in problems]
 
 
 def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.core.method import METHODS, ContrastiveLearner, StepFigures
 from jcl.randomness import KEY_SHUFFLE, permutation
 
 IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3
@@ -260,11 +260,13 @@ def test_figures_of_a_step_are_those_of_plain_loops():
     closest = [max(float(q @ negative) for negative in negatives) for q in query]
     found_first = [fmean(own) > negative for own, negative in zip(similarities, closest, strict=True)]
     assert 0 < sum(found_first) < IMAGES  # or it would say little
-    assert float(result.contrastive_accuracy) == pytest.approx(fmean(found_first))
-    assert float(result.positive_similarity) == pytest.approx(fmean(fmean(own) for own in similarities))
-    assert float(result.key_variance) == pytest.approx(fmean(pvariance(own) for own in similarities))
-    assert float(result.feature_std) == pytest.approx(fmean(stdev(column) for column in query.T.tolist()))
-    assert result.loss.requires_grad and not any(figure.requires_grad for figure in result[1:])
+    figures = StepFigures(*result.figures().tolist())
+    assert figures.loss == float(result.loss)
+    assert figures.contrastive_accuracy == pytest.approx(fmean(found_first))
+    assert figures.positive_similarity == pytest.approx(fmean(fmean(own) for own in similarities))
+    assert figures.key_variance == pytest.approx(fmean(pvariance(own) for own in similarities))
+    assert figures.feature_std == pytest.approx(fmean(stdev(column) for column in query.T.tolist()))
+    assert result.loss.requires_grad and not result.figures().requires_grad
 
 
 def test_a_step_that_broke_off_leaves_nothing_behind_for_the_next():

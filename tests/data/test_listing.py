@@ -139,6 +139,45 @@ def test_links_that_lead_nowhere_stop_nothing(tmp_path: Path):
     assert list(list_images(tmp_path).files) == ["a.png", "b.png"]
 
 
+def test_ways_along_links_are_not_multiplied(tmp_path: Path):
+    """Twenty folders with two links each to the next one: a million ways to the last."""
+    depth = 20
+    touch(tmp_path / "store", *(f"{level}/{level}.png" for level in range(depth + 1)))
+    for level in range(depth):
+        for name in ("left", "right"):
+            (tmp_path / "store" / str(level) / name).symlink_to(f"../{level + 1}")
+    for name in ("cats", "dogs"):  # which may be different classes of the same images
+        (tmp_path / "root").mkdir(exist_ok=True)
+        (tmp_path / "root" / name).symlink_to(tmp_path / "store/0")
+    found = list_images(tmp_path / "root")
+    ways = ["left/" * level + f"{level}.png" for level in range(depth + 1)]
+    assert list(found.files) == sorted(f"{name}/{way}" for name in ("cats", "dogs") for way in ways)
+    assert len(found.folders) == 1 + 2 * (depth + 1)
+
+
+def test_folders_that_all_link_to_each_other_and_upwards_are_read_once(tmp_path: Path):
+    """Twelve of them have as many ways through as there are orders of twelve."""
+    folders = [f"{number:02}" for number in range(12)]
+    touch(tmp_path, *(f"all/{folder}/a.png" for folder in folders))
+    for folder in folders:
+        for other in folders:
+            (tmp_path / "all" / folder / f"to-{other}").symlink_to(f"../{other}")
+        (tmp_path / "all" / folder / "up").symlink_to("..")
+        (tmp_path / "all" / folder / "top").symlink_to(tmp_path)
+    found = list_images(tmp_path)
+    assert list(found.files) == [f"all/{folder}/a.png" for folder in folders]
+    assert list(found.folders) == ["", "all", *(f"all/{folder}" for folder in folders)]
+
+
+def test_a_folder_is_named_by_the_way_with_the_fewest_links(tmp_path: Path):
+    touch(tmp_path, "cats/young/deep/1.png", "dogs/2.png")
+    (tmp_path / "cats/a").symlink_to("young")
+    (tmp_path / "cats/young/deep/back").symlink_to("../../young")
+    (tmp_path / "dogs/b").symlink_to("../cats")
+    files = ["cats/young/deep/1.png", "dogs/2.png", "dogs/b/young/deep/1.png"]
+    assert list(list_images(tmp_path).files) == files
+
+
 @pytest.mark.usefixtures("always_kept")
 def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path):
     root, cache = tmp_path / "root", tmp_path / "cache"

@@ -33,12 +33,13 @@ def brute_neighbours(query: list[float], bank: list[list[float]], k: int) -> lis
 def brute_ranking(
     query: list[float], bank: list[list[float]], labels: list[int], k: int, temperature: float
 ) -> list[int]:
-    """Classes that got a vote, best first."""
+    """Classes that got a vote, best first; then, where there are five or fewer, the others."""
     votes: dict[int, float] = defaultdict(float)
     neighbours = brute_neighbours(query, bank, k)
     for similarity, row in neighbours:
         votes[labels[row]] += math.exp((similarity - neighbours[0][0]) / temperature)
-    return sorted(votes, key=lambda label: (-votes[label], label))
+    others = set(labels) - set(votes) if len(set(labels)) <= 5 else set()
+    return sorted(votes, key=lambda label: (-votes[label], label)) + sorted(others)
 
 
 def brute_accuracy(
@@ -192,10 +193,17 @@ def test_test_class_unknown_to_the_bank_counts_as_wrong() -> None:
     assert (result.top1, result.top5) == (50.0, 50.0)
 
 
-def test_class_without_a_vote_is_not_among_the_top_five() -> None:
+@pytest.mark.parametrize(("classes", "top5"), [(6, 0.0), (5, 100.0), (2, 100.0)])
+def test_class_without_a_vote_is_among_the_top_five_only_if_all_classes_are(classes: int, top5: float) -> None:
+    rows, labels = torch.eye(classes), torch.arange(classes)
+    (result,) = knn_accuracy(rows, labels, rows, labels.roll(1), k=[1])
+    assert (result.top1, result.top5) == (0.0, top5)
+
+
+def test_class_unknown_to_a_bank_of_few_classes_is_not_among_its_first_five() -> None:
     rows = torch.eye(3)
-    (result,) = knn_accuracy(rows, torch.tensor([0, 1, 2]), rows, torch.tensor([1, 2, 0]), k=[1])
-    assert result.top5 == 0.0
+    (result,) = knn_accuracy(rows, torch.tensor([0, 1, 1]), rows, torch.tensor([1, 2, 0]), k=[1])
+    assert (result.top1, result.strangers) == (0.0, 1) and result.top5 == pytest.approx(200 / 3)
 
 
 def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:

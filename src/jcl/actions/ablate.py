@@ -14,7 +14,7 @@ from jcl.actions.ablation_plan import Plan
 from jcl.actions.run_data import keep_apart
 from jcl.errors import Interrupted, RunError
 from jcl.report.ablation_plot import plot_ablation
-from jcl.speech import Aside
+from jcl.speech import Aside, tell_left_out
 from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
 from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
 from jcl.studies.local_engine import Engine
@@ -80,7 +80,8 @@ def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
 def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
     """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
     folder = _folder_for(plan, out)
-    display = AblationDisplay(console or Aside())
+    told = console or Aside()
+    display = AblationDisplay(told)
     started = time.perf_counter()
     with RunLock(folder.path, warn=display.say):
         folder.begin(plan.study, plan.cells)
@@ -93,6 +94,10 @@ def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | N
         figures = about | plain_figures(points)
         write_object(folder.path / "ablation.json", figures)
         _draw(folder, plan, points, about, display)
+    left_out: dict[str, str] = {}
+    for each in folders:
+        left_out |= each.left_out()
+    tell_left_out(told, left_out)
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
 
@@ -145,7 +150,8 @@ def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[st
         "cells_done": len(results),
         "cells_failed": sum(record.result is None and record.failure is not None for record in records),
         "train_images": counts["train_images"],
-        "test_images": counts["test_images"],
+        # Of all cells the same: those that could be read.
+        "test_images": max((result["test_images"] for result in results), default=counts["test_images"]),
         "test_held_out": any(result["test_held_out"] for result in results),
         "strangers": max((result.get("strangers", 0) for result in results), default=0),  # all had the same images
         "classes": counts["classes"],

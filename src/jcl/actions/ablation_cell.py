@@ -43,11 +43,14 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
     settings = cell.settings
     if workers is not None and settings.data.workers == "auto":
         settings = with_values(settings, {"data.workers": workers})
+    told = console or Aside()
     try:
-        run = _trained(path, settings, console or Aside())
+        run = _trained(path, settings, told)
         summary = run.summary
         kept = {name: summary[name] for name in _KEPT_FROM_SUMMARY}
-        figures = {"seed": cell.seed} | _probed(run) | kept
+        probed, left_out = _probed(run, told)
+        figures = {"seed": cell.seed} | probed | kept
+        folder.leave_out(left_out)
     except Interrupted:
         raise
     except JclError as error:
@@ -78,8 +81,11 @@ def _trained(path: Path, settings: Settings, console: Console) -> Run:
         time.sleep(0.5)
 
 
-def _probed(run: Run) -> dict[str, Any]:
-    """kNN and the linear probe on the same features; the probe is chosen on a part of the training images."""
+def _probed(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
+    """kNN and the linear probe on the same features; the probe is chosen on a part of the training images.
+
+    Gives the figures, and which images could not be read and why.
+    """
     settings = run.settings
     workers, record = settings.data.workers, settings.record
     assert isinstance(workers, int), "settings of a run are resolved"
@@ -87,7 +93,7 @@ def _probed(run: Run) -> dict[str, Any]:
     task = classification_task(subject.data)
 
     def features(source: ImageSource) -> Features:
-        return subject.shown.extract(subject.backbone, source, device=subject.device, workers=workers)
+        return subject.features(source, batch_size=None, workers=workers, console=console, progress=None)
 
     train, test = features(task.train), features(task.test)
     assert train.labels is not None and test.labels is not None, "a task has labels"
@@ -95,7 +101,7 @@ def _probed(run: Run) -> dict[str, Any]:
     k, temperature = [known(record.knn_k)], [record.knn_temperature]
     knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=subject.device)[0]
     linear = linear_probe(*labelled, device=subject.device)
-    return {
+    figures = {
         "linear_top1": linear.scores.top1,
         "linear_top5": linear.scores.top5,
         "knn_top1": knn.top1,
@@ -109,3 +115,6 @@ def _probed(run: Run) -> dict[str, Any]:
         "test_held_out": task.held_out,
         "classes": len(task.classes),
     }
+    # One to train on may have the same name.
+    of_the_test = {f"{name} of the test images": reason for name, reason in test.skipped.items()}
+    return figures, train.skipped | of_the_test

@@ -39,7 +39,7 @@ class Subject:
         self,
         source: ImageSource,
         *,
-        batch_size: int,
+        batch_size: int | None,
         workers: int,
         console: Console,
         progress: Callable[[int, int], None] | None,

@@ -14,6 +14,8 @@ from typing import NoReturn
 from jcl.actions.launching import tell_launcher
 from jcl.cli.app import app, err, rank
 from jcl.cli.arguments import as_meant
+from jcl.cli.standard_output import outlast_readers
+from jcl.cli.usage import ParserError, WrongUsage, wrong_usage
 from jcl.errors import FailedElsewhere, Interrupted, JclError
 from jcl.speech import tell
 
@@ -29,9 +31,18 @@ for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "s
 def main() -> None:
     """Run the command line; an error of the user's becomes its sentence and an exit code, not a trace."""
     _write_any_sign()
+    demand_written = outlast_readers()
     try:
         sys.argv[1:] = as_meant(sys.argv[1:])  # which --devices hands on
-        app()
+        code = app(standalone_mode=False)  # its errors are told here
+        if code == INTERRUPTED:  # typer has caught the key stroke and says nothing
+            _leave_interrupted()
+        demand_written()
+    except ParserError as error:
+        wrong = wrong_usage(error)
+        if wrong is None:  # it has shown the help
+            sys.exit(WrongUsage.exit_code)
+        _leave_with(wrong)
     except FailedElsewhere as error:
         sys.exit(error.exit_code)
     except JclError as error:
@@ -42,10 +53,6 @@ def main() -> None:
         _leave_with(_memory_is_full(error))
     except KeyboardInterrupt:
         _leave_interrupted()
-    except SystemExit as ended:
-        if ended.code == INTERRUPTED:  # typer has caught the key stroke and says nothing
-            _leave_interrupted()
-        raise
 
 
 def _write_any_sign() -> None:

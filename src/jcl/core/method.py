@@ -76,14 +76,40 @@ METHODS = {
 }
 
 
+class StepFigures(NamedTuple):
+    """What is told about a step, over the whole batch."""
+
+    loss: float
+    contrastive_accuracy: float  # 0..1, without the variance term
+    feature_std: float  # mean standard deviation of the queries' coordinates; near 0 when features collapse
+    positive_similarity: float  # mean q·mu
+    key_variance: float  # mean qᵀΣq
+
+
 class StepResult(NamedTuple):
-    """What a step leaves behind; scalars stay on the device until somebody asks for them."""
+    """What a step leaves behind on a rank, of its own queries; it stays on the device until somebody asks for it."""
 
     loss: Tensor
-    contrastive_accuracy: Tensor  # 0..1, without the variance term
-    feature_std: Tensor  # mean standard deviation of the queries' coordinates; near 0 when features collapse
-    positive_similarity: Tensor  # mean q·mu
-    key_variance: Tensor  # mean qᵀΣq
+    contrastive_accuracy: Tensor
+    positive_similarity: Tensor
+    key_variance: Tensor
+    feature_mean: Tensor  # (d,) of the queries' coordinates
+    feature_variance: Tensor  # (d,) around that mean: the sum of squares over the number of queries
+    queries: int
+
+    @torch.no_grad()
+    def figures(self, ranks: Ranks = ALONE) -> Tensor:
+        """`StepFigures` of all ranks' queries, in that order, the same on every rank: one exchange."""
+        means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance]
+        mean, variance = self.feature_mean, self.feature_variance
+        shared = ranks.average(torch.cat([torch.stack(means), mean, mean.square(), variance]))
+        # The variance of all rows is that within the ranks and that between them.
+        mean, squared_mean, within = shared[len(means) :].view(3, -1)
+        between = (squared_mean - mean.square()).clamp_min(0.0)
+        count = ranks.count * self.queries
+        feature_std = ((within + between) * (count / max(count - 1, 1))).sqrt().mean()
+        loss, accuracy, similarity, key_variance = shared[: len(means)]
+        return torch.stack([loss, accuracy, feature_std, similarity, key_variance])
 
 
 class ContrastiveLearner(nn.Module):
@@ -234,10 +260,13 @@ class ContrastiveLearner(nn.Module):
 @torch.no_grad()
 def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor) -> StepResult:
     similarities = torch.einsum("nd,nmd->nm", query, keys)
+    variance, mean = torch.var_mean(query, dim=0, correction=0)
     return StepResult(
         loss=loss,
         contrastive_accuracy=contrastive_accuracy(query, keys, negatives),
-        feature_std=query.std(dim=0).mean(),
         positive_similarity=similarities.mean(),
         key_variance=similarities.var(dim=1, correction=0).mean(),
+        feature_mean=mean,
+        feature_variance=variance,
+        queries=len(query),
     )

@@ -7,6 +7,7 @@ takes one look per folder instead of one per file.
 
 import contextlib
 import hashlib
+import heapq
 import os
 import time
 from collections import Counter
@@ -80,8 +81,8 @@ class Listing:
 def list_images(root: Path, cache: Path | None = None) -> Listing:
     """List the image files below `root`, however deeply nested, by relative path in code-point order.
 
-    Hidden files and folders are left out, links are followed but never round in a circle. Large listings are kept in
-    the folder `cache`, by default one below the user's own cache folder.
+    Hidden files and folders are left out. Links are followed, but below each sub-folder of `root` no folder is entered
+    twice. Large listings are kept in the folder `cache`, by default one below the user's own cache folder.
     """
     kept = _cache_file(root, cache)
     listing = _read_listing(kept)
@@ -129,22 +130,34 @@ def _walk(root: Path) -> Listing:
 
 
 def _visited(root: Path) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
-    """Every folder below `root`, itself first: its path from there, when it changed, and what is no folder in it."""
-    # Each folder comes with the identities of those above it: a link to one of them would lead round in a circle.
-    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [("", frozenset())]
+    """Every folder below `root`, itself first: its path from there, when it changed, and what is no folder in it.
+
+    Of the ways that links make to one folder, one is taken below each sub-folder of `root`, which may be a class: that
+    along the fewest links, the first by name. So neither circles nor folders of links are walked for ever.
+    """
+    waiting = [(0, "")]  # links on the way, and the way: in the order in which folders are visited
+    seen: set[tuple[str, int, int]] = set()
+    above_all = _identity(_status(root))
     while waiting:
-        folder, above = waiting.pop()
+        links, folder = heapq.heappop(waiting)
         status = _status(root / folder)
-        identity = (status.st_dev, status.st_ino)
-        if identity in above:
+        identity = _identity(status)
+        known = (folder.partition("/")[0], *identity)
+        # Without links no folder is met twice, whatever identities a file system gives them.
+        if links and (identity == above_all or known in seen):
             continue
+        seen.add(known)
         others = []
         for entry in shown_entries(root / folder):
             if is_folder(entry):
-                waiting.append((_below(folder, entry), above | {identity}))
+                heapq.heappush(waiting, (links + entry.is_symlink(), _below(folder, entry)))
             else:
                 others.append(entry)
         yield folder, status.st_mtime_ns, others
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _below(folder: str, entry: os.DirEntry[str]) -> str:

@@ -20,6 +20,7 @@ from jcl.ranks import ALONE, Ranks
 
 DEFAULT_K = 200
 DEFAULT_TEMPERATURE = 0.1
+_FEW_CLASSES = 5  # all of which are among the first five
 _SPLIT_STREAM = 0x6B4E4E  # a stream of its own beside those that `jcl.randomness` names
 
 
@@ -57,8 +58,9 @@ def knn_accuracy(
     """Top-1 and top-5 of every k with every temperature (k outermost, as listed), from one search.
 
     Features are (n, d), of any length per row; labels are (n,) integers, and rows labelled -1 are left out on both
-    sides. A class no neighbour voted for is never among the top 5. `chunk`, `device` and `dtype` are those of
-    `neighbours.neighbour_chunks`. Several `ranks` that all have all features share the queries out among them.
+    sides. A class no neighbour voted for is among the top 5 only where the bank has five classes or fewer, which are
+    the first five whoever votes. `chunk`, `device` and `dtype` are those of `neighbours.neighbour_chunks`. Several
+    `ranks` that all have all features share the queries out among them.
     """
     bank, bank_labels = _labelled(train_features, train_labels, "bank")
     queries, query_labels = _labelled(test_features, test_labels, "test set")
@@ -167,6 +169,13 @@ def _votes(
 
 
 def _place(votes: Tensor, truth: Tensor) -> Tensor:
-    """How many classes stand before the true one (t, q), given votes (t, q, c); very many if it has no vote at all."""
+    """How many classes stand before the true one (t, q), given votes (t, q, c).
+
+    Very many if it has no vote at all, for its number would decide whether it is among the first five; but of five
+    classes or fewer each is.
+    """
+    places = classes_before(votes, truth)
+    if votes.shape[2] <= _FEW_CLASSES:
+        return places
     own = votes.gather(2, truth.clamp_min(0).expand(len(votes), -1)[:, :, None]).squeeze(2)
-    return torch.where(own > 0, classes_before(votes, truth), NOWHERE)
+    return torch.where(own > 0, places, NOWHERE)

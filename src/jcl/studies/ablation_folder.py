@@ -13,6 +13,7 @@ from jcl.settings import settings_from
 from jcl.studies.cells import Cell
 from jcl.train.folder import RunFolder
 from jcl.train.json_object import named_differences, read_object, write_object
+from jcl.train.skipped import add_skipped, read_skipped
 
 
 class CellFolder:
@@ -24,6 +25,7 @@ class CellFolder:
         self.result_file = path / "result.json"
         self.failure_file = path / "failure.json"
         self.log_file = path / "log.txt"
+        self.left_out_file = path / "left_out.txt"  # images that could not be read when the features were measured
 
     def plan(self, cell: Cell) -> None:
         """Write down what is to be done here; a run that has begun keeps to what was planned then.
@@ -62,6 +64,13 @@ class CellFolder:
         """Write down why there will be no figures; where not even that can be written, it is only said."""
         with contextlib.suppress(RunError):
             write_object(self.failure_file, {"error": sentence})
+
+    def leave_out(self, skipped: Mapping[str, str]) -> None:
+        """Write down which images the figures do not rest on because they cannot be read, and why."""
+        add_skipped(self.left_out_file, skipped, anew=True)
+
+    def left_out(self) -> dict[str, str]:
+        return read_skipped(self.left_out_file)
 
     def forget_failure(self) -> None:
         with contextlib.suppress(FileNotFoundError):

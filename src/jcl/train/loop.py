@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.nn import functional as F
 
-from jcl.core.method import ContrastiveLearner, StepResult
+from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError, DataErrorOfAll, FailedElsewhere, Interrupted, JclError, RunError
 from jcl.ranks import LostContact, Ranks, SilentRank
@@ -136,17 +136,17 @@ class Training:
 
     def write_window(self, lr: float, scale: float) -> None:
         progress = self.progress
-        count = len(StepResult._fields)
+        count = len(StepFigures._fields)
         skipped = int(progress.window[count:].sum())  # nothing is there unless bad steps are skipped
-        means = StepResult(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
+        means = StepFigures(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
         progress.skipped_steps += skipped
         pace = self.clock.steps_per_second()
         figures = {
-            "loss": float(means.loss),
-            "contrastive_accuracy": 100.0 * float(means.contrastive_accuracy),
-            "feature_std": float(means.feature_std),
-            "positive_similarity": float(means.positive_similarity),
-            "key_variance": float(means.key_variance),
+            "loss": means.loss,
+            "contrastive_accuracy": 100.0 * means.contrastive_accuracy,
+            "feature_std": means.feature_std,
+            "positive_similarity": means.positive_similarity,
+            "key_variance": means.key_variance,
             "queue_filled": float(self.learner.queue.filled()),
             "lr": lr,
             "covariance_scale": scale,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jcl.core.method import ContrastiveLearner, StepResult
+from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import ImageBatch
 from jcl.ranks import SharedGradients, average_statistics
 from jcl.train.runtime import autocast
@@ -56,7 +56,7 @@ class TrainingStep:
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
         self.batch: ImageBatch | None = None
         self.undo: Undo | None = None
-        self.figures = torch.zeros(len(StepResult._fields) + options.skip_bad, device=options.device)
+        self.figures = torch.zeros(len(StepFigures._fields) + options.skip_bad, device=options.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
         learner.train()
@@ -66,7 +66,7 @@ class TrainingStep:
             learner.compile_parts()
 
     def __call__(self, batch: ImageBatch, step: int, lr: float, covariance_scale: float) -> Tensor:
-        """Do step number `step` and return its figures, in the order of `StepResult`.
+        """Do step number `step` and return its figures, in the order of `StepFigures`.
 
         Where bad steps are skipped, they are followed by a 1 for a step that was (its other figures are then 0) or a 0.
         """
@@ -99,8 +99,7 @@ class TrainingStep:
             self.shared.average()
             average_statistics(self.learner, self.ranks)
         self.optimiser.step()
-        # The means over the whole batch, so that all ranks have the same figures.
-        figures = self.ranks.average(torch.stack([value.detach() for value in result]))
+        figures = result.figures(self.ranks)
         if self.undo is not None:
             skipped = self.undo.settle(result.loss)
             figures = torch.cat([torch.where(skipped > 0, 0.0, figures), skipped[None]])
