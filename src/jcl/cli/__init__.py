@@ -38,6 +38,7 @@ def main() -> None:
         if code == INTERRUPTED:  # typer has caught the key stroke and says nothing
             _leave_interrupted()
         demand_written()
+        sys.exit(code)
     except ParserError as error:
         wrong = wrong_usage(error)
         if wrong is None:  # it has shown the help
