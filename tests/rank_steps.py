@@ -19,7 +19,7 @@ from jcl.ranks import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 
-STEPS = 20
+STEPS = 8  # in which the queue is filled twice
 CPU = torch.device("cpu")
 
 
