@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 
