@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/jcl demo
 
+# Without bytecode every process of the tests would compile the package and rewrite the tests' assertions anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 

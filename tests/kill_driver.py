@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch._dynamo  # noqa: F401 - which any optimiser imports: two seconds in every fork if it came after
 from rich.console import Console
 
 import jcl.actions.pretrain as pretraining

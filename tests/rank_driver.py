@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401 - which any optimiser imports: two seconds in every fork if it came after
+
 import jcl.actions.knn
 import jcl.actions.train_run
 from jcl.data.resident import GrowingStore

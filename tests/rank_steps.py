@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -19,7 +20,7 @@ from jcl.ranks import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 
-STEPS = 20
+STEPS = 8  # in which the queue is filled twice
 CPU = torch.device("cpu")
 
 

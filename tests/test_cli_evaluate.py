@@ -206,7 +206,7 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
 def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_path):
     """A real process and a real signal; the same command again is told how to continue."""
     tuned = tmp_path / "tuned [1]"
-    arguments = ["finetune", str(pretrained), "--epochs", "25", "--workers", "0", "--out", str(tuned)]
+    arguments = ["finetune", str(pretrained), "--epochs", "12", "--workers", "0", "--out", str(tuned)]
     process = subprocess.Popen([sys.executable, "-m", "jcl", *arguments], stderr=subprocess.PIPE, text=True)
     metrics = tuned / "metrics.jsonl"
     try:

@@ -56,14 +56,6 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
         assert folder.results_file(kind).read_bytes() == (tmp_path / "whole" / f"results-{kind}.json").read_bytes()
 
 
-def test_another_seed_is_another_training(tmp_path):
-    values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 1, "batch_size": 2}
-    for seed in (0, 1):
-        detect(values | {"seed": seed}, out=tmp_path / str(seed), pictures=0, workers=0, console=QUIET)
-    name = "model.roi_heads.box_predictor.cls_score.weight"
-    assert not torch.equal(final_state(tmp_path / "0")[name], final_state(tmp_path / "1")[name])
-
-
 @pytest.mark.faults  # for its length
 def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     changes = {"iterations": 3, "batch_size": 2, "accumulate": 2}
@@ -86,7 +78,7 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
 
 
-def test_ranks_that_start_again_go_on_without_a_folder_of_their_own(tmp_path, monkeypatch):
+def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_another_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 2, "batch_size": 2}
     advance = DetectionTraining.advance
@@ -105,6 +97,8 @@ def test_ranks_that_start_again_go_on_without_a_folder_of_their_own(tmp_path, mo
     assert folder.path == Path("runs/detect-box-001") and folder.summary()["iterations"] == 2
     other = detect(values | {"seed": 1}, pictures=0, workers=0, console=QUIET)
     assert other.path == Path("runs/detect-box-002")
+    name = "model.roi_heads.box_predictor.cls_score.weight"
+    assert not torch.equal(final_state(folder.path)[name], final_state(other.path)[name])
 
 
 def test_ranks_wait_for_each_other_as_long_as_they_are_told(tmp_path, monkeypatch):
