@@ -20,7 +20,7 @@ from jcl.ranks import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 
-STEPS = 8  # in which the queue is filled twice
+STEPS = 20
 CPU = torch.device("cpu")
 
 
