@@ -38,7 +38,7 @@ def main() -> None:
         if code == INTERRUPTED:  # typer has caught the key stroke and says nothing
             _leave_interrupted()
         demand_written()
-        sys.exit(code)
+        sys.exit(code or 0)
     except ParserError as error:
         wrong = wrong_usage(error)
         if wrong is None:  # it has shown the help
