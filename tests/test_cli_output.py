@@ -1,0 +1,44 @@
+"""Standard output that nobody reads, or for which there is no room: in real processes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def printed_into(place: int, *arguments: object) -> tuple[int, str]:
+    """Exit code and standard error of `jcl ARGUMENTS` whose standard output leads there."""
+    command = [sys.executable, "-m", "jcl", *map(str, arguments)]
+    ended = subprocess.run(command, stdout=place, stderr=subprocess.PIPE, text=True, check=False)
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "recipes", "--help"])
+def test_output_that_nobody_reads_is_no_error(image_folder, tmp_path, command):
+    """As with `| head -1`, but for certain; what is written to files is complete."""
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
+    try:
+        assert printed_into(write, *arguments) == (0, "")
+    finally:
+        os.close(write)
+    if command == "check":
+        assert json.loads((tmp_path / "figures.json").read_text())["train_images"] == 26
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("command", ["check", "recipes", "--version"])
+def test_output_for_which_there_is_no_room_is_a_sentence(image_folder, tmp_path, command):
+    arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
+    with Path("/dev/full").open("w") as full:
+        code, err = printed_into(full.fileno(), *arguments)
+    assert code == 1 and err.startswith(
+        "Error: what the command printed could not be written to standard output: No space"
+    )
+    assert err.count("\n") == 1
+    if command == "check":
+        assert json.loads((tmp_path / "figures.json").read_text())["train_images"] == 26
