@@ -76,14 +76,16 @@ def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, t
 def test_one_cell_by_hand(call, npz, tmp_path):
     values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "train.lr")}
     options = ("--out", tmp_path / "out", "--plan-only", *settings_options(values | {"train.epochs": 1}))
-    code, out, err = call("ablate", npz, "--over", "num_keys=2", "--over", "lr=0.05,1e30", *options)
-    assert code == 0 and "2 cells, each" in out and "jcl ablate-cell" in out, err
+    command = ("ablate", npz, "--over", "num_keys=2", "--over", "lr=0.05,1e30", *options)
+    code, out, err = call(*command)
+    assert code == 0 and "2 cells; each" in out and "jcl ablate-cell" in out, err
     assert {path.name for path in tmp_path.iterdir()} == {"out", "work"}
     fine, too_fast = sorted((tmp_path / "out/cells").iterdir())
     assert too_fast.name.startswith("num_keys-2-lr-1e+30-seed-0-")
     code, out, err = call("ablate-cell", fine, "--json", "cell.json")
     assert code == 0 and "linear top-1" in out, err
     assert json.loads(Path("cell.json").read_text()) == json.loads((fine / "result.json").read_text())
+    assert "2 cells (1 done before); each" in call(*command)[1]
     code, _, err = call("ablate-cell", too_fast)
     assert code == 1 and "the loss is not finite" in err and "Traceback" not in err
     assert "the loss is not finite" in json.loads((too_fast / "failure.json").read_text())["error"]
@@ -153,7 +155,7 @@ def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path)
     over = ("--over", "num_keys=1,2,5", "--over", "temperature=0.1,0.2", "--each-alone", "--temperature", "0.1")
     options = ("--out", tmp_path / "out", "--plan-only", *settings_options(VALUES))
     code, out, err = call("ablate", npz, *over, *options)
-    assert code == 0 and "4 cells, each" in out, err
+    assert code == 0 and "4 cells; each" in out, err
     planned = [json.loads(file.read_text()) for file in (tmp_path / "out/cells").glob("*/cell.json")]
     assert sorted(tuple(cell["values"].values()) for cell in planned) == [(1, 0.1), (2, 0.1), (2, 0.2), (5, 0.1)]
     assert all(cell["settings"]["method"]["num_keys"] == cell["values"]["method.num_keys"] for cell in planned)

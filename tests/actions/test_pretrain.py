@@ -18,6 +18,7 @@ from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.folder import RunFolder
 from jcl.train.sealed import read_tensors
+from jcl.train.skipped import read_skipped
 from jcl.train.step import TrainingStep
 from run_tools import QUIET, assert_same, assert_same_backbone, figures, state, stop_after
 from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder
@@ -241,6 +242,14 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     assert "1 file below" in said.partition("Pre-training")[0] and said.count("(.heic 1)") == 1
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
+
+
+def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
+    write_image_folder(tmp_path / "photos/train")
+    (write_image_folder(tmp_path / "photos/val") / "cats/000.png").write_bytes(b"no image")
+    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert list(read_skipped(run.path / "skipped.txt")) == ["cats/000.png of the test images"]
+    assert "1 unreadable image was skipped" in capsys.readouterr().err
 
 
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch, undrawn):

@@ -135,7 +135,7 @@ def _extract_as(rank: int, folder: str, meeting: str, out: str) -> None:
         return shown.extract(backbone, source, device=CPU)
 
     found = extract_over_ranks(extract, open_data(folder).train, Ranks(rank, 2))
-    torch.save((found.values, found.samples), f"{out}.{rank}")
+    torch.save((found.values, found.samples, found.skipped), f"{out}.{rank}")
     dist.destroy_process_group()
 
 
@@ -152,6 +152,6 @@ def test_a_rank_that_can_read_none_of_its_images_does_not_keep_the_others_waitin
     torch.multiprocessing.spawn(_extract_as, arguments, nprocs=2)  # type: ignore[no-untyped-call]
     alone = FeatureSettings(16).extract(small_backbone(), open_data(str(tmp_path / "images")).train, device=CPU)
     for rank in range(2):
-        values, samples = torch.load(tmp_path / f"out.{rank}")
-        assert samples.tolist() == [0, 1, 2]
+        values, samples, skipped = torch.load(tmp_path / f"out.{rank}")
+        assert samples.tolist() == [0, 1, 2] and skipped == alone.skipped and len(skipped) == 3
         torch.testing.assert_close(values, alone.values)

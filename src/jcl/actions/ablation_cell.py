@@ -14,7 +14,7 @@ from jcl.actions.subject import open_subject
 from jcl.data import ImageSource
 from jcl.errors import Interrupted, JclError
 from jcl.evaluate.classification import classification_task
-from jcl.evaluate.features import Features
+from jcl.evaluate.features import Features, all_skipped
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.settings import Settings, known, with_values
@@ -115,6 +115,4 @@ def _probed(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]
         "test_held_out": task.held_out,
         "classes": len(task.classes),
     }
-    # One to train on may have the same name.
-    of_the_test = {f"{name} of the test images": reason for name, reason in test.skipped.items()}
-    return figures, train.skipped | of_the_test
+    return figures, all_skipped(train, test)

@@ -87,6 +87,7 @@ def train_run(
     display = RunDisplay(place.console, settings, label or settings.method.name)
     backbone = parts.learner.query_encoder.backbone
     record, saver = _writers(settings, folder, ranks, progress, display)
+    not_measured: dict[str, str] = {}  # images that kNN met, among them those to test with, which nothing else reads
     try:
         with record, display, saver, Heartbeat(ranks) as heartbeat:
             Training(
@@ -100,13 +101,13 @@ def train_run(
                 record=record,
                 display=display,
                 heartbeat=heartbeat,
-                measure=online_knn(data, backbone, settings, parts.device, ranks),
+                measure=online_knn(data, backbone, settings, parts.device, ranks, not_measured),
                 progress=progress,
             ).run()
     finally:
         parts.loader.close()
         if ranks.first:
-            write_skipped(folder, parts.loader.skipped, place.say, resumed=resumed)
+            write_skipped(folder, not_measured | parts.loader.skipped, place.say, resumed=resumed)
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)

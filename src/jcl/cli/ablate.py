@@ -126,8 +126,9 @@ def ablate(
     plan = plan_ablation(axes, parse_seeds(seeds or "1", first), build, err, alone=each_alone)
     if plan_only:
         folder = prepare(plan, out_folder)
-        cells = counted(len(plan.cells), "cell")
-        say(f"Planned in {folder.cells}: {cells}, each to be carried out by `jcl ablate-cell CELL`.")
+        done = sum(folder.cell(cell).result() is not None for cell in plan.cells)
+        cells = counted(len(plan.cells), "cell") + (f" ({done:,} done before)" if done else "")
+        say(f"Planned in {folder.cells}: {cells}; each is carried out by `jcl ablate-cell CELL`.")
         return
     chosen = plan.cells[0].settings.train.device
     with _engine(engine, chosen, at_once, address, gpus_per_cell, cpus_per_cell) as carry_out:

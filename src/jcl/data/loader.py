@@ -169,7 +169,7 @@ class BatchLoader:
     def _checked(self, decoded: Decoded, asked: int) -> Decoded:
         _note_skipped(decoded, self.skipped, self._strict)
         if len(decoded.samples) < asked:  # there was not even a stand-in: nothing can be read any more
-            raise _none_readable(self._source, self.skipped)
+            raise NoneReadable(self._source.description, self.skipped)
         return decoded
 
     def _as_batch(self, decoded: Decoded) -> ImageBatch:
@@ -229,7 +229,7 @@ def _decode_all(
                 any_read = True
                 yield _as_batch(decoded, device)
         if not any_read:
-            raise _none_readable(source, own_skipped)
+            raise NoneReadable(source.description, own_skipped)
     finally:
         pool.close()
 
@@ -238,11 +238,6 @@ def _note_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> No
     if decoded.skipped and strict:
         raise UnreadableImage(*next(iter(decoded.skipped.items())))
     skipped.update(decoded.skipped)
-
-
-def _none_readable(source: ImageSource, skipped: dict[str, str]) -> NoneReadable:
-    name, reason = next(iter(skipped.items()))
-    return NoneReadable(f"None of the images can be read ({source.description}); the first is {name}: {reason}.")
 
 
 def _as_batch(decoded: Decoded, device: torch.device) -> ImageBatch:

@@ -1,6 +1,6 @@
 """Where images come from: the protocol every source follows, and images held in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +27,12 @@ class UnreadableImage(DataError):
 
 
 class NoneReadable(DataError):
-    """Not one image of a source can be read."""
+    """Not one image of a source can be read; `skipped` has the reason for each."""
+
+    def __init__(self, description: str, skipped: Mapping[str, str]) -> None:
+        name, reason = next(iter(skipped.items()))
+        super().__init__(f"None of the images can be read ({description}); the first is {name}: {reason}.")
+        self.skipped = dict(skipped)
 
 
 class ImageSource(Protocol):

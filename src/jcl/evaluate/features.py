@@ -147,7 +147,7 @@ def extract_features(
 def extract_over_ranks(extract: Callable[[ImageSource], Features], source: ImageSource, ranks: Ranks) -> Features:
     """All features on every rank, of which each extracted those of its part of the images.
 
-    `skipped` holds what this rank could not read.
+    `skipped` holds what any of them could not read.
     """
     if ranks.count == 1 or len(source) < ranks.count:
         return extract(source)
@@ -157,12 +157,19 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
         found = extract(part_of(source, own))
         values, rows, skipped = found.values, own[found.samples], found.skipped
     except NoneReadable as met:  # of these images: the other ranks wait for this one, and may have read theirs
-        error = met
+        error, skipped = met, met.skipped
     width = max(ranks.from_all(values.shape[1]))
     if error is not None and width == 0:
         raise error
+    for met_by_one in ranks.from_all(skipped):
+        skipped = skipped | met_by_one
     values, samples = ranks.gather_all(values.reshape(-1, width)), ranks.gather_all(rows)
     return Features(values, None if source.labels is None else source.labels[samples], samples, skipped)
+
+
+def all_skipped(train: Features, test: Features) -> dict[str, str]:
+    """What could not be read of either, and why; an image to test with may be called like one to train on."""
+    return train.skipped | {f"{name} of the test images": reason for name, reason in test.skipped.items()}
 
 
 @contextlib.contextmanager

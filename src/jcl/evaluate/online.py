@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from jcl.data import ImageData, ImageSource
-from jcl.evaluate.features import Features, FeatureSettings, extract_over_ranks
+from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings
@@ -16,9 +16,17 @@ from jcl.train.runtime import choose_precision
 
 
 def online_knn(
-    data: ImageData, backbone: nn.Module, settings: Settings, device: torch.device, ranks: Ranks = ALONE
+    data: ImageData,
+    backbone: nn.Module,
+    settings: Settings,
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    skipped: dict[str, str] | None = None,
 ) -> Callable[[], dict[str, float]] | None:
-    """A function that measures `backbone` as it is when called; None where the data has no labels."""
+    """A function that measures `backbone` as it is when called; None where the data has no labels.
+
+    Images that cannot be read are entered into `skipped`.
+    """
     if data.train.labels is None:
         return None
     image_size, workers, voters = settings.views.image_size, settings.data.workers, settings.record.knn_k
@@ -33,7 +41,7 @@ def online_knn(
 
     def measure() -> dict[str, float]:
         k, temperature = [voters], [record.knn_temperature]
-        result = knn_on(data, features, k=k, temperature=temperature, device=device, ranks=ranks)[0]
+        result = knn_on(data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped)[0]
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure
@@ -47,14 +55,22 @@ def knn_on(
     temperature: Sequence[float],
     device: torch.device,
     ranks: Ranks = ALONE,
+    skipped: dict[str, str] | None = None,
 ) -> list[KnnResult]:
-    """kNN of the test images in the train images; without a labelled test set in a split of them, always the same."""
+    """kNN of the test images in the train images; without a labelled test set in a split of them, always the same.
+
+    Images that cannot be read are entered into `skipped`.
+    """
     bank = extract_over_ranks(features, data.train, ranks)
     assert bank.labels is not None, "only labelled data is measured"
     if data.test is not None and data.test.labels is not None:
         queries = extract_over_ranks(features, data.test, ranks)
+        met = all_skipped(bank, queries)
     else:
+        met = bank.skipped
         bank, queries = _split(bank, data.train)
+    if skipped is not None:
+        skipped.update(met)
     assert bank.labels is not None and queries.labels is not None
     return knn_accuracy(
         bank.values,
