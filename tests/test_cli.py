@@ -263,6 +263,13 @@ def test_runs_without_a_name_get_a_new_folder_each(call, npz):
         assert Path(f"runs/jcl-small-00{number}/summary.json").exists()
 
 
+def test_a_machine_whose_memory_is_too_small_is_told_so(call, npz):
+    """Half a petabyte, which no machine hands out: the real allocator refuses."""
+    code, _, err = call("pretrain", npz, "--out", "run", "--set", "method.queue_size=1000000000000")
+    assert code == 1 and "Traceback" not in err
+    assert "The memory of this machine is too small: 512,000,000,000,000 bytes more were wanted; smaller" in err
+
+
 def test_broken_images_are_skipped_unless_strict(call, image_folder):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]

@@ -268,6 +268,26 @@ def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, mon
     assert (tmp_path / "run/skipped.txt").read_text() == whole.read_text()
 
 
+@pytest.mark.parametrize("labels", [{"y_train": -1}, {"y_test": -1}])
+def test_where_knn_cannot_be_measured_training_goes_on_to_its_end(labels, tmp_path, capsys):
+    arrays = {"x_train": drawn_pixels(40), "x_test": drawn_pixels(8)}
+    known = {"y_train": np.arange(40) % 2, "y_test": np.arange(8) % 2}
+    hidden = {name: np.full_like(known[name], value) for name, value in labels.items()}
+    np.savez(tmp_path / "images.npz", **arrays, **(known | hidden))
+    run = pretrain(tiny_settings(tmp_path / "images.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert (run.path / "backbone.safetensors").exists() and "knn_top1" not in run.summary
+    assert capsys.readouterr().err.count("kNN cannot be measured, and training goes on without") == 1
+
+
+def test_where_no_test_image_can_be_read_training_goes_on_to_its_end(tmp_path, capsys):
+    write_image_folder(tmp_path / "photos/train")
+    for file in write_image_folder(tmp_path / "photos/val").rglob("*.png"):
+        file.write_text("version of a large file, which was not fetched")
+    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert "knn_top1" not in run.summary
+    assert capsys.readouterr().err.count("kNN cannot be measured, and training goes on without: None of the") == 1
+
+
 def test_without_labels_there_is_no_knn(tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=QUIET)

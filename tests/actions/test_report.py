@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -9,6 +10,7 @@ from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -16,11 +18,13 @@ from rich.console import Console
 from jcl.actions.pretrain import pretrain
 from jcl.actions.report import gather, run_names, write_report
 from jcl.actions.report_run import read_run
+from jcl.data import open_data, write_shards
 from jcl.report.contents import RunContents, ShownImage
 from jcl.report.page import render_page
 from jcl.settings import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, small_run
-from small_runs import tiny_settings
+from run_tools import QUIET
+from small_runs import drawn_pixels, tiny_settings, write_image_folder
 
 CPU = torch.device("cpu")
 
@@ -361,3 +365,18 @@ def test_what_the_command_refuses(call, page_runs: Path, arguments: list[str], s
     places = {"run": page_runs / "arrays/run", "plain": page_runs / "plain"}
     code, _, err = call("report", *(argument.format(**places) for argument in arguments))
     assert code == 1 and said in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_class_whose_name_is_no_utf8_costs_no_page(tmp_path):
+    """As shards keep it from a folder of another encoding."""
+    write_image_folder(tmp_path / "photos", classes=("cats", os.fsdecode(b"b\xe4r")))
+    write_shards(open_data(str(tmp_path / "photos")), tmp_path / "shards")
+    run = pretrain(tiny_settings(tmp_path / "shards", record__report=True), tmp_path / "run", console=QUIET)
+    assert "b?r" in (run.path / "report.html").read_text()
+
+
+def test_large_numbers_of_classes_cost_no_memory(tmp_path):
+    labels = np.arange(40) % 2 * 2**40  # a counter for each number up to it would take eight terabytes
+    np.savez(tmp_path / "images.npz", x_train=drawn_pixels(40), y_train=labels)
+    settings = tiny_settings(tmp_path / "images.npz", record__report=True)
+    assert (pretrain(settings, tmp_path / "run", console=QUIET).path / "report.html").exists()

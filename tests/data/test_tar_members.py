@@ -180,8 +180,15 @@ def test_only_what_is_cut_off_is_lost(shards: Path):
     with pytest.raises(UnreadableImage, match=r"train-0002\.tar/000019\.png cannot be read: the end of the shard"):
         source.read(19)
     assert source.damage == {"train-0002.tar": "its end is cut off, 4 of its 7 images are there"}
-    assert "1 damaged shard (train-0002.tar: its end is cut off" in source.description
-    assert "train-0002.tar/000019.png" in check_data(ImageData("s", source)).splits["train"].unreadable
+    said: list[str] = []
+    open_data(str(shards), progress=said.append)
+    assert said[-1] == (
+        "1 shard is damaged, and only what is left is used "
+        "(train-0002.tar: its end is cut off, 4 of its 7 images are there)."
+    )
+    checked = check_data(ImageData("s", source))
+    assert "train-0002.tar/000019.png" in checked.splits["train"].unreadable
+    assert checked.as_dict()["train_damaged_shard_names"] == ["train-0002.tar"]
 
 
 def test_every_length(tmp_path: Path):

@@ -110,7 +110,7 @@ def _views(run: RunContents, data: ImageData) -> ExampleViews:
 
 
 def _write(runs: Sequence[RunContents], file: Path, started: float, title: str | None = None, note: str = "") -> Report:
-    content = render_page(runs, title, note).encode()
+    content = render_page(runs, title, note).encode(errors="replace")  # names of folders may be no UTF-8
     if file.is_dir():
         raise RunError(f"{file} is a folder; give the page a file of its own, such as {file / 'report.html'}.")
     write_atomically(file, content)

@@ -127,8 +127,8 @@ def _probe(bank: Features, queries: Features, device: torch.device) -> float | N
     if not _labelled(bank) or not _labelled(queries):
         return None
     assert bank.labels is not None and queries.labels is not None
-    counts = bank.labels[bank.labels >= 0].bincount()
-    classes = int((counts > 0).sum())
+    counts = torch.unique(bank.labels[bank.labels >= 0], return_counts=True)[1]
+    classes = len(counts)
     if classes < 2 or counts.max() < 2 or len(_PROBE.cells) * classes * bank.values.shape[1] > _PROBE_SIZE:
         return None
     found = linear_probe(

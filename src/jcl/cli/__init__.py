@@ -22,6 +22,7 @@ from jcl.speech import tell
 __all__ = ["app", "main"]
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
+_CPU_IS_FULL = "can't allocate memory"  # torch's words, in a plain RuntimeError
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
 for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "study", "exchange", "data"):
@@ -49,7 +50,8 @@ def main() -> None:
     except JclError as error:
         _leave_with(error)
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError":  # torch's, which is not imported before it is needed
+        # The first is torch's, which is not imported before it is needed; on a CPU there is only what it says.
+        if type(error).__name__ != "OutOfMemoryError" and _CPU_IS_FULL not in str(error):
             raise
         _leave_with(_memory_is_full(error))
     except KeyboardInterrupt:
@@ -84,6 +86,13 @@ def _leave_interrupted() -> NoReturn:
 
 def _memory_is_full(error: RuntimeError) -> JclError:
     """The library's own words go on for a screen; the first two sentences say how much was wanted."""
+    if _CPU_IS_FULL in str(error):
+        wanted = str(error).partition("you tried to allocate ")[2].split(" ")[0]
+        more = f": {int(wanted):,} bytes more were wanted" if wanted.isdecimal() else ""
+        return JclError(
+            f"The memory of this machine is too small{more}; smaller batches (--batch-size), views "
+            "(views.image_size) or a shorter queue (method.queue_size) need less."
+        )
     wanted = ". ".join(str(error).split(". ")[:2]).rstrip(".")
     return JclError(
         f"{wanted}; a smaller batch needs less (--batch-size, and --accumulate for `jcl detect`), and other programs "

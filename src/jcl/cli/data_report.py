@@ -11,6 +11,7 @@ from jcl.cli.printing import in_table, say
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
 from jcl.data.folder import about_loose
 from jcl.data.listing import about_foreign
+from jcl.data.shard_reading import about_damage
 from jcl.speech import counted
 
 _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
@@ -62,6 +63,8 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
     ]
     if len(found.unreadable) > _SHOWN:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
+    if found.damage:
+        lines.append(f"{split}: {about_damage(found.damage)}.")
     if found.foreign:
         lines.append(f"{split}: {about_foreign(found.foreign)}.")
     if found.loose:

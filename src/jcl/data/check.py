@@ -29,7 +29,7 @@ class SplitReport:
     `widths` and `heights` are (least, median, greatest) of the readable images as stored; `kinds` counts file formats
     and colour modes; `unreadable` maps names to reasons; each group of `duplicates` has the same content; `foreign`
     counts files that are no part of the data because their kind cannot be decoded; `loose` images lie beside folders
-    that would be classes without them.
+    that would be classes without them; `damage` maps shards of which a part is lost to the reason.
     """
 
     images: int
@@ -44,6 +44,7 @@ class SplitReport:
     seconds_per_image: float
     foreign: dict[str, int]
     loose: tuple[str, ...]
+    damage: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def _figures(report: SplitReport) -> dict[str, object]:
         "duplicates": sum(len(group) - 1 for group in report.duplicates),
         "passed_over": sum(report.foreign.values()),
         "loose": len(report.loose),
+        "damaged_shards": len(report.damage),
+        "damaged_shard_names": sorted(report.damage),
         "milliseconds_per_image": round(report.seconds_per_image * 1000, 3),
     }
     for side, values in (("width", report.widths), ("height", report.heights)):
@@ -162,6 +165,7 @@ def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -
         seconds_per_image=seconds_per_image,
         foreign=source.foreign if isinstance(source, FolderImages) else {},
         loose=tuple(source.loose()) if isinstance(source, FolderImages) else (),
+        damage=source.damage if isinstance(source, ShardImages) else {},
     )
 
 

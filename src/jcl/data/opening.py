@@ -1,7 +1,7 @@
 """From what a person writes after `jcl pretrain` to the images themselves."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +10,7 @@ from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
 from jcl.data.drawn import drawn_objects
 from jcl.data.drawn_classes import CLASSES
 from jcl.data.folder import folder_remarks, open_folder
-from jcl.data.shard_reading import names_shards, open_shards
+from jcl.data.shard_reading import names_shards, open_shards, shard_remarks
 from jcl.data.source import ArrayImages, ImageData
 from jcl.errors import DataError
 from jcl.paths import home_expanded
@@ -31,8 +31,8 @@ def open_data(
 
     Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). Shards are a
     `.tar` file, a pattern such as `shards/{0000..0127}.tar`, an address of such, or a folder that `write_shards` made;
-    `progress` is told how far the fetching of remote ones is, and what is unusual about a folder. `classes` keeps only
-    these class folders of a folder.
+    `progress` is told how far the fetching of remote ones is, and what is unusual about a folder or shards. `classes`
+    keeps only these class folders of a folder.
     """
     path = home_expanded(location)
     sharded = names_shards(location)
@@ -43,13 +43,11 @@ def open_data(
     if location in DOWNLOADED_SETS:
         return open_downloaded(location, root, download)
     if sharded:
-        return open_shards(location, root=root, download=download, progress=progress)
+        data = open_shards(location, root=root, download=download, progress=progress)
+        return _told(data, shard_remarks(data), progress)
     if path.is_dir():
         data = open_folder(path, classes)
-        if progress is not None:
-            for remark in folder_remarks(path, data):
-                progress(remark)
-        return data
+        return _told(data, folder_remarks(path, data), progress)
     if path.suffix.lower() == ".npz":
         return open_npz(path)
     if path.is_file():
@@ -58,6 +56,13 @@ def open_data(
             f"{_known()}."
         )
     raise DataError(f"There is no folder, .npz file or data set called {location}{_nearest(location)}.")
+
+
+def _told(data: ImageData, remarks: Iterable[str], progress: Callable[[str], None] | None) -> ImageData:
+    if progress is not None:
+        for remark in remarks:
+            progress(remark)
+    return data
 
 
 def whole_location(location: str) -> str:

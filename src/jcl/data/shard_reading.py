@@ -4,7 +4,7 @@ import functools
 import glob
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlparse
@@ -59,11 +59,7 @@ class ShardImages:
 
     @property
     def description(self) -> str:
-        words = f"{counted(len(self), 'image')} in {counted(len(self._index.shards), 'shard')}"
-        if self.damage:
-            shard, why = next(iter(self.damage.items()))
-            words += f", of which {counted(len(self.damage), 'damaged shard')} ({shard}: {why})"
-        return words
+        return f"{counted(len(self), 'image')} in {counted(len(self._index.shards), 'shard')}"
 
     def __len__(self) -> int:
         return len(self._index.names)
@@ -227,6 +223,20 @@ def _images(
         why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])
         raise DataError(f"There are no images in the shard {files[0]}{more} (looked for .jpg, .png and the like{why}).")
     return images
+
+
+def shard_remarks(data: ImageData) -> Iterator[str]:
+    """Sentences about shards of which a part is lost."""
+    for source in (data.train, data.test):
+        if isinstance(source, ShardImages) and source.damage:
+            yield f"{about_damage(source.damage)}."
+
+
+def about_damage(damage: Mapping[str, str]) -> str:
+    """How many shards have lost a part, the first of them, and why."""
+    shard, why = next(iter(damage.items()))
+    shards = "1 shard is" if len(damage) == 1 else f"{len(damage):,} shards are"
+    return f"{shards} damaged, and only what is left is used ({shard}: {why})"
 
 
 def _open_folder(folder: Path, described: ShardSet) -> ImageData:

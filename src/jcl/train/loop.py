@@ -38,6 +38,7 @@ class Display(Protocol):
     def advance(self, step: int) -> None: ...
     def show(self, line: dict[str, Any]) -> None: ...
     def look(self, step: int) -> None: ...
+    def warn(self, text: str) -> None: ...
     def stopping(self) -> None: ...
 
 
@@ -188,9 +189,16 @@ class Training:
         if self.ranks.any(self.ranks.first and measured):
             return
         self.clock.lap()
-        figures = self.measure()
+        try:
+            figures = self.measure()
+        except DataError as error:
+            # All ranks meet it, as all hold the features. Training needs neither labels nor test images.
+            self.measure = None
+            self.display.warn(f"kNN cannot be measured, and training goes on without: {error}")
+            self.display.look(self.progress.step)
+        else:
+            self.display.show(self.record.write("knn", self.progress.step, self.epoch_now(), figures))
         self.clock.go_on()
-        self.display.show(self.record.write("knn", self.progress.step, self.epoch_now(), figures))
 
     def minutes_are_over(self) -> bool:
         """Whether it is time for a checkpoint by the clock."""
