@@ -49,10 +49,14 @@ def test_single_folder_is_no_class(tmp_path: Path):
     assert open_folder(tmp_path).train.labels is None
 
 
-@pytest.mark.parametrize("test_name", ["val", "valid", "validation", "test"])
-def test_splits_share_class_numbers(tmp_path: Path, test_name: str):
+@pytest.mark.parametrize(
+    ("train_name", "test_name"),
+    [("train", name) for name in ("val", "valid", "validation", "test", "Val")]
+    + [("Train", "Test"), ("TRAIN", "TEST"), ("training", "validation"), ("Training", "Testing")],
+)
+def test_splits_share_class_numbers(tmp_path: Path, train_name: str, test_name: str):
     for name in "abc":
-        write_images(tmp_path / "train" / name, 2)
+        write_images(tmp_path / train_name / name, 2)
     for name in "bcd":
         write_images(tmp_path / test_name / name, 1)
     data = open_folder(tmp_path)
@@ -95,6 +99,13 @@ def test_lone_train_folder_is_the_split(tmp_path: Path):
     write_images(tmp_path / "train" / "a", 1)
     write_images(tmp_path / "train" / "b", 1)
     assert open_folder(tmp_path).train.class_names == ("a", "b")
+
+
+def test_shards_that_others_wrote_are_to_be_named(tmp_path: Path):
+    (tmp_path / "my shards").mkdir()
+    (tmp_path / "my shards/a.tar").touch()
+    with pytest.raises(DataError, match=r"holds \.tar files, .* themselves: '.*/my shards/\*\.tar'\."):
+        open_folder(tmp_path / "my shards")
 
 
 def test_hidden_and_other_files_are_left_out(tmp_path: Path):

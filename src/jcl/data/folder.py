@@ -21,12 +21,14 @@ from jcl.data.listing import (
     list_images,
     shown_entries,
 )
+from jcl.data.shard_description import DESCRIPTION_FILE
 from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
 from jcl.speech import counted, typed
 
-_TRAIN_FOLDER: Final = "train"
-_TEST_FOLDERS: Final = ("val", "valid", "validation", "test")  # the first one found; ImageNet's test set has no labels
+# The first one found of each, in capitals or not; ImageNet's test set has no labels.
+_TRAIN_FOLDERS: Final = ("train", "training")
+_TEST_FOLDERS: Final = ("val", "valid", "validation", "test", "testing")
 
 
 class FolderImages:
@@ -141,12 +143,15 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
 
     A lone `train` among other folders is no split: it may as well be the class of railway pictures.
     """
-    folders = {entry.name for entry in shown_entries(root) if is_folder(entry)}
-    tests = [name for name in _TEST_FOLDERS if name in folders]
-    if _TRAIN_FOLDER in folders and tests:
-        return root / _TRAIN_FOLDER, root / tests[0]
-    if folders == {_TRAIN_FOLDER}:
-        return root / _TRAIN_FOLDER, None
+    # Where two differ by capitals only, the later in this order counts: the one in small letters.
+    folders = {name.lower(): name for name in sorted(entry.name for entry in shown_entries(root) if is_folder(entry))}
+    train, test = (
+        [root / folders[name] for name in names if name in folders] for names in (_TRAIN_FOLDERS, _TEST_FOLDERS)
+    )
+    if train and test:
+        return train[0], test[0]
+    if train and len(folders) == 1:
+        return train[0], None
     return root, None
 
 
@@ -154,6 +159,11 @@ def _images_below(root: Path, classes: Sequence[str] | None, cache: Path | None)
     listing = list_images(root, cache)
     if not len(listing.files):
         foreign = kinds_of(listing.foreign)
+        if any(root.glob("*.tar")):
+            raise DataError(
+                f"The folder {root} holds .tar files, but no {DESCRIPTION_FILE} of `jcl shard` that can be read; give "
+                f"the files themselves: {typed(root / '*.tar')}."
+            )
         raise DataError(
             f"The folder {root} holds no image files (looked for .jpg, .png, .webp, .tif and the like in it and in all "
             f"folders below){f'; {about_foreign(foreign)}' if foreign else ''}."
