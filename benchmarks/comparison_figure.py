@@ -26,8 +26,15 @@ from jcl.report import style
 from jcl.train.json_object import read_object
 
 LEGEND_COLUMNS = 2
-# Variants of a method, and what may lie on another line, are told apart by more than their colours.
-DASHES = {"moco-v2-twice": (0, (4, 1.5)), "multi-key": (0, (4, 1.5)), "jcl-scale-0": (0, (1, 1))}
+DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))
+# Variants have their method's colour and dashes of their own; what lies on JCL's line differs from it in both.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "jcl-one-query": {"color": style.BLUE, "linestyle": DASHED},
+    "moco-v2-two-queries": {"color": style.ORANGE, "linestyle": DOTTED},
+    "moco-v2-twice": {"color": style.ORANGE, "linestyle": DASHED},
+    "multi-key": {"color": style.GREEN, "linestyle": DASHED},
+    "jcl-scale-0": {"color": style.RED, "linestyle": DOTTED},
+}
 
 
 def main() -> None:
@@ -59,7 +66,7 @@ def draw(found: dict[str, Any], path: Path) -> Path:
     over_epochs, over_compute = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=0.065, right=0.975, top=3.3 / height, bottom=0.45 / height, wspace=0.08)
     looks = {
-        name: {"color": colour, "linestyle": DASHES.get(name, "-")}
+        name: VARIANTS.get(name, {"color": colour, "linestyle": "-"})
         for name, colour in zip(rows, style.colours_for(list(rows)), strict=True)
     }
     for name, row in rows.items():
