@@ -3,7 +3,7 @@
 A scenario is {"ranks": how many, "arguments": of jcl, "environment": further variables}. With {"stop": "rank" or
 "workers", "after": a file} rank 1, or the processes that decode for it, are halted once the file is there. For each it
 prints the exit codes of the other ranks, what was said on both streams and the seconds from the halt on. With "unkept"
-no decoded image stays in memory, as if there were very many.
+no decoded image stays in memory, as if there were very many; "places" are working folders, one for each rank.
 """
 
 import json
@@ -34,6 +34,8 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     jcl.actions.train_run.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
     if scenario.get("unkept"):
         GrowingStore.bytes_needed = staticmethod(lambda *_: 2**62)
+    if "places" in scenario:
+        os.chdir(scenario["places"][rank])
     sys.argv = ["jcl", *scenario["arguments"]]
     from jcl.cli import main  # which looks at the rank as it is imported
 

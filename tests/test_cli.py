@@ -216,14 +216,14 @@ def test_a_run_with_figures_of_other_commands_stays_a_run(call, finished):
 def test_values_given_with_set_are_read_as_numbers_lists_and_truth(call, npz):
     code, _, err = call(
         *("pretrain", npz, "--out", "run", *TINY, "--set", "train.lr=1e-3", "--set", "train.milestones=[1, 2]"),
-        *("--set", "data.strict=true", "--set", "method.covariance_scale=5e-1", "--epochs", 1, "--seed", 3),
+        *("--set", "data.strict=true", "--set", "method.covariance_scale=5e-1", "--seed", 3),
         *("--set", "views.std=[0.2, 2e-1, 0.25]", "--set", "train.schedule=step", "--set", " record.keep = 1"),
     )
     assert code == 0, err
     settings = Run(Path("run")).settings
     assert (settings.train.lr, settings.train.milestones, settings.data.strict) == (1e-3, (1, 2), True)
     assert (settings.method.covariance_scale, settings.views.std) == (0.5, (0.2, 0.2, 0.25))
-    assert (settings.train.epochs, settings.train.seed, settings.record.keep) == (3, 3, 1)  # --set wins over --epochs
+    assert (settings.train.epochs, settings.train.seed, settings.record.keep) == (3, 3, 1)
 
 
 @pytest.fixture(scope="module")
@@ -626,6 +626,26 @@ def test_an_option_with_a_sign_of_equality_knows_the_home_folder(call, npz, tmp_
 
 def test_values_may_be_empty_in_set(refused):
     assert "the value None of data.location" in refused("pretrain", "--set=data.location=")
+
+
+@pytest.mark.parametrize(
+    ("option", "assigned"),
+    [
+        (["--epochs", "3"], "train.epochs=3"),
+        (["--num-keys", "2"], "method.num_keys=1"),
+        (["--method", "jcl"], "method.name=moco-v2"),
+        (["--strict"], "data.strict=false"),
+    ],
+)
+def test_an_option_and_set_may_not_both_say_what_a_setting_is(refused, npz, option, assigned):
+    name = assigned.partition("=")[0]
+    told = f"{name} is given both with {option[0]} and with --set; leave one of them out."
+    assert told in refused("pretrain", npz, *option, "--set", assigned)
+
+
+def test_the_images_are_not_named_twice(refused, npz):
+    told = "data.location is given both with DATA and with --set; leave one of them out."
+    assert told in refused("pretrain", npz, "--set", "data.location=demo")
 
 
 def test_figures_do_not_take_the_place_of_what_a_run_keeps(refused, npz, pretrained, tmp_path):

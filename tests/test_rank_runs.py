@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -143,6 +144,9 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     places = {count: tmp_path / str(count) for count in (1, 2, 4)}
     for place in places.values():
         shutil.copytree(nearly_done, place)
+    machines = [str(tmp_path / machine) for machine in ("one", "another")]
+    for machine, count in zip(machines, (26, 27), strict=True):
+        write_image_folder(Path(machine) / "photos", count)
     few_groups = TINY_VALUES | {"train.epochs": 1, "record.knn_every": 0}
     knn = ["knn", str(unbroken.path), "-k", "3", "--device", "cpu", "--json"]
     resumed = [{"ranks": count, "arguments": ["resume", str(place)]} for count, place in places.items()]
@@ -157,9 +161,10 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
         {"ranks": 2, "arguments": [*knn, str(tmp_path / "knn-2.json")]},
         {"ranks": 1, "arguments": [*knn, str(tmp_path / "knn-1.json")]},
         {"ranks": 2, "arguments": ["resume", str(nearly_done)]},
+        {"ranks": 2, "arguments": command(Path("photos"), tmp_path / "strange"), "places": machines},
     ]
     with RunLock(nearly_done, warn=print):
-        *ended, alone, few, uneven, occupied, measured, measured_alone, held = forked_ranks([*resumed, *others])
+        *ended, alone, few, uneven, occupied, measured, measured_alone, held, strange = forked_ranks(resumed + others)
     for (count, place), how in zip(places.items(), ended, strict=True):
         assert how["codes"] == [0] * count, how["said"]
         said = f"The run was on 2 ranks and goes on on {'1 rank' if count == 1 else f'{count} ranks'}"
@@ -178,6 +183,9 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
     assert f"is being trained by process {os.getpid()} on" in held["said"]
+    assert strange["codes"] == [1, 1] and strange["said"].count("\n") == 1, strange["said"]
+    assert strange["said"].startswith(f"Error on rank 1: the images on {socket.gethostname()} (27 image files")
+    assert not (tmp_path / "strange").exists()
 
 
 @pytest.mark.faults  # for its length

@@ -14,7 +14,7 @@ from jcl.actions.report_run import read_run
 from jcl.errors import Interrupted, RunError
 from jcl.report.page import render_page
 from run_tools import QUIET, stop_after
-from small_runs import tiny_settings
+from small_runs import tiny_settings, write_image_folder
 
 
 def stopped_after_five_of_twelve_steps(npz, folder, monkeypatch):
@@ -67,6 +67,34 @@ def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_
     assert sentence in told.file.getvalue()
     resume(copy, console=untold)
     assert "have changed" not in untold.file.getvalue()
+
+
+def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path, undrawn, monkeypatch):
+    photos, folder = write_image_folder(tmp_path / "photos", 32), tmp_path / "run"
+    stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
+
+    def said_when(change) -> str:
+        place, said = tmp_path / change.__name__, Console(file=io.StringIO(), width=1000)
+        shutil.copytree(photos, place / "photos")
+        change(place / "photos")
+        run = Path(shutil.copytree(folder, place / "run"))
+        edit_settings(run, f"location: {photos}", f"location: {place / 'photos'}")
+        assert resume(run, console=said).summary["steps"] == 12
+        return said.file.getvalue()
+
+    def moved(_): ...
+
+    def renamed(place):
+        (place / "cats").rename(place / "lions")
+
+    def redrawn(place):
+        shutil.copy(place / "cats" / "002.png", place / "cats" / "000.png")
+
+    assert "checkpoint was written" not in said_when(moved)
+    assert "The number, names or labels and the pixels of 32 image files" in (said := said_when(renamed))
+    assert "are not what they were when the checkpoint was written. The run goes on with the images as they" in said
+    assert "The pixels of 32 image files" in (said := said_when(redrawn))
+    assert "written; another version of an image library may be the reason. The run goes on" in said
 
 
 def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, monkeypatch):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jcl.automatic import Choice
+from jcl.data import ImageSource
+from jcl.data.fingerprint import fingerprint_of_content, fingerprint_of_listing
 from jcl.errors import RunError
 from jcl.settings import Settings, setting_names
 from jcl.speech import counted
@@ -30,6 +32,26 @@ def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], No
     if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
         say(f"Settings have changed since the checkpoint was written, which had {other}.")
     progress.settings = now
+
+
+def tell_other_images(progress: Progress, images: ImageSource, say: Callable[[str], None]) -> None:
+    """Images may be added to a run between stopping and resuming, and others may have taken their place unnoticed."""
+    before, progress.images = progress.images, fingerprints(images)
+    changed = [what for what, found in progress.images.items() if before.get(what, found) != found]
+    if changed:
+        library = "; another version of an image library may be the reason" if changed == ["pixels"] else ""
+        say(
+            f"The {' and the '.join(changed)} of {images.description} are not what they were when the checkpoint was "
+            f"written{library}. The run goes on with the images as they are now."
+        )
+
+
+def fingerprints(images: ImageSource) -> dict[str, str]:
+    """What a run's images are known by, under the names by which a change of it is told."""
+    return {
+        "number, names or labels": fingerprint_of_listing(images),
+        "pixels": fingerprint_of_content(images),
+    }
 
 
 def choices_after(before: Sequence[Choice], settings: Settings) -> list[Choice]:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from jcl.actions.other_work import refuse_other_work
@@ -18,7 +20,8 @@ from jcl.actions.run_data import data_facts, demand_in_place, keep_apart, open_r
 from jcl.actions.run_results import machine_choices, write_choices
 from jcl.actions.train_run import RunParts, build_parts, train_run
 from jcl.automatic import Choice, choose, fit_to_ranks, undecided
-from jcl.data import ImageData
+from jcl.data import ImageData, ImageSource
+from jcl.data.fingerprint import fingerprint_of_listing
 from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings, TrainSettings, settings_from, views_in_words, with_values
@@ -105,7 +108,24 @@ def _newest_of(settings: Settings, parent: Path, name: str) -> RunFolder | None:
 def _open_data(settings: Settings, place: Place) -> ImageData:
     """The first rank lists a folder, and the others find the list in the cache where they share it."""
     opened = agreed(place.ranks, lambda: open_run_data(settings, place.console) if place.ranks.first else None)
-    return agreed(place.ranks, lambda: opened or open_run_data(settings, place.console))
+    data = agreed(place.ranks, lambda: opened or open_run_data(settings, place.console))
+    _demand_same_images(data.train, place.ranks)
+    return data
+
+
+def _demand_same_images(images: ImageSource, ranks: Ranks) -> None:
+    """Every rank works out by itself which images make a batch, so a machine with others would spoil it unseen."""
+    own = int(fingerprint_of_listing(images)[:15], 16)  # what an int64 holds
+    first = int(ranks.gather(torch.tensor([own]))[0])
+
+    def compare() -> None:
+        if own != first:
+            raise DataError(
+                f"the images on {socket.gethostname()} ({images.description}) are not those that the first rank has: "
+                "their number, names or labels differ. Every machine needs the same images under the same path."
+            )
+
+    agreed(ranks, compare)
 
 
 def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place, label: str | None) -> Run:

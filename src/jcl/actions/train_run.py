@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.actions.edited_run import choices_after, keep_to_schedule, tell_changes
+from jcl.actions.edited_run import choices_after, keep_to_schedule, tell_changes, tell_other_images
 from jcl.actions.place import Place
 from jcl.actions.report import write_run_report
 from jcl.actions.run import Run
@@ -81,6 +81,8 @@ def train_run(
     ranks, memory = place.ranks, PeakMemory(parts.device)
     progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
     tell_changes(progress, settings, place.say)
+    if ranks.first:  # which alone writes checkpoints, and speaks
+        tell_other_images(progress, data.train, place.say)
     agreed(ranks, lambda: keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place.say))
     if resumed:
         agreed(ranks, lambda: _renew_choices(folder, settings, place.device) if ranks.first else None)

@@ -53,9 +53,14 @@ _SETTINGS = {
 
 
 def given_values(parameters: Mapping[str, Any], assignments: list[str] | None) -> dict[str, Any]:
-    """The settings that a command was given, by dotted names: its parameters, then what --set says."""
+    """The settings that a command was given, by dotted names: its parameters and what --set says."""
+    assigned = _assigned(assignments or [])
+    for option, name in (_SETTINGS | {"method": "method.name"}).items():
+        if name in assigned and parameters.get(option) is not None:
+            given = "DATA" if option == "data" else f"--{option.replace('_', '-')}"
+            raise SettingsError(f"{name} is given both with {given} and with --set; leave one of them out.")
     values = {name: parameters[option] for option, name in _SETTINGS.items() if parameters.get(option) is not None}
-    return values | _assigned(assignments or [])
+    return values | assigned
 
 
 def run_settings(recipe: str | None, method: str | None, values: Mapping[str, Any]) -> Settings:

@@ -41,6 +41,7 @@ class Progress:
     skipped_steps: int = 0  # up to the last line of metrics; the window knows of those since
     steps_per_epoch: int = 0  # when the last step was taken; 0 where that is not known
     settings: dict[str, Any] = field(default_factory=dict)  # that it rested on, by dotted names; empty likewise
+    images: dict[str, str] = field(default_factory=dict)  # fingerprints of those it was trained on; empty likewise
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def take_snapshot(
         "ranks": str(progress.ranks),
         "steps_per_epoch": str(progress.steps_per_epoch),
         "settings": json.dumps(progress.settings),
+        "images": json.dumps(progress.images),
     }
     copy = HostCopy(tensors, None if before is None else before.copy)
     return Snapshot(progress.step, copy, metadata, optimiser_rest)
@@ -110,6 +112,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optim
             ranks=int(metadata.get("ranks", 1)),
             steps_per_epoch=int(metadata.get("steps_per_epoch", 0)),
             settings=dict(json.loads(metadata.get("settings", "{}"))),
+            images=dict(json.loads(metadata.get("images", "{}"))),
         )
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
