@@ -23,6 +23,8 @@ _WITHOUT_WEIGHT = {  # what a run comes to does not rest on these
     "model.bn_groups",  # which is fitted to the ranks, and said then
 }
 
+_CHANGED_IMAGES = {"listing": "number, names or labels", "content": "pixels"}
+
 
 def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], None]) -> None:
     """A run may be resumed with other settings than it began with, but not without a word."""
@@ -36,22 +38,15 @@ def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], No
 
 def tell_other_images(progress: Progress, images: ImageSource, say: Callable[[str], None]) -> None:
     """Images may be added to a run between stopping and resuming, and others may have taken their place unnoticed."""
-    before, progress.images = progress.images, fingerprints(images)
-    changed = [what for what, found in progress.images.items() if before.get(what, found) != found]
+    now = {"listing": fingerprint_of_listing(images), "content": fingerprint_of_content(images)}
+    before, progress.images = progress.images, now
+    changed = [what for what, found in now.items() if before.get(what, found) != found]
     if changed:
-        library = "; another version of an image library may be the reason" if changed == ["pixels"] else ""
+        library = "; another version of an image library may be the reason" if changed == ["content"] else ""
         say(
-            f"The {' and the '.join(changed)} of {images.description} are not what they were when the checkpoint was "
-            f"written{library}. The run goes on with the images as they are now."
+            f"The {' and the '.join(_CHANGED_IMAGES[what] for what in changed)} of {images.description} are not what "
+            f"they were when the checkpoint was written{library}. The run goes on with the images as they are now."
         )
-
-
-def fingerprints(images: ImageSource) -> dict[str, str]:
-    """What a run's images are known by, under the names by which a change of it is told."""
-    return {
-        "number, names or labels": fingerprint_of_listing(images),
-        "pixels": fingerprint_of_content(images),
-    }
 
 
 def choices_after(before: Sequence[Choice], settings: Settings) -> list[Choice]:
