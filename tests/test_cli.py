@@ -22,6 +22,7 @@ from jcl.cli.printing import write_json
 from jcl.cli.run_table import run_table
 from jcl.errors import RunError
 from launch_tools import wait_until
+from plain_user import unlistable
 from run_tools import stop_after
 from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
 
@@ -338,6 +339,31 @@ def test_an_image_beside_class_folders_is_named_before_labels_are_missed(call, i
     code, _, err = call("pretrain", image_folder, *TINY, "--set", "train.epochs=1", "--out", "run")
     assert code == 0 and said in " ".join(err.partition("Pre-training")[0].split())
     assert "knn_top1" not in Run(Path("run")).summary
+
+
+def test_a_folder_that_may_not_be_listed_is_passed_over_unless_strict(call, image_folder):
+    said = "1 folder cannot be listed and is passed over (lost+found: permission denied); if it holds images,"
+    arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]
+    with unlistable(image_folder / "lost+found"):
+        code, out, _ = call("check", image_folder)
+        assert code == 0 and f"train: {said}" in " ".join(out.split())
+        code, _, err = call(*arguments, "--out", "run")
+        assert code == 0 and f"Below {image_folder} {said}" in err.partition("Pre-training")[0]
+        code, _, err = call(*arguments, "--strict", "--out", "strict")
+        assert code == 1 and f"Error: The folder {image_folder}/lost+found cannot be listed: permission denied;" in err
+    assert "26 image files in 2 class folders" in call(*arguments, "--strict", "--out", "strict")[2]
+
+
+def test_an_empty_test_folder_stops_no_training(call, tmp_path):
+    photos = tmp_path / "photos"
+    write_image_folder(photos / "train")
+    (photos / "val").mkdir()
+    said = f"The folder {photos / 'val'} holds no image files"
+    code, out, _ = call("check", photos)
+    assert code == 0 and said in " ".join(out.split())
+    code, _, err = call("pretrain", photos, *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and said in err.partition("Pre-training")[0]
+    assert "knn_top1" in Run(Path("run")).summary  # of a part of the training images, as without such a folder
 
 
 def test_a_folder_that_is_called_like_a_data_set_is_told_how_to_be_meant(call, monkeypatch):
