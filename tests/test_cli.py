@@ -546,6 +546,36 @@ def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
     assert again[0] == 1 and str(out_folder) in again[2]
 
 
+def test_a_damaged_shard_is_used_as_far_as_it_goes_unless_strict(call, image_folder, tmp_path):
+    shards = tmp_path / "shards"
+    assert call("shard", image_folder, shards, "--images-per-shard", 10)[0] == 0
+    os.truncate(shards / "train-0001.tar", (shards / "train-0001.tar").stat().st_size // 2)
+    arguments = ["pretrain", shards, *TINY, *SHORT]
+    code, out, err = call(*arguments, "--strict", "--out", "run")
+    assert code == 1 and out == "" and "Error: The shard train-0001.tar is damaged: it has no end mark" in err
+    assert not Path("run").exists()
+    code, _, err = call(*arguments, "--out", "run")
+    assert code == 0 and "1 shard is damaged, and only what is left is used (train-0001.tar:" in err
+    # Strict was a training; what it made can be measured though a shard was damaged since.
+    settings = Path("run/settings.yaml")
+    settings.write_text(settings.read_text().replace("strict: false", "strict: true"))
+    code, _, err = call("knn", "run")
+    assert code == 0 and "1 shard is damaged" in err
+    assert (
+        call("report", "run", "-o", "page.html")[0] == 0 and "could not be opened" not in Path("page.html").read_text()
+    )
+
+
+def test_class_folders_inside_of_shards_are_named_before_labels_are_missed(call, image_folder):
+    subprocess.run(["tar", "-cf", "photos.tar", "-C", image_folder, "."], check=True)
+    said = "folders in the shards (cats, dogs) are not taken for classes, because labels come from the .cls or .json"
+    code, out, _ = call("check", "photos.tar")
+    assert code == 0 and f"train: the {said}" in " ".join(out.split())
+    code, _, err = call("pretrain", "photos.tar", *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and f"The {said}" in err.partition("Pre-training")[0]
+    assert "knn_top1" not in Run(Path("run")).summary
+
+
 def test_a_subset_of_the_classes(call, image_folder):
     Path("classes.txt").write_text("dogs\n")
     code, _, err = call("pretrain", image_folder, *TINY, "--subset", "classes.txt", "--out", "dogs")

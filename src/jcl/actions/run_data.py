@@ -20,7 +20,7 @@ from jcl.speech import tell
 
 
 def open_run_data(settings: Settings, console: Console) -> ImageData:
-    """The images that the settings name; with `data.strict` all folders of them can be read."""
+    """The images that the settings name; with `data.strict` all folders and shards of them can be read."""
     data = settings.data
     if not data.location:
         raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")

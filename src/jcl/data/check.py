@@ -30,7 +30,7 @@ class SplitReport:
     and colour modes; `unreadable` maps names to reasons; each group of `duplicates` has the same content; `foreign`
     counts files that are no part of the data because their kind cannot be decoded; `loose` images lie beside folders
     that would be classes without them; `unlisted` maps folders that could not be looked into to the reason; `damage`
-    does so for shards of which a part is lost.
+    does so for shards of which a part is lost; `folders_inside` are folders in shards, which are no classes.
     """
 
     images: int
@@ -47,6 +47,7 @@ class SplitReport:
     loose: tuple[str, ...]
     unlisted: dict[str, str]
     damage: dict[str, str]
+    folders_inside: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def _figures(report: SplitReport) -> dict[str, object]:
         "unlisted_folder_names": sorted(report.unlisted),
         "damaged_shards": len(report.damage),
         "damaged_shard_names": sorted(report.damage),
+        "folders_in_shards": len(report.folders_inside),
         "milliseconds_per_image": round(report.seconds_per_image * 1000, 3),
     }
     for side, values in (("width", report.widths), ("height", report.heights)):
@@ -175,6 +177,7 @@ def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -
         loose=tuple(source.loose()) if isinstance(source, FolderImages) else (),
         unlisted=source.unlisted if isinstance(source, FolderImages) else {},
         damage=source.damage if isinstance(source, ShardImages) else {},
+        folders_inside=source.folders_inside() if isinstance(source, ShardImages) else (),
     )
 
 

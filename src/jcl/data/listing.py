@@ -56,6 +56,10 @@ class NameTable(Sequence[str]):
         start = int(self._ends[index - 1]) if index else 0
         return os.fsdecode(self._text[start : int(self._ends[index])])
 
+    def any_has(self, letter: str) -> bool:
+        """Whether the letter is in any of the names, without making them."""
+        return letter.encode() in self._text
+
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The text and where each name ends in it."""
         return np.frombuffer(self._text, dtype=np.uint8), self._ends
