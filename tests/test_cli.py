@@ -22,6 +22,7 @@ from jcl.cli.printing import write_json
 from jcl.cli.run_table import run_table
 from jcl.errors import RunError
 from launch_tools import wait_until
+from plain_user import unlistable
 from run_tools import stop_after
 from small_runs import TINY_VALUES, drawn_pixels, snapshot, write_image_folder
 
@@ -340,6 +341,31 @@ def test_an_image_beside_class_folders_is_named_before_labels_are_missed(call, i
     assert "knn_top1" not in Run(Path("run")).summary
 
 
+def test_a_folder_that_may_not_be_listed_is_passed_over_unless_strict(call, image_folder):
+    said = "1 folder cannot be listed and is passed over (lost+found: permission denied); if it holds images,"
+    arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]
+    with unlistable(image_folder / "lost+found"):
+        code, out, _ = call("check", image_folder)
+        assert code == 0 and f"train: {said}" in " ".join(out.split())
+        code, _, err = call(*arguments, "--out", "run")
+        assert code == 0 and f"Below {image_folder} {said}" in err.partition("Pre-training")[0]
+        code, _, err = call(*arguments, "--strict", "--out", "strict")
+        assert code == 1 and f"Error: The folder {image_folder}/lost+found cannot be listed: permission denied;" in err
+    assert "26 image files in 2 class folders" in call(*arguments, "--strict", "--out", "strict")[2]
+
+
+def test_an_empty_test_folder_stops_no_training(call, tmp_path):
+    photos = tmp_path / "photos"
+    write_image_folder(photos / "train")
+    (photos / "val").mkdir()
+    said = f"The folder {photos / 'val'} holds no image files"
+    code, out, _ = call("check", photos)
+    assert code == 0 and said in " ".join(out.split())
+    code, _, err = call("pretrain", photos, *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and said in err.partition("Pre-training")[0]
+    assert "knn_top1" in Run(Path("run")).summary  # of a part of the training images, as without such a folder
+
+
 def test_a_folder_that_is_called_like_a_data_set_is_told_how_to_be_meant(call, monkeypatch):
     write_image_folder(Path("demo"))
     said = "demo is the data set of that name, not the folder here; for the folder write ./demo.\n"
@@ -518,6 +544,36 @@ def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
     assert code == 0, err
     again = call("shard", image_folder, out_folder)
     assert again[0] == 1 and str(out_folder) in again[2]
+
+
+def test_a_damaged_shard_is_used_as_far_as_it_goes_unless_strict(call, image_folder, tmp_path):
+    shards = tmp_path / "shards"
+    assert call("shard", image_folder, shards, "--images-per-shard", 10)[0] == 0
+    os.truncate(shards / "train-0001.tar", (shards / "train-0001.tar").stat().st_size // 2)
+    arguments = ["pretrain", shards, *TINY, *SHORT]
+    code, out, err = call(*arguments, "--strict", "--out", "run")
+    assert code == 1 and out == "" and "Error: The shard train-0001.tar is damaged: it has no end mark" in err
+    assert not Path("run").exists()
+    code, _, err = call(*arguments, "--out", "run")
+    assert code == 0 and "1 shard is damaged, and only what is left is used (train-0001.tar:" in err
+    # Strict was a training; what it made can be measured though a shard was damaged since.
+    settings = Path("run/settings.yaml")
+    settings.write_text(settings.read_text().replace("strict: false", "strict: true"))
+    code, _, err = call("knn", "run")
+    assert code == 0 and "1 shard is damaged" in err
+    assert (
+        call("report", "run", "-o", "page.html")[0] == 0 and "could not be opened" not in Path("page.html").read_text()
+    )
+
+
+def test_class_folders_inside_of_shards_are_named_before_labels_are_missed(call, image_folder):
+    subprocess.run(["tar", "-cf", "photos.tar", "-C", image_folder, "."], check=True)
+    said = "folders in the shards (cats, dogs) are not taken for classes, because labels come from the .cls or .json"
+    code, out, _ = call("check", "photos.tar")
+    assert code == 0 and f"train: the {said}" in " ".join(out.split())
+    code, _, err = call("pretrain", "photos.tar", *TINY, "--set", "train.epochs=1", "--out", "run")
+    assert code == 0 and f"The {said}" in err.partition("Pre-training")[0]
+    assert "knn_top1" not in Run(Path("run")).summary
 
 
 def test_a_subset_of_the_classes(call, image_folder):

@@ -9,6 +9,7 @@ from shard_files import png, write_tar
 
 from jcl.data import check, open_data, open_demo
 from jcl.data.check import check_data
+from plain_user import unlistable
 
 
 def test_folder(tmp_path: Path):
@@ -55,6 +56,25 @@ def test_images_that_take_the_labels_away_are_named(tmp_path: Path):
     write_images(tmp_path, 1)
     report = check_data(open_data(str(tmp_path)))
     assert report.splits["train"].loose == ("000.png",) and report.as_dict()["train_loose"] == 1
+
+
+def test_folders_that_cannot_be_listed_are_named(tmp_path: Path):
+    for split in ("train", "val"):
+        write_images(tmp_path / split, 1)
+    with unlistable(tmp_path / "train/lost+found"):
+        report = check_data(open_data(str(tmp_path)))
+    assert report.splits["train"].unlisted == {"lost+found": "permission denied"}
+    figures = report.as_dict()
+    assert (figures["train_unlisted_folders"], figures["train_unlisted_folder_names"]) == (1, ["lost+found"])
+    assert figures["test_unlisted_folders"] == 0
+
+
+def test_an_empty_test_folder_is_told(tmp_path: Path):
+    write_images(tmp_path / "train", 1)
+    (tmp_path / "val").mkdir()
+    report = check_data(open_data(str(tmp_path)))
+    assert list(report.splits) == ["train"]
+    assert report.why_untested.startswith(f"The folder {tmp_path / 'val'} holds no image files")
 
 
 def test_arrays():

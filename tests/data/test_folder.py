@@ -6,9 +6,10 @@ import pytest
 import torch
 from image_files import noise_image, write_images
 
-from jcl.data import UnreadableImage, open_data
+from jcl.data import ImageData, UnreadableImage, open_data
 from jcl.data.folder import FolderImages, open_folder
 from jcl.errors import DataError
+from plain_user import unlistable
 
 
 def names(source: object) -> list[str]:
@@ -210,11 +211,106 @@ def test_class_that_is_not_there(tmp_path: Path):
         open_data(str(tmp_path), classes=["a", "x"])
 
 
-def test_a_folder_that_may_not_be_listed_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def refuse(path: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
+def opened_and_told(root: Path, **options: object) -> tuple[ImageData, list[str]]:
+    told: list[str] = []
+    return open_data(str(root), progress=told.append, **options), told  # type: ignore[arg-type]
 
-    monkeypatch.setattr("os.scandir", refuse)
-    monkeypatch.setattr("os.listdir", refuse)
-    with pytest.raises(DataError, match=r"The folder .* cannot be listed: Permission denied"):
+
+def test_a_folder_that_may_not_be_listed_is_a_sentence(tmp_path: Path):
+    write_images(tmp_path / "photos", 1)
+    with (
+        unlistable(tmp_path / "photos"),
+        pytest.raises(DataError, match=r"The folder .*/photos cannot be listed: Permission denied\."),
+    ):
+        open_data(str(tmp_path / "photos"))
+
+
+def test_a_folder_below_that_may_not_be_listed_is_passed_over_and_named(tmp_path: Path):
+    for name in ("ant", "bee"):
+        write_images(tmp_path / name, 2)
+    with unlistable(tmp_path / "lost+found"):
+        data, told = opened_and_told(tmp_path)
+        assert data.train.class_names == ("ant", "bee") and len(data.train) == 4
+        assert told == [
+            f"Below {tmp_path} 1 folder cannot be listed and is passed over (lost+found: permission denied); "
+            "if it holds images, make it readable."
+        ]
+        with pytest.raises(DataError, match=r"The folder .*/lost\+found cannot be listed: permission denied; make it"):
+            open_data(str(tmp_path), strict=True)
+    assert opened_and_told(tmp_path, strict=True)[1] == []
+
+
+def test_several_folders_that_may_not_be_listed_are_told_in_one_line(tmp_path: Path):
+    write_images(tmp_path / "train", 1)
+    write_images(tmp_path / "val", 1)
+    with unlistable(tmp_path / "train/x", tmp_path / "train/y", tmp_path / "val/z"):
+        told = opened_and_told(tmp_path)[1]
+    assert told == [
+        f"Below {tmp_path / 'train'} 2 folders cannot be listed and are passed over (x: permission denied and 1 more); "
+        "if they hold images, make them readable.",
+        f"Below {tmp_path / 'val'} 1 folder cannot be listed and is passed over (z: permission denied); "
+        "if it holds images, make it readable.",
+    ]
+
+
+def test_folders_outside_of_the_class_list_need_not_be_listed(tmp_path: Path):
+    for name in "ab":
+        write_images(tmp_path / name, 1)
+    with unlistable(tmp_path / "c"):
+        data, told = opened_and_told(tmp_path, classes=["a", "b"], strict=True)
+        assert len(data.train) == 2 and told == []
+        with pytest.raises(DataError, match=r"no images of the class c, .* of that name; 1 folder cannot be listed"):
+            open_data(str(tmp_path), classes=["a", "c"])
+        with pytest.raises(DataError, match=r"The folder .*/c cannot be listed: permission denied; make it readable"):
+            open_data(str(tmp_path), classes=["a", "c"], strict=True)
+
+
+def test_images_that_all_lie_where_nobody_may_look(tmp_path: Path):
+    write_images(tmp_path / "mine", 1)
+    with unlistable(tmp_path / "mine"), pytest.raises(DataError, match=r"no image files .*; 1 folder cannot be listed"):
         open_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("test_name", ["val", "test"])
+def test_an_empty_test_folder_is_no_test_split(tmp_path: Path, test_name: str):
+    for name in "ab":
+        write_images(tmp_path / "train" / name, 2)
+    (tmp_path / test_name / "a").mkdir(parents=True)
+    for options in ({}, {"strict": True}, {"classes": ["a", "b"]}):
+        data, told = opened_and_told(tmp_path, **options)
+        assert data.test is None and data.train.class_names == ("a", "b") and len(data.train) == 4
+        (line,) = told
+        assert line.startswith(f"The folder {tmp_path / test_name} holds no image files (looked for .jpg,")
+        assert line.endswith("all folders below). So there are no images to test with.")
+
+
+def test_a_test_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
+    write_images(tmp_path / "train", 2)
+    (tmp_path / "val").mkdir()
+    (tmp_path / "val/IMG_1.HEIC").touch()
+    (line,) = opened_and_told(tmp_path)[1]
+    assert line.endswith("(.heic 1); save them as JPEG, PNG or TIFF to use them. So there are no images to test with.")
+
+
+def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):
+    write_images(tmp_path / "train", 2)
+    with unlistable(tmp_path / "val"):
+        data, told = opened_and_told(tmp_path)
+        assert data.test is None
+        what = f"The folder {tmp_path / 'val'} cannot be listed: permission denied"
+        assert told == [f"{what}. So there are no images to test with."]
+        with pytest.raises(DataError, match=r"/val cannot be listed: permission denied; make it readable"):
+            open_data(str(tmp_path), strict=True)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_training_folder_without_images_stays_an_error(tmp_path: Path, strict: bool):
+    write_images(tmp_path / "val", 2)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(DataError, match=r"The folder .*/train holds no image files"):
+        open_data(str(tmp_path), strict=strict)
+    with (
+        unlistable(tmp_path / "train"),
+        pytest.raises(DataError, match=r"The folder .*/train cannot be listed: permission denied\."),
+    ):
+        open_data(str(tmp_path), strict=strict)

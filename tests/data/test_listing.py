@@ -8,6 +8,7 @@ import pytest
 
 from jcl.data import listing
 from jcl.data.listing import NameTable, list_images
+from plain_user import unlistable
 
 
 def touch(root: Path, *names: str) -> None:
@@ -78,6 +79,15 @@ class TestKeptListing:
             content = {name: value for name, value in arrays.items() if not name.startswith("foreign")}
         np.savez(kept, **content)
         assert list(list_images(root, cache).foreign) == ["b.heic"]
+
+    def test_is_not_made_without_a_folder_that_may_be_listed_later(self, tmp_path: Path):
+        """That it may be does not show in the folder's time."""
+        root, cache = tmp_path / "root", tmp_path / "cache"
+        touch(root, "a.png", "sub/b.png")
+        settle(root)
+        with unlistable(root / "sub"):
+            assert list(list_images(root, cache).files) == ["a.png"] and not cache.exists()
+        assert list(list_images(root, cache).files) == ["a.png", "sub/b.png"] and cache.exists()
 
     @pytest.mark.parametrize("change", ["add", "remove", "rename", "add folder", "remove folder"])
     def test_is_dropped_when_the_folder_changes(self, tmp_path: Path, change: str):
@@ -189,3 +199,32 @@ def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path):
     content[content.index(b"PK\x01\x02") + 8] |= 1  # says that a password is needed
     kept.write_bytes(content)
     assert list(list_images(root, cache).files) == ["a.png"]
+
+
+def test_folders_that_cannot_be_listed_are_passed_over_with_the_reason(tmp_path: Path):
+    touch(tmp_path, "a/1.png", "a/deep/2.png", "b/3.png", "lost+found/4.png")
+    (tmp_path / "b/link").symlink_to(tmp_path / "a/deep")
+    with unlistable(tmp_path / "a/deep", tmp_path / "lost+found"):
+        found = list_images(tmp_path)
+    assert list(found.files) == ["a/1.png", "b/3.png"] and list(found.folders) == ["", "a", "b"]
+    assert found.unlisted == dict.fromkeys(["a/deep", "b/link", "lost+found"], "permission denied")
+    assert list_images(tmp_path).unlisted == {} and len(list_images(tmp_path).files) == 5
+
+
+def test_a_folder_too_deep_to_be_named_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Paths have an end, and folders can be nested beyond it."""
+    touch(tmp_path, "a.png")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(20):
+        os.mkdir("x" * 250)  # noqa: PTH102 - the whole path cannot be given
+        os.chdir("x" * 250)
+    found = list_images(tmp_path)
+    ((folder, reason),) = found.unlisted.items()
+    assert list(found.files) == ["a.png"] and set(folder) == {"x", "/"} and "name too long" in reason
+
+
+def test_the_topmost_folder_is_unlisted_as_the_others_are(tmp_path: Path):
+    touch(tmp_path, "root/a.png")
+    with unlistable(tmp_path / "root"):
+        found = list_images(tmp_path / "root")
+    assert list(found.files) == [] and found.unlisted == {"": "permission denied"}

@@ -12,7 +12,7 @@ import torch
 from image_files import noise_image, write_images
 from shard_files import names, opened, png, write_tar
 
-from jcl.data import UNLABELLED, BatchLoader, ImageSource, UnreadableImage, open_data
+from jcl.data import UNLABELLED, BatchLoader, ImageSource, UnreadableImage, open_data, write_shards
 from jcl.data.check import check_data
 from jcl.errors import DataError
 
@@ -117,6 +117,63 @@ def test_names_that_read_like_numbers_in_one_split_stay_names(tmp_path: Path):
     assert data.train.class_names == ("1", "2", "other") and data.test is not None
     assert data.train.labels is not None and data.train.labels.tolist() == [0, 1, 2]
     assert data.test.labels is not None and data.test.labels.tolist() == [0, 1]
+
+
+def told_of(location: object) -> list[str]:
+    told: list[str] = []
+    open_data(str(location), progress=told.append)
+    return told
+
+
+def test_class_folders_inside_give_no_labels_and_are_told_once(tmp_path: Path):
+    write_tar(tmp_path / "train-0.tar", {"./cat/0.png": png(0), "./cat/1.png": png(1)})
+    write_tar(tmp_path / "train-1.tar", {"./emu/0.png": png(2), "./dog/1.png": png(3)})
+    write_tar(tmp_path / "val-0.tar", {"cat/0.png": png(4), "dog/0.png": png(5)})
+    data = open_data(f"{tmp_path}/*.tar")
+    assert data.train.labels is None and data.test is not None and data.test.labels is None
+    (line,) = told_of(f"{tmp_path}/*.tar")
+    assert line.startswith("The folders in the shards (cat, dog and 1 more) are not taken for classes, because labels")
+    assert line.endswith(
+        "if the folders are classes, unpack the shards and pack them anew with `jcl shard FOLDER OUT`."
+    )
+    found = check_data(data)
+    assert found.splits["train"].folders_inside == ("cat", "dog", "emu")
+    assert found.as_dict()["test_folders_in_shards"] == 2
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0.png", "1.png"],
+        ["./0.png", "./1.png"],
+        ["photos/0.png", "photos/1.png"],
+        ["0.png", "more/1.png"],
+        ["cat/0.png", "dog/1.png", "dog/1.cls"],
+    ],
+)
+def test_nothing_is_told_of_shards_with_labels_or_without_class_folders(tmp_path: Path, names: list[str]):
+    members = {name: png(place) if name.endswith(".png") else b"3" for place, name in enumerate(names)}
+    assert told_of(write_tar(tmp_path / "s.tar", members)) == []
+
+
+def test_a_folder_packed_by_tar_and_one_packed_here(tmp_path: Path):
+    """What the remark advises does give the labels."""
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "photos" / name, 2)
+    subprocess.run(["tar", "-cf", tmp_path / "by-tar.tar", "-C", tmp_path, "photos"], check=True)
+    assert "(photos/cat, photos/dog)" in told_of(tmp_path / "by-tar.tar")[0]
+    write_shards(open_data(str(tmp_path / "photos")), tmp_path / "packed")
+    assert told_of(tmp_path / "packed") == [] and opened(tmp_path / "packed").class_names == ("cat", "dog")
+
+
+def test_strict_takes_whole_shards_only(tmp_path: Path):
+    whole = write_tar(tmp_path / "train-0.tar", {"0.png": png(0), "1.png": png(1)})
+    test = tmp_path / "val-0.tar"
+    test.write_bytes(whole.read_bytes()[:1536])
+    assert len(open_data(f"{tmp_path}/train-*.tar", strict=True).train) == 2
+    with pytest.raises(DataError, match=r"The shard val-0\.tar is damaged: .*, or leave --strict out"):
+        open_data(f"{tmp_path}/*.tar", strict=True)
+    assert open_data(f"{tmp_path}/*.tar").test is not None
 
 
 def test_further_pictures_of_a_sample_are_no_images(tmp_path: Path):

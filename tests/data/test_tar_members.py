@@ -186,6 +186,8 @@ def test_only_what_is_cut_off_is_lost(shards: Path):
         "1 shard is damaged, and only what is left is used "
         "(train-0002.tar: its end is cut off, 4 of its 7 images are there)."
     )
+    with pytest.raises(DataError, match=r"The shard train-0002\.tar is damaged: its end is cut off, 4 of .*; write or"):
+        open_data(str(shards), strict=True)
     checked = check_data(ImageData("s", source))
     assert "train-0002.tar/000019.png" in checked.splits["train"].unreadable
     assert checked.as_dict()["train_damaged_shard_names"] == ["train-0002.tar"]

@@ -50,7 +50,7 @@ def open_again(settings: Settings) -> ImageData:
         raise DataError(f"They are from {location}, which is not fetched again.")
     if location not in KNOWN_SETS and not names_shards(location) and not Path(location).exists():
         raise DataError(f"They are no longer at {location}.")
-    return open_run_data(with_values(settings, {"data.download": False}), Console(quiet=True))
+    return open_run_data(with_values(settings, {"data.download": False, "data.strict": False}), Console(quiet=True))
 
 
 def _metrics(folder: RunFolder) -> list[dict[str, Any]]:

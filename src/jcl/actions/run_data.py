@@ -20,7 +20,7 @@ from jcl.speech import tell
 
 
 def open_run_data(settings: Settings, console: Console) -> ImageData:
-    """The images that the settings name."""
+    """The images that the settings name; with `data.strict` all folders and shards of them can be read."""
     data = settings.data
     if not data.location:
         raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
@@ -29,14 +29,15 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
         root=home_expanded(data.root) if data.root else None,
         download=data.download,
         classes=class_list(data.subset) if data.subset else None,
+        strict=data.strict,
         progress=partial(tell, console),
     )
 
 
 def open_own_data(settings: Settings, console: Console) -> ImageData:
-    """The images that a run was trained on, for a command that takes others too."""
+    """The images that a run was trained on, for a command that takes others too; strict was its training alone."""
     demand_in_place(settings, "give their place after the run")
-    return open_run_data(settings, console)
+    return open_run_data(with_values(settings, {"data.strict": False}), console)
 
 
 def demand_in_place(settings: Settings, remedy: str) -> None:

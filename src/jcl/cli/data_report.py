@@ -10,8 +10,8 @@ from jcl.cli.app import out
 from jcl.cli.printing import in_table, say
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
 from jcl.data.folder import about_loose
-from jcl.data.listing import about_foreign
-from jcl.data.shard_reading import about_damage
+from jcl.data.listing import about_foreign, about_unlisted
+from jcl.data.shard_reading import about_damage, about_folders
 from jcl.speech import counted
 
 _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
@@ -26,6 +26,8 @@ def print_report(report: DataReport) -> None:
     for split, found in report.splits.items():
         for line in _troubles(split, found):
             say(line)
+    if report.why_untested:
+        say(report.why_untested)
     if report.shared:
         say(f"{counted(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
 
@@ -65,6 +67,10 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
     if found.damage:
         lines.append(f"{split}: {about_damage(found.damage)}.")
+    if found.folders_inside:
+        lines.append(f"{split}: the {about_folders(found.folders_inside)}.")
+    if found.unlisted:
+        lines.append(f"{split}: {about_unlisted(found.unlisted)}.")
     if found.foreign:
         lines.append(f"{split}: {about_foreign(found.foreign)}.")
     if found.loose:

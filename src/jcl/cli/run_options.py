@@ -30,7 +30,9 @@ CovarianceScaleOption = Annotated[float | None, typer.Option(help="Weight of the
 TemperatureOption = Annotated[float | None, typer.Option(help="Softmax temperature.")]
 SeedOption = Annotated[int | None, typer.Option(help="Same seed, same numbers.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
-StrictOption = Annotated[bool | None, typer.Option("--strict", help="Stop at the first unreadable image.")]
+StrictOption = Annotated[
+    bool | None, typer.Option("--strict", help="Stop at the first unreadable image, folder or shard.")
+]
 OnNanOption = Annotated[str | None, typer.Option(help="What a loss that is not finite does: stop or skip.")]
 SubsetOption = Annotated[str | None, typer.Option(help="imagenet100, or a file with one class folder a line.")]
 

@@ -29,7 +29,8 @@ class SplitReport:
     `widths` and `heights` are (least, median, greatest) of the readable images as stored; `kinds` counts file formats
     and colour modes; `unreadable` maps names to reasons; each group of `duplicates` has the same content; `foreign`
     counts files that are no part of the data because their kind cannot be decoded; `loose` images lie beside folders
-    that would be classes without them; `damage` maps shards of which a part is lost to the reason.
+    that would be classes without them; `unlisted` maps folders that could not be looked into to the reason; `damage`
+    does so for shards of which a part is lost; `folders_inside` are folders in shards, which are no classes.
     """
 
     images: int
@@ -44,16 +45,22 @@ class SplitReport:
     seconds_per_image: float
     foreign: dict[str, int]
     loose: tuple[str, ...]
+    unlisted: dict[str, str]
     damage: dict[str, str]
+    folders_inside: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found in a data set; `shared` names test images whose content is among the training images too."""
+    """What was found in a data set; `shared` names test images whose content is among the training images too.
+
+    `why_untested` says why there are no test images though there is a place for them.
+    """
 
     name: str
     splits: dict[str, SplitReport]
     shared: tuple[str, ...]
+    why_untested: str
 
     def as_dict(self) -> dict[str, object]:
         """The figures as one flat object of plain names, such as `train_images` and `train_unreadable`."""
@@ -75,8 +82,11 @@ def _figures(report: SplitReport) -> dict[str, object]:
         "duplicates": sum(len(group) - 1 for group in report.duplicates),
         "passed_over": sum(report.foreign.values()),
         "loose": len(report.loose),
+        "unlisted_folders": len(report.unlisted),
+        "unlisted_folder_names": sorted(report.unlisted),
         "damaged_shards": len(report.damage),
         "damaged_shard_names": sorted(report.damage),
+        "folders_in_shards": len(report.folders_inside),
         "milliseconds_per_image": round(report.seconds_per_image * 1000, 3),
     }
     for side, values in (("width", report.widths), ("height", report.heights)):
@@ -108,7 +118,7 @@ def check_data(
         digests[split] = [(look.digest, look.name) for look in looks if look.reason is None]
     trained_on = {digest for digest, _ in digests["train"]}
     shared = [name for digest, name in digests.get("test", []) if digest in trained_on]
-    return DataReport(data.name, splits, tuple(sorted(shared)))
+    return DataReport(data.name, splits, tuple(sorted(shared)), data.why_untested)
 
 
 class _Look(NamedTuple):
@@ -165,7 +175,9 @@ def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -
         seconds_per_image=seconds_per_image,
         foreign=source.foreign if isinstance(source, FolderImages) else {},
         loose=tuple(source.loose()) if isinstance(source, FolderImages) else (),
+        unlisted=source.unlisted if isinstance(source, FolderImages) else {},
         damage=source.damage if isinstance(source, ShardImages) else {},
+        folders_inside=source.folders_inside() if isinstance(source, ShardImages) else (),
     )
 
 

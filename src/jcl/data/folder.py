@@ -15,6 +15,7 @@ from jcl.data.listing import (
     Listing,
     NameTable,
     about_foreign,
+    about_unlisted,
     each_kind,
     is_folder,
     kinds_of,
@@ -36,7 +37,8 @@ class FolderImages:
 
     Where every image lies in a sub-folder and there are several of these, the sub-folders are classes, as torchvision's
     `ImageFolder` has it. `class_names` fixes which label a class gets, so that two splits agree. `foreign` counts by
-    kind the images that are passed over because nothing here can decode them.
+    kind the images that are passed over because nothing here can decode them; `unlisted` maps the folders that are
+    passed over because they cannot be listed to the reason.
     """
 
     def __init__(self, root: Path, listing: Listing, class_names: tuple[str, ...] | None) -> None:
@@ -44,6 +46,7 @@ class FolderImages:
         self.class_names = class_names
         self.labels = None if class_names is None else _labels(listing.files, class_names)
         self.foreign = kinds_of(listing.foreign)
+        self.unlisted = {_printable(folder): reason for folder, reason in listing.unlisted.items()}
         self._files = listing.files
 
     @property
@@ -59,7 +62,7 @@ class FolderImages:
 
     def name_of(self, index: int) -> str:
         """The path below the root, with what cannot be printed replaced."""
-        return os.fsencode(self._files[index]).decode("utf-8", "replace")
+        return _printable(self._files[index])
 
     def loose(self) -> list[str]:
         """The images beside several sub-folders, which would be classes without them."""
@@ -84,21 +87,35 @@ class FolderImages:
             raise UnreadableImage(self.name_of(index), (error.strerror or "it cannot be read").lower()) from error
 
 
-def open_folder(root: Path, classes: Sequence[str] | None = None, cache: Path | None = None) -> ImageData:
+def open_folder(
+    root: Path, classes: Sequence[str] | None = None, cache: Path | None = None, *, strict: bool = False
+) -> ImageData:
     """Open a folder of images, with its splits where it has a `train` folder beside a `val` or `test` folder.
 
-    `classes` keeps only the images in these class folders. `cache` is where listings of large folders are kept.
+    `classes` keeps only the images in these class folders. `cache` is where listings of large folders are kept. Folders
+    below that cannot be listed are passed over; `strict` raises instead.
     """
     if not root.is_dir():
         kind = "is no folder" if root.exists() else "does not exist"
         raise DataError(f"The image folder {root} {kind}; give the path of a folder that holds images.")
     train_root, test_root = _splits(root)
-    listing = _images_below(train_root, classes, cache)
+    listing = _listed(train_root, classes, cache)
+    if not len(listing.files):
+        raise DataError(f"{_about_empty(train_root, listing)}.")
+    if strict:
+        _refuse_unlisted(train_root, listing)
+    listing = _only_classes(train_root, listing, classes)
     class_names = _class_names(listing.files) if classes is None else tuple(classes)
     train = FolderImages(train_root, listing, class_names)
     if test_root is None:
         return ImageData(root.name, train)
-    listing = _images_below(test_root, classes, cache)
+    listing = _listed(test_root, classes, cache)
+    if strict:
+        _refuse_unlisted(test_root, listing)
+    if not len(listing.files):  # made for later, perhaps; pre-training needs no test images
+        why = f"{_about_empty(test_root, listing)}. So there are no images to test with."
+        return ImageData(root.name, train, why_untested=why)
+    listing = _only_classes(test_root, listing, classes)
     return ImageData(root.name, train, FolderImages(test_root, listing, _test_classes(class_names, listing.files)))
 
 
@@ -111,7 +128,11 @@ def folder_remarks(root: Path, data: ImageData) -> Iterator[str]:
             f"Passed over, because their kind cannot be read: {counted(foreign.total(), 'file')} below {root} "
             f"({each_kind(dict(sorted(foreign.items())))}); `jcl check {typed(root)}` tells more."
         )
+    if data.why_untested:
+        yield data.why_untested
     for split in splits:
+        if split.unlisted:
+            yield f"Below {split.root} {about_unlisted(split.unlisted)}."
         if loose := split.loose():
             yield f"Below {split.root} {about_loose(loose)}."
 
@@ -155,23 +176,44 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
     return root, None
 
 
-def _images_below(root: Path, classes: Sequence[str] | None, cache: Path | None) -> Listing:
+def _listed(root: Path, classes: Sequence[str] | None, cache: Path | None) -> Listing:
     listing = list_images(root, cache)
-    if not len(listing.files):
-        foreign = kinds_of(listing.foreign)
-        if any(root.glob("*.tar")):
-            raise DataError(
-                f"The folder {root} holds .tar files, but no {DESCRIPTION_FILE} of `jcl shard` that can be read; give "
-                f"the files themselves: {typed(root / '*.tar')}."
-            )
+    if classes is None:
+        return listing
+    wanted = {"", *classes}  # nobody misses what lies in other folders
+    unlisted = {folder: why for folder, why in listing.unlisted.items() if folder.partition("/")[0] in wanted}
+    return replace(listing, unlisted=unlisted)
+
+
+def _refuse_unlisted(root: Path, listing: Listing) -> None:
+    for folder, reason in listing.unlisted.items():
         raise DataError(
-            f"The folder {root} holds no image files (looked for .jpg, .png, .webp, .tif and the like in it and in all "
-            f"folders below){f'; {about_foreign(foreign)}' if foreign else ''}."
+            f"The folder {_printable(str(root / folder))} cannot be listed: {reason}; make it readable or move it "
+            "away, or leave --strict out to pass over it."
         )
-    return listing if classes is None else _only_classes(root, listing, classes)
 
 
-def _only_classes(root: Path, listing: Listing, classes: Sequence[str]) -> Listing:
+def _about_empty(root: Path, listing: Listing) -> str:
+    """Why there are no images below a folder, without the full stop."""
+    if "" in listing.unlisted:
+        return f"The folder {root} cannot be listed: {listing.unlisted['']}"
+    if any(root.glob("*.tar")):
+        return (
+            f"The folder {root} holds .tar files, but no {DESCRIPTION_FILE} of `jcl shard` that can be read; give the "
+            f"files themselves: {typed(root / '*.tar')}"
+        )
+    foreign = kinds_of(listing.foreign)
+    return (
+        f"The folder {root} holds no image files (looked for .jpg, .png, .webp, .tif and the like in it and in all "
+        f"folders below){f'; {about_foreign(foreign)}' if foreign else ''}"
+        f"{f'; {about_unlisted(listing.unlisted)}' if listing.unlisted else ''}"
+    )
+
+
+def _only_classes(root: Path, listing: Listing, classes: Sequence[str] | None) -> Listing:
+    """The part of a listing that lies in these class folders, all of it where none are named."""
+    if classes is None:
+        return listing
     wanted = set(classes)
     kept, foreign = (
         [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.foreign)
@@ -181,9 +223,14 @@ def _only_classes(root: Path, listing: Listing, classes: Sequence[str]) -> Listi
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise DataError(
             f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}, which the class list names; "
-            f"each class needs a sub-folder of that name."
+            f"each class needs a sub-folder of that name"
+            f"{f'; {about_unlisted(listing.unlisted)}' if listing.unlisted else ''}."
         )
     return replace(listing, files=NameTable.of(kept), foreign=NameTable.of(foreign))
+
+
+def _printable(name: str) -> str:
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _class_of(name: str) -> str:

@@ -11,8 +11,8 @@ import heapq
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from jcl.data.arrays import DAMAGE
 from jcl.errors import DataError
+from jcl.speech import counted
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
@@ -55,6 +56,10 @@ class NameTable(Sequence[str]):
         start = int(self._ends[index - 1]) if index else 0
         return os.fsdecode(self._text[start : int(self._ends[index])])
 
+    def any_has(self, letter: str) -> bool:
+        """Whether the letter is in any of the names, without making them."""
+        return letter.encode() in self._text
+
     def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The text and where each name ends in it."""
         return np.frombuffer(self._text, dtype=np.uint8), self._ends
@@ -69,26 +74,30 @@ class NameTable(Sequence[str]):
 class Listing:
     """Image files below a folder, as sorted paths relative to it, and the times of the folders they were found in.
 
-    `foreign` are images too, but nothing here can decode their kind.
+    `foreign` are images too, but nothing here can decode their kind. `unlisted` maps the folders that could not be
+    looked into, the topmost of which is called "", to the reason.
     """
 
     files: NameTable
     foreign: NameTable
     folders: NameTable
     folder_times: NDArray[np.int64]
+    unlisted: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_images(root: Path, cache: Path | None = None) -> Listing:
     """List the image files below `root`, however deeply nested, by relative path in code-point order.
 
-    Hidden files and folders are left out. Links are followed, but below each sub-folder of `root` no folder is entered
-    twice. Large listings are kept in the folder `cache`, by default one below the user's own cache folder.
+    Hidden files and folders are left out, and so are folders that cannot be listed. Links are followed, but below each
+    sub-folder of `root` no folder is entered twice. Large listings are kept in the folder `cache`, by default one below
+    the user's own cache folder.
     """
     kept = _cache_file(root, cache)
     listing = _read_listing(kept)
     if listing is None or not _still_true(root, listing):
         listing = _walk(root)
-        if len(listing.files) >= _CACHE_FROM and _settled(listing):
+        # Being given the right to list a folder does not change its time, so a listing without it would stay for ever.
+        if len(listing.files) >= _CACHE_FROM and not listing.unlisted and _settled(listing):
             _keep_listing(kept, listing)
     return listing
 
@@ -106,6 +115,18 @@ def about_foreign(counts: dict[str, int]) -> str:
     )
 
 
+def about_unlisted(unlisted: Mapping[str, str]) -> str:
+    """How many folders could not be looked into, the first of them, and why."""
+    folder, reason = next(iter(unlisted.items()))
+    more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
+    are, they_hold, them = ("are", "they hold", "them") if more else ("is", "it holds", "it")
+    first = folder.replace("\n", "\\n")
+    return (
+        f"{counted(len(unlisted), 'folder')} cannot be listed and {are} passed over ({first}: {reason}{more}); "
+        f"if {they_hold} images, make {them} readable"
+    )
+
+
 def each_kind(counts: dict[str, int]) -> str:
     """`.heic 3, .nef 1`."""
     return ", ".join(f"{ending} {count:,}" for ending, count in counts.items())
@@ -115,7 +136,8 @@ def _walk(root: Path) -> Listing:
     files: list[str] = []
     foreign: list[str] = []
     folders: dict[str, int] = {}
-    for folder, changed, entries in _visited(root):
+    unlisted: dict[str, str] = {}
+    for folder, changed, entries in _visited(root, unlisted):
         folders[folder] = changed
         for entry in entries:
             ending = _ending(entry.name)
@@ -126,29 +148,37 @@ def _walk(root: Path) -> Listing:
     files.sort()
     foreign.sort()
     times = np.array(list(folders.values()), dtype=np.int64)
-    return Listing(NameTable.of(files), NameTable.of(foreign), NameTable.of(list(folders)), times)
+    return Listing(NameTable.of(files), NameTable.of(foreign), NameTable.of(list(folders)), times, unlisted)
 
 
-def _visited(root: Path) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
+def _visited(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
     """Every folder below `root`, itself first: its path from there, when it changed, and what is no folder in it.
+
+    Folders that cannot be looked into are entered into `unlisted`: a `lost+found` at the root of a disk stops nothing.
 
     Of the ways that links make to one folder, one is taken below each sub-folder of `root`, which may be a class: that
     along the fewest links, the first by name. So neither circles nor folders of links are walked for ever.
     """
     waiting = [(0, "")]  # links on the way, and the way: in the order in which folders are visited
     seen: set[tuple[str, int, int]] = set()
-    above_all = _identity(_status(root))
+    above_all: tuple[int, int] | None = None
     while waiting:
         links, folder = heapq.heappop(waiting)
-        status = _status(root / folder)
-        identity = _identity(status)
-        known = (folder.partition("/")[0], *identity)
-        # Without links no folder is met twice, whatever identities a file system gives them.
-        if links and (identity == above_all or known in seen):
+        try:
+            status = (root / folder).stat()
+            identity = _identity(status)
+            above_all = above_all or identity
+            known = (folder.partition("/")[0], *identity)
+            # Without links no folder is met twice, whatever identities a file system gives them.
+            if links and (identity == above_all or known in seen):
+                continue
+            seen.add(known)
+            entries = _shown(root / folder)
+        except OSError as error:
+            unlisted[folder] = (error.strerror or "it cannot be read").lower()
             continue
-        seen.add(known)
         others = []
-        for entry in shown_entries(root / folder):
+        for entry in entries:
             if is_folder(entry):
                 heapq.heappush(waiting, (links + entry.is_symlink(), _below(folder, entry)))
             else:
@@ -164,18 +194,15 @@ def _below(folder: str, entry: os.DirEntry[str]) -> str:
     return f"{folder}/{entry.name}" if folder else entry.name
 
 
-def _status(folder: Path) -> os.stat_result:
-    try:
-        return folder.stat()
-    except OSError as error:
-        raise DataError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+def _shown(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
 
 
-def shown_entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def shown_entries(folder: Path) -> list[os.DirEntry[str]]:
     """What lies in a folder and is not hidden."""
     try:
-        with os.scandir(folder) as entries:
-            yield from (entry for entry in entries if not entry.name.startswith("."))
+        return _shown(folder)
     except OSError as error:
         raise DataError(f"The folder {folder} cannot be listed: {error.strerror}.") from error
 

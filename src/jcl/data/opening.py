@@ -10,7 +10,7 @@ from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
 from jcl.data.drawn import drawn_objects
 from jcl.data.drawn_classes import CLASSES
 from jcl.data.folder import folder_remarks, open_folder
-from jcl.data.shard_reading import names_shards, open_shards, shard_remarks
+from jcl.data.shard_reading import names_shards, open_shards, refuse_damaged, shard_remarks
 from jcl.data.source import ArrayImages, ImageData
 from jcl.errors import DataError
 from jcl.paths import home_expanded
@@ -25,6 +25,7 @@ def open_data(
     root: Path | None = None,
     download: bool = True,
     classes: Sequence[str] | None = None,
+    strict: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> ImageData:
     """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
@@ -32,7 +33,8 @@ def open_data(
     Names are "demo" (synthetic, drawn by code), "cifar10", "cifar100" and "stl10" (kept below `root`). Shards are a
     `.tar` file, a pattern such as `shards/{0000..0127}.tar`, an address of such, or a folder that `write_shards` made;
     `progress` is told how far the fetching of remote ones is, and what is unusual about a folder or shards. `classes`
-    keeps only these class folders of a folder.
+    keeps only these class folders of a folder. Folders that cannot be listed and lost parts of shards are passed over;
+    `strict` raises instead.
     """
     path = home_expanded(location)
     sharded = names_shards(location)
@@ -44,9 +46,11 @@ def open_data(
         return open_downloaded(location, root, download)
     if sharded:
         data = open_shards(location, root=root, download=download, progress=progress)
+        if strict:
+            refuse_damaged(data)
         return _told(data, shard_remarks(data), progress)
     if path.is_dir():
-        data = open_folder(path, classes)
+        data = open_folder(path, classes, strict=strict)
         return _told(data, folder_remarks(path, data), progress)
     if path.suffix.lower() == ".npz":
         return open_npz(path)

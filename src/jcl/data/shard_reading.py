@@ -70,8 +70,18 @@ class ShardImages:
     def name_of(self, index: int) -> str:
         """The shard and the name in it, with what cannot be printed replaced."""
         shard = Path(self._index.shards[self._shard_of(index)]).name
-        name = os.fsencode(f"{shard}/{self._index.names[index]}").decode("utf-8", "replace")
-        return "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
+        return _printable(f"{shard}/{self._index.names[index]}")
+
+    def folders_inside(self) -> tuple[str, ...]:
+        """The folders in the shards, where there are several and no image has a label: they might be meant as classes.
+
+        They are not taken for classes, because in WebDataset they are part of a sample's name, and often they only say
+        in which turn the shard was packed.
+        """
+        if self.labels is not None or not self._index.names.any_has("/"):
+            return ()
+        folders = {name.removeprefix("./").rpartition("/")[0] for name in self._index.names} - {""}
+        return tuple(map(_printable, sorted(folders))) if len(folders) > 1 else ()
 
     def extension_of(self, index: int) -> str:
         """How the stored name ends, such as ".jpg"."""
@@ -124,6 +134,11 @@ class _OpenShard:
                 raise OSError("the shard has become shorter since it was opened")
             content += more
         return content
+
+
+def _printable(name: str) -> str:
+    text = os.fsencode(name).decode("utf-8", "replace")
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 # One cache for a process, outside of the source: workers get a source without open files and open their own.
@@ -226,10 +241,24 @@ def _images(
 
 
 def shard_remarks(data: ImageData) -> Iterator[str]:
-    """Sentences about shards of which a part is lost."""
-    for source in (data.train, data.test):
-        if isinstance(source, ShardImages) and source.damage:
-            yield f"{about_damage(source.damage)}."
+    """Sentences about shards of which a part is lost, and about labels that may be missed."""
+    splits = [split for split in (data.train, data.test) if isinstance(split, ShardImages)]
+    for split in splits:
+        if split.damage:
+            yield f"{about_damage(split.damage)}."
+    if folders := next(filter(None, (split.folders_inside() for split in splits)), None):  # once is enough
+        yield f"The {about_folders(folders)}."
+
+
+def refuse_damaged(data: ImageData) -> None:
+    """Raise for the first shard of which a part is lost."""
+    for split in (data.train, data.test):
+        if isinstance(split, ShardImages):
+            for shard, why in split.damage.items():
+                raise DataError(
+                    f"The shard {shard} is damaged: {why}; write or fetch it anew, or leave --strict out to use what "
+                    "is left of it."
+                )
 
 
 def about_damage(damage: Mapping[str, str]) -> str:
@@ -237,6 +266,16 @@ def about_damage(damage: Mapping[str, str]) -> str:
     shard, why = next(iter(damage.items()))
     shards = "1 shard is" if len(damage) == 1 else f"{len(damage):,} shards are"
     return f"{shards} damaged, and only what is left is used ({shard}: {why})"
+
+
+def about_folders(folders: Sequence[str]) -> str:
+    """Why folders inside of shards give no labels, and what to do where they should."""
+    more = f" and {len(folders) - 2:,} more" if len(folders) > 2 else ""
+    return (
+        f"folders in the shards ({', '.join(folders[:2])}{more}) are not taken for classes, because labels come from "
+        "the .cls or .json file beside each image: no image there has a label, and kNN cannot be measured on them; if "
+        "the folders are classes, unpack the shards and pack them anew with `jcl shard FOLDER OUT`"
+    )
 
 
 def _open_folder(folder: Path, described: ShardSet) -> ImageData:

@@ -111,8 +111,12 @@ def all_class_names(splits: Iterable[ImageSource]) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set as a run uses it: images to train on, and others to test the features with where there are any."""
+    """A data set as a run uses it: images to train on, and others to test the features with where there are any.
+
+    `why_untested` says why there are none of these though there is a place for them.
+    """
 
     name: str
     train: ImageSource
     test: ImageSource | None = None
+    why_untested: str = ""
