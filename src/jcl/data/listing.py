@@ -6,6 +6,7 @@ takes one look per folder instead of one per file.
 """
 
 import contextlib
+import errno
 import hashlib
 import heapq
 import os
@@ -28,6 +29,7 @@ IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
 _FOREIGN = "heic heif cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs dcm"  # of telephones, cameras, microscopes
 FOREIGN_EXTENSIONS: Final = frozenset(f".{name}" for name in _FOREIGN.split())
 _CACHE_FROM: Final = 20_000  # files; a smaller folder is listed as fast as its cache is read
+_LASTING: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # why a folder cannot be listed today or tomorrow
 
 _CLOCK_GRAIN: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
 
@@ -154,7 +156,7 @@ def _walk(root: Path) -> Listing:
 def _visited(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
     """Every folder below `root`, itself first: its path from there, when it changed, and what is no folder in it.
 
-    Folders that cannot be looked into are entered into `unlisted`: a `lost+found` at the root of a disk stops nothing.
+    Folders that may not be looked into are entered into `unlisted`: a `lost+found` at the root of a disk stops nothing.
 
     Of the ways that links make to one folder, one is taken below each sub-folder of `root`, which may be a class: that
     along the fewest links, the first by name. So neither circles nor folders of links are walked for ever.
@@ -175,6 +177,8 @@ def _visited(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, int, l
             seen.add(known)
             entries = _shown(root / folder)
         except OSError as error:
+            if error.errno not in _LASTING:  # a disk in trouble must not look like fewer images
+                raise DataError(f"The folder {root / folder} cannot be listed: {error.strerror}.") from error
             unlisted[folder] = (error.strerror or "it cannot be read").lower()
             continue
         others = []
