@@ -75,10 +75,11 @@ class TrainingFolder:
         """Where the images turn out to be of no use, or Ctrl-C comes, before there is a checkpoint, take back what was
         written at the start, so that the same command can be given again.
 
-        What lay in the folder before is taken back only where a training of this kind had left it.
+        What lay in the folder before is taken back only where an unfinished training of this kind had left it.
         """
         written = (*self.first_files, self.skipped_file)
-        found = () if self.settings_file.exists() else tuple(file for file in written if file.exists())
+        ours = self.settings_file.exists() and not self.summary_file.exists()
+        found = () if ours else tuple(file for file in written if file.exists())
         try:
             yield
         except (DataError, KeyboardInterrupt):
