@@ -264,6 +264,24 @@ def test_runs_without_a_name_get_a_new_folder_each(call, npz):
         assert Path(f"runs/jcl-small-00{number}/summary.json").exists()
 
 
+def test_runs_that_start_at_the_same_moment_get_a_folder_each(call, npz):
+    command = [sys.executable, "-m", "jcl", "pretrain", str(npz), *TINY, *SHORT]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["jcl-small-001", "jcl-small-002"]
+    assert all((path / "summary.json").exists() for path in Path("runs").iterdir())
+    assert {err.partition(" into runs/")[2].split()[0] for err in said} == {"jcl-small-001", "jcl-small-002"}
+
+
+def test_a_run_that_is_refused_leaves_no_folder_of_its_own_name(refused, npz, image_folder):
+    assert "bn_groups" in refused("pretrain", npz, *TINY, "--set", "model.bn_groups=3")
+    Path("photos").mkdir()
+    shutil.copytree(image_folder, "photos", dirs_exist_ok=True)
+    os.chdir("photos")
+    assert "the folder runs lies inside the images' folder" in refused("pretrain", ".", *TINY)
+
+
 def test_a_machine_whose_memory_is_too_small_is_told_so(call, npz):
     """Half a petabyte, which no machine hands out: the real allocator refuses."""
     code, _, err = call("pretrain", npz, "--out", "run", "--set", "method.queue_size=1000000000000")
@@ -503,6 +521,14 @@ def test_ctrl_c_before_the_first_step_leaves_nothing_behind(call, npz, monkeypat
     monkeypatch.setattr("jcl.actions.pretrain._announce", press_ctrl_c)
     code, out, err = call("pretrain", npz, *TINY, "--out", "run")
     assert (code, out, err) == (130, "", "Interrupted.\n") and not Path("run").exists()
+
+
+def test_ctrl_c_leaves_a_folder_alone_that_was_there_before(call, npz, monkeypatch):
+    monkeypatch.setattr("jcl.actions.pretrain._announce", press_ctrl_c)
+    Path("mine").mkdir()
+    for out in (["--out", "mine"], []):
+        assert call("pretrain", npz, *TINY, *out)[0] == 130
+    assert list(Path("mine").iterdir()) == [] and list(Path("runs").iterdir()) == []
 
 
 def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):

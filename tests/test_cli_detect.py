@@ -152,6 +152,17 @@ def test_an_image_that_breaks_while_training_leaves_nothing(call, coco):
     assert not Path("o").exists()
 
 
+def test_ctrl_c_before_the_first_step_leaves_nothing(call, coco, monkeypatch):
+    def press_ctrl_c(*_: object) -> None:
+        assert Path("o/detect.json").exists()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("jcl.actions.detect.announce", press_ctrl_c)
+        code, out, err = call(*BOX, "--coco", coco)
+    assert (code, out, err) == (130, "", "Interrupted.\n") and not Path("o").exists()
+
+
 def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_path):
     where = ("--coco", coco)
     start = ("detect", "--task", "box", "--out", "o", *SMALL, *where, "--init")

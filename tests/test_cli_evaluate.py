@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from launch_tools import wait_until
@@ -227,3 +228,68 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_pat
     assert ends[0] == ends[1]
     code, _, err = call("finetune", "--resume", tuned)
     assert code == 0 and "nothing to resume" in err
+
+
+@pytest.fixture
+def slow_to_test_with(tmp_path) -> Path:
+    """Images of which those to test with, all looked at before the first step, take a second or two to decode."""
+    photos = write_image_folder(tmp_path / "slow/train").parent
+    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    for name in ("cats", "dogs"):
+        (photos / "test" / name).mkdir(parents=True)
+        for number in range(30):
+            (photos / "test" / name / f"{number}.png").hardlink_to(tmp_path / "large.png")
+    return photos
+
+
+SHORT_TRAININGS = {
+    "finetune": ("finetune", "--epochs", "1", "--workers", "0"),
+    "linear": ("linear", "--protocol", "paper", "--epochs", "1", "--workers", "0"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "first"), [("finetune", "finetune.json"), ("linear", "probe.json")], ids=["finetune", "linear"]
+)
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(call, pretrained, slow_to_test_with, command, first):
+    """A real process and a real signal, while it looks at the test images; then the same command again."""
+    arguments = [*SHORT_TRAININGS[command], str(pretrained), str(slow_to_test_with), "--out"]
+    Path("mine").mkdir()
+    Path("mine/skipped.txt").write_text("my own list")
+    for out in (Path("new"), Path("mine")):
+        process = subprocess.Popen([sys.executable, "-m", "jcl", *arguments, out], stderr=subprocess.PIPE, text=True)
+        try:
+            wait_until((out / first).exists)
+        finally:
+            process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130 and err.endswith("Interrupted.\n") and "Traceback" not in err, err
+    assert not Path("new").exists()
+    assert [path.name for path in Path("mine").iterdir()] == ["skipped.txt"]
+    assert Path("mine/skipped.txt").read_text() == "my own list"
+    code, _, err = call(*arguments, "new")
+    assert code == 0 and Path("new/summary.json").exists(), err
+
+
+@pytest.mark.parametrize("command", list(SHORT_TRAININGS))
+def test_ctrl_c_twice_goes_back_to_the_newest_checkpoint_or_to_nothing(call, pretrained, monkeypatch, command):
+    def press_twice_in_step(patch: pytest.MonkeyPatch, step: int) -> None:
+        stop_after(patch, step, signal.SIGINT)
+        stop_after(patch, step, signal.SIGINT)
+
+    arguments = (*SHORT_TRAININGS[command], "--batch-size", 8, pretrained, "--out", "out")
+    with monkeypatch.context() as patch:
+        press_twice_in_step(patch, 2)
+        assert call(*arguments)[0] == 130 and not Path("out").exists(), "there is no checkpoint to go on from"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGINT)
+        assert call(*arguments)[0] == 75
+    again = ("finetune", "--resume", "out", "--workers", 0) if command == "finetune" else arguments
+    with monkeypatch.context() as patch:
+        press_twice_in_step(patch, 3)
+        code, _, err = call(*again)
+    how = "continue it with `jcl finetune --resume out`" if command == "finetune" else "give the same command again"
+    assert code == 75 and f"training stopped at once, and the newest checkpoint stays; {how}" in err
+    code, _, err = call(*again)
+    assert code == 0 and "Resuming from out/checkpoints/step-000000002.safetensors." in err

@@ -126,6 +126,20 @@ def test_an_error_ends_a_launch_with_one_sentence_and_no_restart(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.faults  # for its length
+def test_launches_at_the_same_moment_have_folders_of_their_own_that_all_their_ranks_know(npz, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = [*JCL, *command(npz, Path("unused"), 1), "--devices", "2"]
+    started = [argument for argument in started if argument not in ("--out", "unused")]
+    with Launch(started, tmp_path / "one") as one, Launch(started, tmp_path / "other") as other:
+        assert (one.wait(), other.wait()) == (0, 0), one.said + other.said
+    runs = sorted(Path("runs").iterdir())
+    assert [run.name for run in runs] == ["jcl-small-001", "jcl-small-002"]
+    assert [Run(run).summary["ranks"] for run in runs] == [2, 2]
+    said = sorted(each.said.partition(", into runs/")[2].split()[0] for each in (one, other))
+    assert said == [run.name for run in runs]
+
+
 @pytest.fixture(scope="module")
 def nearly_done(unbroken, tmp_path_factory) -> Path:
     """The run of two ranks as it was four steps before its end."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jcl.speech import counted, duration, plain_names, readable_size, tell, typed
+from jcl.speech import counted, duration, listed, plain_names, readable_size, tell, typed
 
 LONG = "the run stopped after step 4 and is saved in /a/path/that/is/longer/than/the/line; go on: `jcl resume x`."
 
@@ -18,6 +18,11 @@ def told(text: str, *, terminal: bool, width: int = 30, lead: str = "") -> str:
     file = io.StringIO()
     tell(Console(file=file, width=width, force_terminal=terminal, no_color=True, _environ={}), text, lead=lead)
     return file.getvalue()
+
+
+def test_words_are_listed_as_people_do():
+    lists = [listed(["a", "b", "c"][:count]) for count in (1, 2, 3)]
+    assert lists == ["a", "a and b", "a, b and c"]
 
 
 def test_a_log_gets_the_whole_line():

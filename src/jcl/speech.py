@@ -76,6 +76,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def listed(words: Sequence[str]) -> str:
+    """`map`, `map and views`, `map, neighbours and views`."""
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
 def told_apart(names: Sequence[str], between: str) -> list[str]:
     """The names, with a number behind each that would be there twice."""
     given: list[str] = []

@@ -343,6 +343,39 @@ def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
     assert call("report", copy, "-o", file, "--force")[0] == 0
 
 
+def test_a_page_that_shows_more_than_can_be_made_now_stays(call, tmp_path: Path) -> None:
+    photos = write_image_folder(tmp_path / "photos")
+    own = small_run(photos, tmp_path / "run", record__report=True, train__epochs=1).path / "report.html"
+    whole = own.read_bytes()
+    photos.rename(tmp_path / "elsewhere")
+    for options in ([], ["-o", own]):
+        code, out, err = call("report", own.parent, *options, "--json", "page.json")
+        assert code == 1 and out == "" and err.count("\n") == 1 and own.read_bytes() == whole
+        assert f"{own} is left as it is, for a page made now would lack its invariance, map, neighbours and vie" in err
+        assert f"They are no longer at {photos}. Write the page to another file with -o FILE, or over" in err
+    assert not Path("page.json").exists()
+    code, out, _ = call("report", own.parent, "-o", "poor.html")
+    assert code == 0 and "neighbours, map and views are missing" in out and own.read_bytes() == whole
+    assert "views" not in Reader(Path("poor.html").read_text(encoding="utf-8")).headings()
+    code, out, _ = call("report", own.parent, "--force")
+    assert code == 0 and "neighbours, map and views are missing" in out and own.read_bytes() != whole
+    assert call("report", own.parent)[0] == 0, "nothing more is lost"
+    (tmp_path / "elsewhere").rename(photos)
+    assert call("report", own.parent)[0] == 0 and "views" in Reader(own.read_text(encoding="utf-8")).headings()
+
+
+def test_a_page_of_a_run_whose_backbone_has_gone_keeps_what_it_shows(call, page_runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(page_runs / "plain", copy)
+    assert call("report", copy)[0] == 0
+    whole = (copy / "report.html").read_bytes()
+    for path in [copy / "backbone.safetensors", *(copy / "checkpoints").iterdir()]:
+        path.unlink()
+    code, _, err = call("report", copy)
+    assert code == 1 and "would lack its invariance, map and neighbours. The network could not be shown any" in err
+    assert (copy / "report.html").read_bytes() == whole
+
+
 def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_runs: Path, tmp_path: Path) -> None:
     runs, file = [page_runs / "arrays/run", page_runs / "plain"], tmp_path / "page.json"
     assert call("report", *runs, "--name", "run-1", "--name", "run_1", "-o", "page.html", "--json", file)[0] == 0

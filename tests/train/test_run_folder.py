@@ -1,8 +1,11 @@
+import subprocess
+import sys
+
 import pytest
 
 from jcl.errors import RunError
 from jcl.settings import Settings
-from jcl.train.folder import RunFolder, free_folder, newest_folder
+from jcl.train.folder import RunFolder, newest_folder, starting_folder
 
 
 def test_a_run_is_created_once(tmp_path):
@@ -41,11 +44,66 @@ def test_a_folder_without_a_run(tmp_path):
             RunFolder(path).settings()
 
 
-def test_free_folders_are_numbered(tmp_path):
-    assert free_folder(tmp_path, "jcl-x") == tmp_path / "jcl-x-001"
-    (tmp_path / "jcl-x-001").mkdir()
-    (tmp_path / "jcl-x-002").write_text("")
-    assert free_folder(tmp_path, "jcl-x") == tmp_path / "jcl-x-003"
+def test_new_folders_are_numbered_and_made_at_once(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/jcl-x-002").write_text("")
+    (tmp_path / "runs/jcl-x-003").symlink_to("nowhere")
+    wanted = tmp_path / "runs/jcl-x"
+    with starting_folder(wanted, numbered=True) as first, starting_folder(wanted, numbered=True) as second:
+        assert (first.name, second.name) == ("jcl-x-001", "jcl-x-004") and first.is_dir() and second.is_dir()
+        (second / "settings.yaml").write_text("")
+    assert not first.exists() and second.exists(), "only what is empty goes"
+    with starting_folder(tmp_path / "new/deep/jcl-x", numbered=True) as path:
+        assert path == tmp_path / "new/deep/jcl-x-001" and path.is_dir()
+
+
+def test_a_folder_that_was_there_stays_and_one_that_was_not_does_not_stay_empty(tmp_path):
+    mine, new = tmp_path / "mine", tmp_path / "new"
+    mine.mkdir()
+    for wanted in (mine, new):
+        with pytest.raises(KeyboardInterrupt), starting_folder(wanted) as path:
+            assert path == wanted
+            wanted.mkdir(exist_ok=True)
+            raise KeyboardInterrupt
+    assert mine.is_dir() and not new.exists()
+
+
+def test_where_no_folder_can_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "runs").write_text("mine")
+    with (
+        pytest.raises(RunError, match=r"runs/jcl-x-001 cannot be written: Not a directory\.$"),
+        starting_folder(tmp_path / "runs/jcl-x", numbered=True),
+    ):
+        pass
+
+
+def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path):
+    """Each makes forty folders as fast as it can, beginning when all are ready."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from jcl.train.folder import starting_folder\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+        "for number in range(40):\n"
+        "    with starting_folder(Path('runs/jcl-x'), numbered=True) as path:\n"
+        "        (path / sys.argv[1]).write_text('')\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+        )
+        for number in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [path.name for path in folders] == [f"jcl-x-{number:03d}" for number in range(1, 121)]
+    assert all(len(list(path.iterdir())) == 1 for path in folders), "no folder is shared"
 
 
 def test_the_newest_folder_is_the_last_of_its_own_name(tmp_path):

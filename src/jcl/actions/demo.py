@@ -28,7 +28,7 @@ from jcl.report.pictures import draw_neighbours
 from jcl.report.plots import RunCurves, plot_comparison, plot_training
 from jcl.settings import Settings, known
 from jcl.speech import duration, tell
-from jcl.train.folder import free_folder
+from jcl.train.folder import starting_folder
 from jcl.train.runtime import PeakMemory
 
 
@@ -45,15 +45,32 @@ class Row:
 def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict[str, Any]:
     """Train, measure, print the table and draw the pictures; returns the figures by plain names."""
     started = time.perf_counter()
-    folder = folder or free_folder(Path("runs"), "demo")
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; give the demo a folder of its own with --out.")
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty and is left as it is; choose another folder with --out.")
+    if folder is not None:
+        _refuse_occupied(folder)
     data = open_data("demo")
     settings = build_settings("demo", values={"train.seed": seed})
     tell(err, f"Two runs on {data.train.description}, after which you will see what was learned.")
     rows = [_raw_pixels(data, settings), _random_encoder(data, settings)]
+    with starting_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
+        runs = _train(path, seed, err)
+        rows += [_trained_row(name, run) for name, run in runs.items()]
+        _draw(path, runs, rows, data, settings)
+        page = _write_page(path, runs, rows, err)
+    seconds = time.perf_counter() - started
+    _print(out, rows, path, page, seconds)
+    names = ("pixels", "random", "moco_v2", "jcl")
+    return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
+
+
+def _refuse_occupied(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; give the demo a folder of its own with --out.")
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty and is left as it is; choose another folder with --out.")
+
+
+def _train(folder: Path, seed: int, err: Console) -> dict[str, Run]:
+    """Both runs, by their names in the table."""
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
         chosen = build_settings("demo", method=method, values={"train.seed": seed})
@@ -62,14 +79,11 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
         except Interrupted as stopped:
             again = "For the whole demo give `jcl demo` again, without --out or with another."
             raise Interrupted(f"{stopped} {again}") from None
-        summary = runs[name].summary
-        rows.append(Row(name, summary["knn_top1"], summary["seconds"], summary["peak_memory_bytes"]))
-    _draw(folder, runs, rows, data, settings)
-    page = _write_page(folder, runs, rows, err)
-    seconds = time.perf_counter() - started
-    _print(out, rows, folder, page, seconds)
-    names = ("pixels", "random", "moco_v2", "jcl")
-    return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
+    return runs
+
+
+def _trained_row(name: str, run: Run) -> Row:
+    return Row(name, run.summary["knn_top1"], run.summary["seconds"], run.summary["peak_memory_bytes"])
 
 
 def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Console) -> Path | None:

@@ -27,7 +27,7 @@ from jcl.actions.detect_work import (
 )
 from jcl.actions.place import console_of
 from jcl.cores import usual_workers
-from jcl.errors import DataError, Interrupted, JclError, RunError
+from jcl.errors import Interrupted, JclError, RunError
 from jcl.evaluate.detection.batching import training_batches
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.folder import DetectionFolder
@@ -38,7 +38,7 @@ from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
 from jcl.ranks import Ranks
 from jcl.speech import counted
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
-from jcl.train.folder import free_folder, newest_folder
+from jcl.train.folder import newest_folder
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.rank_group import agreed, joined_ranks, restarted
 from jcl.train.record import Record
@@ -63,31 +63,26 @@ def detect(
         place = _place(ranks, device, console, workers)
         again = ranks.any(restarted())  # a launcher that joined anew does not know of it
         begun = _newest_of(given) if again and ranks.first and out is None else None
-        first = out or begun or free_folder(Path("runs"), _usual_name(given))
-        folder = DetectionFolder(ranks.from_first(str(first).encode()).decode())
-        if ranks.any(again and folder.settings_file.exists()):
-            return _resume(folder, place, pictures)
+        known = ranks.from_first(str(out or begun or "").encode()).decode()
+        if ranks.any(again and known != "" and DetectionFolder(known).settings_file.exists()):
+            return _resume(DetectionFolder(known), place, pictures)
 
         def ready() -> tuple[DetectionSettings, Work]:
             coco_module("cocoeval")
-            folder.refuse_occupied()
+            if known:
+                DetectionFolder(known).refuse_occupied()
             start = open_start(given["init"], given.get("backbone"), int(given.get("seed", 0)))
             settings = whole_settings(given, start)
             return settings, prepare(settings, place, start)
 
         settings, work = agreed(ranks, ready)
-        try:
-            with place.locked(folder.path):
+        wanted = Path(known or Path("runs") / _usual_name(given))
+        with place.starting(wanted, numbered=not known) as path, place.locked(path):
+            folder = DetectionFolder(path)
+            taking_back = folder.taken_back_unless_begun() if ranks.first else contextlib.nullcontext()
+            with taking_back, folder.resumable():
                 agreed(ranks, lambda: folder.create(settings) if ranks.first else None)
-                try:
-                    return _train(settings, folder, work, place, pictures)
-                except DataError:
-                    if ranks.first:
-                        folder.forget_unless_begun()  # so that the command can be given again once the data is mended
-                    raise
-        finally:
-            if ranks.first:
-                folder.remove_if_empty()
+                return _train(settings, folder, work, place, pictures)
 
 
 def resume_detection(
@@ -174,7 +169,7 @@ def _resume(folder: DetectionFolder, place: DetectionPlace, pictures: int) -> De
     if ranks.any(folder.summary_file.exists()):
         place.say(f"The detector in {folder.path} has finished; there is nothing to resume.")
         return folder
-    with place.locked(folder.path):
+    with place.locked(folder.path), folder.resumable():
         checkpoint = agreed(ranks, lambda: checkpoint_to_resume(folder.checkpoints, place.say))
         start = (
             None if checkpoint else agreed(ranks, lambda: open_start(settings.init, settings.backbone, settings.seed))

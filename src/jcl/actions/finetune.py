@@ -35,7 +35,7 @@ from jcl.evaluate.labelled_views import crop_and_flip
 from jcl.evaluate.supervised import Classifier
 from jcl.exchange import load_backbone, save_backbone
 from jcl.speech import Aside, counted, tell
-from jcl.train.folder import free_folder
+from jcl.train.folder import starting_folder
 from jcl.train.lock import RunLock
 from jcl.train.runtime import on_device
 
@@ -101,13 +101,16 @@ def finetune(
         "train": train,
     }
     settings = finetune_settings(values, "the options of `jcl finetune`")
-    folder = FinetuneFolder(free_folder(Path("runs"), f"finetune-{subject.data.name}") if out is None else out)
-    keep_apart(folder.path, data_location(weights, location))
-    folder.refuse_occupied()
+    keep_apart(Path("runs") if out is None else out, data_location(weights, location))
+    if out is not None:
+        FinetuneFolder(out).refuse_occupied()
     work = _prepare(settings, subject, task, workers)
-    with folder.begun(warn=lambda text: tell(console, text)):
-        folder.create(settings, work.names)
-        return _train(settings, folder, work, console)
+    wanted = Path("runs") / f"finetune-{subject.data.name}" if out is None else out
+    with starting_folder(wanted, numbered=out is None) as path:
+        folder = FinetuneFolder(path)
+        with folder.begun(warn=lambda text: tell(console, text)):
+            folder.create(settings, work.names)
+            return _train(settings, folder, work, console)
 
 
 class _Rates(NamedTuple):
@@ -138,7 +141,7 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     subject = open_subject(Path(settings.weights), settings.data, settings.train.device, console)
     work = _prepare(settings, subject, classification_task(subject.data), workers)
     folder.check_labels(work.names)
-    with RunLock(folder.path, warn=lambda text: tell(console, text)):
+    with RunLock(folder.path, warn=lambda text: tell(console, text)), folder.resumable():
         return _train(settings, folder, work, console, resumed=True)
 
 

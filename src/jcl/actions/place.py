@@ -12,6 +12,7 @@ from rich.console import Console
 
 from jcl.ranks import Ranks
 from jcl.speech import Aside, tell
+from jcl.train.folder import starting_folder
 from jcl.train.lock import RunLock
 from jcl.train.rank_group import agreed
 
@@ -31,6 +32,14 @@ class Place:
 
     def say(self, text: str) -> None:
         tell(self.console, text)
+
+    @contextlib.contextmanager
+    def starting(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
+        """The folder of work that starts now, as `starting_folder` has it; the first rank makes it and names it."""
+        with contextlib.ExitStack() as made:
+            folder = starting_folder(wanted, numbered=numbered)
+            path = agreed(self.ranks, lambda: made.enter_context(folder) if self.ranks.first else wanted)
+            yield Path(self.ranks.from_first(str(path).encode()).decode())
 
     @contextlib.contextmanager
     def locked(self, folder: Path) -> Iterator[None]:

@@ -26,7 +26,7 @@ from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings, TrainSettings, settings_from, views_in_words, with_values
 from jcl.speech import Aside, counted
-from jcl.train.folder import RunFolder, free_folder, newest_folder
+from jcl.train.folder import RunFolder, newest_folder
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.rank_group import agreed, joined_ranks, ranks_on_this_machine, restarted
 from jcl.train.runtime import choose_device
@@ -54,8 +54,8 @@ def pretrain(
         begun = _begun_before(RunFolder(out) if out is not None else _newest_of(settings, parent, name), ranks)
         if begun is not None:
             return _resume(begun, place)
-        folder = RunFolder(out if out is not None else free_folder(parent, name))
-        return _begin(settings, data, folder, place, label)
+        wanted = RunFolder(parent / name if out is None else out)
+        return _begin(settings, data, wanted, place, label, numbered=out is None)
 
 
 def resume(path: str | Path, *, console: Console | None = None) -> Run:
@@ -128,38 +128,37 @@ def _demand_same_images(images: ImageSource, ranks: Ranks) -> None:
     agreed(ranks, compare)
 
 
-def _begin(settings: Settings, data: ImageData, folder: RunFolder, place: Place, label: str | None) -> Run:
+def _begin(
+    settings: Settings, data: ImageData, wanted: RunFolder, place: Place, label: str | None, *, numbered: bool
+) -> Run:
+    """Begin a run in the folder that is wanted, or in a new one of that name and a number."""
     ranks = place.ranks
     settings, choices = agreed(ranks, lambda: _chosen(settings, data, ranks))
     settings = _of_first(settings, ranks)  # the machines of others may have suggested other values
-    folder = RunFolder(ranks.from_first(str(folder.path).encode()).decode())
+    wanted = RunFolder(ranks.from_first(str(wanted.path).encode()).decode())
 
     def ready() -> RunParts:
-        keep_apart(folder.path, settings.data.location)
-        if ranks.first:
-            folder.refuse_occupied()
+        keep_apart(wanted.path.parent if numbered else wanted.path, settings.data.location)
+        if ranks.first and not numbered:
+            wanted.refuse_occupied()
         # Everything that can be wrong with the settings shows while building, before the folder is touched.
         return build_parts(settings, data, place)
 
-    def create() -> None:
+    def create(folder: RunFolder) -> None:
         folder.create(settings)
         write_choices(folder, [*choices, *machine_choices(settings, place.device)])
 
     parts = agreed(ranks, ready)
-    try:
-        with place.locked(folder.path):
-            try:
-                agreed(ranks, lambda: create() if ranks.first else None)
-                _announce(place, settings, data, choices, folder)
-                return train_run(settings, folder, data, parts, place, label)
-            except (DataError, KeyboardInterrupt):
-                if ranks.first:
-                    folder.forget_unless_begun()  # so that the command can be given again
-                raise
-    except (JclError, KeyboardInterrupt):
-        if ranks.first:
-            folder.remove_if_empty()
-        raise
+    with place.starting(wanted.path, numbered=numbered) as path, place.locked(path):
+        folder = RunFolder(path)
+        try:
+            agreed(ranks, lambda: create(folder) if ranks.first else None)
+            _announce(place, settings, data, choices, folder)
+            return train_run(settings, folder, data, parts, place, label)
+        except (DataError, KeyboardInterrupt):
+            if ranks.first:
+                folder.forget_unless_begun()  # so that the command can be given again
+            raise
 
 
 def _chosen(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[Settings, list[Choice]]:

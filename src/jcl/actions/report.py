@@ -18,9 +18,9 @@ from jcl.data.folder import folder_remarks
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.paths import home_expanded
 from jcl.report.contents import ExampleViews, RunContents
-from jcl.report.page import render_page
+from jcl.report.page import lost_parts, render_page
 from jcl.report.run_pictures import example_views
-from jcl.speech import plain_names
+from jcl.speech import listed, plain_names
 from jcl.train.atomic import write_atomically
 from jcl.train.runtime import choose_device
 
@@ -51,10 +51,12 @@ def write_report(
     title: str | None = None,
     note: str = "",
     device: str = "auto",
+    force: bool = False,
 ) -> Report:
     """Write the page of one or several runs to `file`; the images are looked at again where they still are.
 
-    `note` is a sentence to be read with the summary.
+    `note` is a sentence to be read with the summary. A page there that shows what can no longer be made, because the
+    images have gone, is replaced only by `force`.
     """
     if not paths:
         raise SettingsError("A report of what? Give one or several run folders.")
@@ -63,13 +65,17 @@ def write_report(
     started = time.perf_counter()
     target = choose_device(device)
     runs = [gather(path, name, target) for path, name in zip(paths, names or run_names(paths), strict=True)]
-    return _write(runs, file, started, title, note)
+    page = render_page(runs, title, note)
+    if not force:
+        _refuse_loss(file, page, runs)
+    return _write(runs, page, file, started)
 
 
 def write_run_report(path: Path, data: ImageData, device: torch.device) -> Report:
     """The page of a run that has just ended, beside its files; `data` is open already."""
     started = time.perf_counter()
-    return _write([gather(path, path.resolve().name, device, data)], path / "report.html", started)
+    runs = [gather(path, path.resolve().name, device, data)]
+    return _write(runs, render_page(runs), path / "report.html", started)
 
 
 def gather(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
@@ -109,8 +115,22 @@ def _views(run: RunContents, data: ImageData) -> ExampleViews:
     return ExampleViews([shown_image(data.train, sample) for sample in samples.tolist()], views)
 
 
-def _write(runs: Sequence[RunContents], file: Path, started: float, title: str | None = None, note: str = "") -> Report:
-    content = render_page(runs, title, note).encode(errors="replace")  # names of folders may be no UTF-8
+def _refuse_loss(file: Path, page: str, runs: Sequence[RunContents]) -> None:
+    """Raise if the page in `file` shows what the new one lacks: once replaced, nothing could bring that back."""
+    if not file.is_file():
+        return
+    lost = lost_parts(file.read_text(encoding="utf-8", errors="replace"), page)
+    if lost:
+        sentences = [
+            f"{file} is left as it is, for a page made now would lack its {listed(lost)}.",
+            *(reason for run in runs for reason in run.absent),
+            "Write the page to another file with -o FILE, or over this one with --force.",
+        ]
+        raise RunError(" ".join(sentences))
+
+
+def _write(runs: Sequence[RunContents], page: str, file: Path, started: float) -> Report:
+    content = page.encode(errors="replace")  # names of folders may be no UTF-8
     if file.is_dir():
         raise RunError(f"{file} is a folder; give the page a file of its own, such as {file / 'report.html'}.")
     write_atomically(file, content)

@@ -42,10 +42,10 @@ def report(
         raise SettingsError(f"a page is known by its ending: {out_file} should end in .html.")
     if out_file is None and len(runs) > 1:
         raise SettingsError("Several runs have no folder in common; say where to write the page with -o FILE.")
-    own = runs[0] / "report.html"  # which is made anew whenever there is more to show
+    own = runs[0] / "report.html"  # which is made anew, unless it shows what cannot be made any more
     if out_file is not None and (len(runs) > 1 or out_file.resolve() != own.resolve()):
         demand_free_file(out_file, force)
-    made = write_report(runs, out_file or own, names=name, title=title, device=device)
+    made = write_report(runs, out_file or own, names=name, title=title, device=device, force=force)
     for run in made.runs:
         for sentence in run.absent:
             say(f"{run.name}: {sentence}")

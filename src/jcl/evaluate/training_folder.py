@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from jcl.errors import DataError, RunError
+from jcl.errors import DataError, Interrupted, RunError
 from jcl.train.atomic import write_atomically
-from jcl.train.folder import RunFolder
+from jcl.train.folder import RunFolder, starting_folder
 from jcl.train.json_object import read_object, write_object
 from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
@@ -66,30 +66,40 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def begun(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Keep other processes out for as long as the block lasts.
+        """Keep other processes out for as long as the block lasts, and leave nothing where training never began."""
+        with starting_folder(self.path), RunLock(self.path, warn), self.taken_back_unless_begun(), self.resumable():
+            yield
 
-        Where the images turn out to be of no use, what a first look at them has left is taken back, so that the same
-        command can be given again once they are mended.
+    @contextlib.contextmanager
+    def taken_back_unless_begun(self) -> Iterator[None]:
+        """Where the images turn out to be of no use, or Ctrl-C comes, before there is a checkpoint, take back what was
+        written at the start, so that the same command can be given again.
+
+        What lay in the folder before is taken back only where an unfinished training of this kind had left it.
         """
+        written = (*self.first_files, self.skipped_file)
+        ours = self.settings_file.exists() and not self.summary_file.exists()
+        found = () if ours else tuple(file for file in written if file.exists())
         try:
-            with RunLock(self.path, warn):
-                try:
-                    yield
-                except DataError:
-                    self.forget_unless_begun()
-                    raise
-        finally:
-            self.remove_if_empty()
+            yield
+        except (DataError, KeyboardInterrupt):
+            if not self.checkpoints.exists():
+                for file in written:
+                    if file not in found:
+                        file.unlink(missing_ok=True)
+            raise
 
-    def forget_unless_begun(self) -> None:
-        """Take back what was written at the start, unless training has got to a checkpoint."""
-        if not self.checkpoints.exists():
-            for file in (*self.first_files, self.skipped_file):
-                file.unlink(missing_ok=True)
-
-    def remove_if_empty(self) -> None:
-        with contextlib.suppress(OSError):  # not empty, or not there
-            self.path.rmdir()
+    @contextlib.contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Where Ctrl-C ends training at once, say how to go on from the newest checkpoint, if there is one."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.checkpoints.exists():
+                raise
+            raise Interrupted(
+                f"Ctrl-C received: training stopped at once, and the newest checkpoint stays; {self.how_to_resume}."
+            ) from None
 
     def stored_settings(self) -> dict[str, Any]:
         """What the settings file holds."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Final
@@ -19,6 +20,7 @@ from jcl.report.inline import script_json
 from jcl.report.page_charts import speed_figure, spread_figures, training_figures
 from jcl.report.page_runs import shown_run
 from jcl.report.page_tables import resource_table, result_tables, settings_tables
+from jcl.speech import listed
 
 # The colours of style.py a little lighter, to be read on a dark page.
 _ON_DARK: Final = {
@@ -29,6 +31,8 @@ _ON_DARK: Final = {
     "#56b4e9": "#8fd0f5",
     style.RED: "#f58a4b",
 }
+# The sections that can only be made where the images are; what they are called is also what they show.
+_MADE_FROM_IMAGES: Final = ("invariance", "map", "neighbours", "views")
 _PICTURE_ROWS, _MOST_ROWS = 24, 6  # of all runs together, so that a page of many runs stays small, and of one
 
 
@@ -60,6 +64,12 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
     return page.lstrip()
 
 
+def lost_parts(old: str, new: str) -> list[str]:
+    """The parts made from images that an older page shows and a newer one does not."""
+    before, after = (re.findall(r'<section id="(\w+)">', page) for page in (old, new))
+    return [part for part in _MADE_FROM_IMAGES if part in before and part not in after]
+
+
 def _environment() -> Environment:
     loader = DictLoader({"page.html": _packaged("page.html")})
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -85,7 +95,7 @@ def _title(runs: Sequence[RunContents]) -> str:
     names = [run.name for run in runs]
     if len(names) > 3:
         return f"{len(names)} runs"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return listed(names)
 
 
 def _colours(runs: Sequence[RunContents]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import glob
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from jcl.errors import RunError
@@ -68,10 +69,6 @@ class RunFolder:
         self.choices_file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
-    def remove_if_empty(self) -> None:
-        with contextlib.suppress(OSError):  # not empty: something else is in it
-            self.path.rmdir()
-
     def holds_run(self) -> bool:
         return self.settings_file.exists() or self.metrics_file.exists() or self.checkpoints.exists()
 
@@ -92,12 +89,33 @@ def newest_folder(parent: Path, name: str) -> RunFolder | None:
     return RunFolder(_numbered(parent, name, max(numbers))) if numbers else None
 
 
-def free_folder(parent: Path, name: str) -> Path:
-    """The first of `name-001`, `name-002`, ... under `parent` that does not exist yet."""
+@contextlib.contextmanager
+def starting_folder(wanted: Path, *, numbered: bool = False) -> Iterator[Path]:
+    """The folder of work that starts now: `wanted`, or with a number the first of `wanted-001`, ... that is free.
+
+    One with a number is made at once, since of commands that start at the same moment only one can make it, and the
+    others go on to the next number. Whatever ends the block, a folder that was not there before does not stay empty.
+    """
+    path, was_there = (_made_anew(wanted), False) if numbered else (wanted, wanted.exists())
+    try:
+        yield path
+    finally:
+        if not was_there:
+            with contextlib.suppress(OSError):  # not empty, or never made
+                path.rmdir()
+
+
+def _made_anew(wanted: Path) -> Path:
     number = 1
-    while _numbered(parent, name, number).exists():
-        number += 1
-    return _numbered(parent, name, number)
+    while True:
+        path = _numbered(wanted.parent, wanted.name, number)
+        try:
+            path.mkdir(parents=True)
+            return path
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise RunError(f"the folder {path} cannot be written: {error.strerror}.") from None
 
 
 def _numbered(parent: Path, name: str, number: int) -> Path:
