@@ -69,12 +69,14 @@ def test_a_folder_that_was_there_stays_and_one_that_was_not_does_not_stay_empty(
 
 
 def test_where_no_folder_can_be_made_is_a_sentence(tmp_path):
-    (tmp_path / "runs").write_text("mine")
-    with (
-        pytest.raises(RunError, match=r"runs/jcl-x-001 cannot be written: Not a directory\.$"),
-        starting_folder(tmp_path / "runs/jcl-x", numbered=True),
-    ):
-        pass
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with (
+            pytest.raises(RunError, match=rf"{name} cannot be written: File exists\.$"),
+            starting_folder(tmp_path / name / "jcl-x", numbered=True),
+        ):
+            pass
 
 
 def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path):

@@ -106,16 +106,17 @@ def starting_folder(wanted: Path, *, numbered: bool = False) -> Iterator[Path]:
 
 
 def _made_anew(wanted: Path) -> Path:
-    number = 1
-    while True:
-        path = _numbered(wanted.parent, wanted.name, number)
-        try:
-            path.mkdir(parents=True)
-            return path
-        except FileExistsError:
+    number, path = 1, wanted.parent
+    try:
+        path.mkdir(parents=True, exist_ok=True)  # by itself: a link to nowhere in its place exists for every number
+        while True:
+            path = _numbered(wanted.parent, wanted.name, number)
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                return path
             number += 1
-        except OSError as error:
-            raise RunError(f"the folder {path} cannot be written: {error.strerror}.") from None
+    except OSError as error:
+        raise RunError(f"the folder {path} cannot be written: {error.strerror}.") from None
 
 
 def _numbered(parent: Path, name: str, number: int) -> Path:
