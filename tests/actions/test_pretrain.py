@@ -17,6 +17,7 @@ from jcl.actions.run import Run
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.train.checkpoint import list_checkpoints
 from jcl.train.folder import RunFolder
+from jcl.train.lock import RunLock
 from jcl.train.sealed import read_tensors
 from jcl.train.skipped import read_skipped
 from jcl.train.step import TrainingStep
@@ -109,6 +110,22 @@ def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, und
                 start()
         start = lambda: resume(tmp_path / "run", console=QUIET)  # noqa: E731
     assert_same(start(), unbroken)
+
+
+def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later(
+    npz, unbroken, tmp_path, monkeypatch, undrawn
+):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), console=QUIET)
+    (own,) = Path("runs").iterdir()
+    other = Path(shutil.copytree(own, own.with_name(own.name.replace("001", "002"))))  # the same command, elsewhere
+    monkeypatch.setenv("JCL_RESTARTS", "1")
+    with RunLock(other, warn=print):
+        assert_same(pretrain(tiny_settings(npz), console=QUIET), unbroken)
+    assert (own / "summary.json").exists() and not (other / "summary.json").exists()
 
 
 def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkeypatch, undrawn):

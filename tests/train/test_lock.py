@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import RunError
-from jcl.train.lock import RunLock
+from jcl.train.lock import RunLock, held
 
 HOLD = """
 import pathlib, sys, time
@@ -119,3 +119,11 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "run" / ".lock").mkdir(parents=True)
     with pytest.raises(RunError, match="cannot be written: "), RunLock(tmp_path / "run", never):
         pass
+
+
+def test_asking_who_holds_a_folder_neither_takes_nor_leaves_anything(tmp_path):
+    folder = tmp_path / "run"
+    assert not held(folder) and not folder.exists()
+    with RunLock(folder, never):
+        assert held(folder)
+    assert not held(folder) and list(folder.iterdir()) == []

@@ -5,7 +5,7 @@ import pytest
 
 from jcl.errors import RunError
 from jcl.settings import Settings
-from jcl.train.folder import RunFolder, newest_folder, starting_folder
+from jcl.train.folder import RunFolder, numbered_folders, starting_folder
 
 
 def test_a_run_is_created_once(tmp_path):
@@ -108,13 +108,9 @@ def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_p
     assert all(len(list(path.iterdir())) == 1 for path in folders), "no folder is shared"
 
 
-def test_the_newest_folder_is_the_last_of_its_own_name(tmp_path):
-    assert newest_folder(tmp_path / "missing", "jcl-x") is None
-    for name in ("jcl-x-001", "jcl-x-2024-001", "jcl-x-001-kept", "jcl-xy-005"):
+def test_numbered_folders_are_those_of_their_own_name_last_first(tmp_path):
+    assert numbered_folders(tmp_path / "missing", "jcl-x") == []
+    for name in ("jcl-x-001", "jcl-x-2024-001", "jcl-x-001-kept", "jcl-xy-005", "jcl-x-999", "jcl-x-1000"):
         (tmp_path / name).mkdir()
-    newest = newest_folder(tmp_path, "jcl-x")
-    assert newest is not None and newest.path.name == "jcl-x-001"
-    for name in ("jcl-x-999", "jcl-x-1000"):
-        (tmp_path / name).mkdir()
-    newest = newest_folder(tmp_path, "jcl-x")
-    assert newest is not None and newest.path.name == "jcl-x-1000"
+    names = [path.name for path in numbered_folders(tmp_path, "jcl-x")]
+    assert names == ["jcl-x-1000", "jcl-x-999", "jcl-x-001"]

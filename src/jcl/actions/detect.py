@@ -38,7 +38,8 @@ from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
 from jcl.ranks import Ranks
 from jcl.speech import counted
 from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
-from jcl.train.folder import newest_folder
+from jcl.train.folder import numbered_folders
+from jcl.train.lock import held
 from jcl.train.quiet import QuietRecord, QuietSaver
 from jcl.train.rank_group import agreed, joined_ranks, restarted
 from jcl.train.record import Record
@@ -62,7 +63,7 @@ def detect(
     with joined_ranks(str(given.get("device", "auto")), _rank_timeout(given)) as (ranks, device):
         place = _place(ranks, device, console, workers)
         again = ranks.any(restarted())  # a launcher that joined anew does not know of it
-        begun = _newest_of(given) if again and ranks.first and out is None else None
+        begun = _interrupted(given) if again and ranks.first and out is None else None
         known = ranks.from_first(str(out or begun or "").encode()).decode()
         if ranks.any(again and known != "" and DetectionFolder(known).settings_file.exists()):
             return _resume(DetectionFolder(known), place, pictures)
@@ -149,18 +150,24 @@ def _rank_timeout(given: dict[str, Any]) -> float:
     return seconds if isinstance(seconds, int | float) and 0 < seconds < math.inf else RANK_TIMEOUT
 
 
-def _newest_of(given: dict[str, Any]) -> Path | None:
-    """The newest folder under a name of our choice, if it is unfinished and was begun with these settings."""
-    newest = newest_folder(Path("runs"), _usual_name(given))
-    if newest is None:
+def _interrupted(given: dict[str, Any]) -> Path | None:
+    """The newest unfinished folder under a name of our choice that was begun with these settings and is no other's."""
+    found = [path for path in numbered_folders(Path("runs"), _usual_name(given)) if not held(path)]
+    if not found:
         return None
-    folder = DetectionFolder(newest.path)
     try:
         start = open_start(given["init"], given.get("backbone"), int(given.get("seed", 0)))
-        same = folder.settings() == whole_settings(given, start)
-    except JclError:  # whatever is there is not ours, and what is wrong with the settings is said later
+        asked = whole_settings(given, start)
+    except JclError:  # what is wrong with the settings is said later
         return None
-    return folder.path if same and not folder.summary_file.exists() else None
+    return next((path for path in found if _begun_with(asked, DetectionFolder(path))), None)
+
+
+def _begun_with(asked: DetectionSettings, folder: DetectionFolder) -> bool:
+    try:
+        return not folder.summary_file.exists() and folder.settings() == asked
+    except JclError:  # whatever is there is not ours
+        return False
 
 
 def _resume(folder: DetectionFolder, place: DetectionPlace, pictures: int) -> DetectionFolder:

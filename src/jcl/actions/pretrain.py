@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.ranks import ALONE, Ranks
 from jcl.settings import Settings, TrainSettings, settings_from, views_in_words, with_values
 from jcl.speech import Aside, counted
-from jcl.train.folder import RunFolder, newest_folder
+from jcl.train.folder import RunFolder, numbered_folders
+from jcl.train.lock import held
 from jcl.train.profile import StepProfile, profile_steps
 from jcl.train.rank_group import agreed, joined_ranks, ranks_on_this_machine, restarted
 from jcl.train.runtime import choose_device
@@ -51,7 +53,7 @@ def pretrain(
         place = Place(ranks, device, console_of(ranks, console))
         data = _open_data(settings, place)
         parent, name = Path("runs"), f"{settings.method.name}-{data.name}"
-        begun = _begun_before(RunFolder(out) if out is not None else _newest_of(settings, parent, name), ranks)
+        begun = _begun_before(ranks, lambda: _interrupted(settings, parent, name) if out is None else RunFolder(out))
         if begun is not None:
             return _resume(begun, place)
         wanted = RunFolder(parent / name if out is None else out)
@@ -78,31 +80,34 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
         return profile_steps(parts.step, parts.loader)
 
 
-def _begun_before(folder: RunFolder | None, ranks: Ranks) -> Path | None:
+def _begun_before(ranks: Ranks, find: Callable[[], RunFolder | None]) -> Path | None:
     """The run that the launcher interrupted by starting all ranks again, as the first rank sees it."""
     again = ranks.any(restarted())  # a launcher that joined anew does not know of it
-    begun = again and folder is not None and folder.holds_run()
-    path = ranks.from_first(str(folder.path).encode() if folder is not None and begun else b"")
+    folder = find() if again and ranks.first else None
+    path = ranks.from_first(str(folder.path).encode() if folder is not None and folder.holds_run() else b"")
     return Path(path.decode()) if path else None
 
 
-def _newest_of(settings: Settings, parent: Path, name: str) -> RunFolder | None:
-    """The newest run under a name of our choice, if it is unfinished and was begun with these settings."""
-    folder = newest_folder(parent, name)
-    if folder is None or (folder.path / "summary.json").exists():
-        return None
+def _interrupted(settings: Settings, parent: Path, name: str) -> RunFolder | None:
+    """The newest unfinished run under a name of our choice that was begun with these settings and is no other's."""
+    found = (RunFolder(path) for path in numbered_folders(parent, name) if not held(path))
+    return next((folder for folder in found if _begun_with(settings, folder)), None)
+
+
+def _begun_with(settings: Settings, folder: RunFolder) -> bool:
+    if (folder.path / "summary.json").exists():
+        return False
     try:
         asked, found = with_whole_path(settings).model_dump(), folder.settings().model_dump()
     except JclError:  # whatever is there is not ours
-        return None
+        return False
     asked["model"]["bn_groups"] = "auto"  # may have been fitted to the ranks
     sections = {section: values for section, values in asked.items() if isinstance(values, dict)}
-    same = all(
+    return all(
         value in ("auto", found[section][setting])
         for section, values in sections.items()
         for setting, value in values.items()
     )
-    return folder if same else None
 
 
 def _open_data(settings: Settings, place: Place) -> ImageData:

@@ -79,14 +79,14 @@ class RunFolder:
         return read_settings(self.settings_file)
 
 
-def newest_folder(parent: Path, name: str) -> RunFolder | None:
-    """The last of `name-001`, `name-002`, ... under `parent` that exists; `name-2024-001` is of another name."""
+def numbered_folders(parent: Path, name: str) -> list[Path]:
+    """Those of `name-001`, `name-002`, ... under `parent` that exist, last first; `name-2024-001` has another name."""
     numbers = [
         int(match[1])
         for path in parent.glob(f"{glob.escape(name)}-*")
         if (match := re.fullmatch(r"-(\d{3}|[1-9]\d{3,8})", path.name.removeprefix(name)))
     ]
-    return RunFolder(_numbered(parent, name, max(numbers))) if numbers else None
+    return [_numbered(parent, name, number) for number in sorted(numbers, reverse=True)]
 
 
 @contextlib.contextmanager

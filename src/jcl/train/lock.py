@@ -23,8 +23,26 @@ _HOLDER_BYTES = 4096  # more than a process writes about itself
 
 def try_lock(descriptor: int) -> bool:
     """Whether an open file is now ours alone, until it is closed or the process ends; OSError where it has no locks."""
+    return _try(descriptor, fcntl.LOCK_EX)
+
+
+def held(folder: Path) -> bool:
+    """Whether a process trains in the folder, as far as its file system tells."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(folder / NAME, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _try(descriptor, fcntl.LOCK_SH)  # several may ask at once
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _try(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _HELD:
             return False
