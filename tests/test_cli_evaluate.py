@@ -202,6 +202,12 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
         assert "give nothing else" in refused("finetune", "--resume", tmp_path / "nothing", option, value)
     shutil.copytree(pretrained, tmp_path / "copy")
     assert "already holds a run" in refused("finetune", pretrained, "--out", tmp_path / "copy")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/labels.txt").write_text("mine")
+    assert "labels.txt is there already and is left as it is" in refused(
+        "finetune", pretrained, "--out", tmp_path / "mine"
+    )
+    assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["mine"]
 
 
 def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_path):

@@ -35,6 +35,11 @@ class FinetuneFolder(ClassifierFolder):
     def create(self, settings: FinetuneSettings, names: list[str]) -> None:
         """Start a fine-tuning here with the labels of the images `names`."""
         self.refuse_occupied()
+        if self.labels_file.exists() and self.labels_file.read_bytes() != _lines(names):
+            raise RunError(
+                f"{self.labels_file} is there already and is left as it is, but a fine-tuning lists the images whose "
+                "labels it uses under that name; choose another folder with --out."
+            )
         write_atomically(self.labels_file, _lines(names))
         write_atomically(self.settings_file, settings.model_dump_json(indent=2).encode() + b"\n")
 
