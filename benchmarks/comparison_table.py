@@ -63,7 +63,7 @@ def views_not_told(words: str, queries: int, keys: int) -> str:
 
 def compute_of_an_epoch(row: dict[str, Any], result: dict[str, Any]) -> float:
     """Its arithmetic, that of MoCo's epoch being one: a query's way forward and back three units and a key's one."""
-    units = 3 * result["num_queries"] + units_of_a_key(row) * result["num_keys"]
+    units: int = 3 * result["num_queries"] + units_of_a_key(row) * result["num_keys"]
     return units / UNITS_OF_MOCO
 
 

@@ -26,6 +26,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch.multiprocessing.spawn import start_processes
 
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
@@ -127,7 +128,7 @@ def main() -> None:
         port = probe.getsockname()[1]
         probe.close()
         shared = (ranks, port, images, batch_size, arguments.num_keys, out)
-        torch.multiprocessing.start_processes(train_as, args=shared, nprocs=ranks, start_method="fork")
+        start_processes(train_as, args=shared, nprocs=ranks, start_method="fork")  # type: ignore[no-untyped-call]
         received = json.loads(out.read_text())
     gathered = (ranks - 1) / ranks * batch_size * arguments.num_keys * 3 * VIEW * VIEW * 4
     ratio = gathered / received["images and their sizes"]

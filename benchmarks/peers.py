@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from machine import save
@@ -110,7 +111,7 @@ def fed_by_us(source: ImageSource, workers: int, batch_size: int, views: int) ->
         return ViewMaker(recipe, 0, step, pixels, sizes, samples, dtype=torch.bfloat16)(rows, numbers)
 
     step = torch.zeros((), dtype=torch.int64, device=device)
-    options = {"batch_size": batch_size, "canvas": 320, "seed": 0, "workers": workers, "device": device}
+    options: dict[str, Any] = {"batch_size": batch_size, "canvas": 320, "seed": 0, "workers": workers, "device": device}
     with BatchLoader(source, **options, kept_bytes=0) as loader:
         for epoch in itertools.count():
             for batch in loader.epoch(epoch):

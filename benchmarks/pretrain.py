@@ -89,9 +89,9 @@ def seconds_until_ready(work: Callable[[], object]) -> float:
 
 def milliseconds(work: Callable[[], object], repeats: int) -> float:
     """The median of single timed calls."""
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()
@@ -128,7 +128,7 @@ def measure_step(
 def measure_fed_step(case: Case, step: TrainingStep, folder: Path, workers: int, seconds: float) -> float:
     """Milliseconds of a step when its images are decoded from files all the while."""
     source = open_data(str(folder)).train
-    options = {"batch_size": case.batch_size, "canvas": case.canvas, "seed": 0, "workers": workers}
+    options: dict[str, Any] = {"batch_size": case.batch_size, "canvas": case.canvas, "seed": 0, "workers": workers}
     with BatchLoader(source, **options, device=DEVICE, kept_bytes=0) as loader:
         batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
         numbers = itertools.count()

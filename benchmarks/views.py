@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from machine import save
@@ -47,7 +48,7 @@ def view_making(case: Case, device: torch.device, compiled: bool) -> Callable[[]
     step = torch.zeros((), dtype=torch.int64, device=device)
     recipe = view_recipe(case.recipe, case.size)
     on_gpu = device.type == "cuda"
-    options = {
+    options: dict[str, Any] = {
         "dtype": torch.bfloat16 if on_gpu else torch.float32,
         "memory_format": torch.channels_last if on_gpu else torch.contiguous_format,
     }
