@@ -140,6 +140,19 @@ def test_launches_at_the_same_moment_have_folders_of_their_own_that_all_their_ra
     assert said == [run.name for run in runs]
 
 
+@pytest.mark.faults  # for its length
+def test_ctrl_c_before_the_first_step_of_a_launch_says_so_once_and_leaves_nothing(npz, tmp_path):
+    run = tmp_path / "run"
+    with Launch([*JCL, *command(npz, run), "--devices", "2"], tmp_path / "said") as launch:
+        wait_until(lambda: f"into {run}" in launch.said)
+        launch.process.send_signal(signal.SIGINT)
+        code = launch.wait()
+    if (run / "checkpoints").exists():
+        pytest.skip("the first step came before Ctrl-C")
+    assert code == 130 and launch.said.count("Interrupted.") == 1 and "checkpoint" not in launch.said, launch.said
+    assert not run.exists()
+
+
 @pytest.fixture(scope="module")
 def nearly_done(unbroken, tmp_path_factory) -> Path:
     """The run of two ranks as it was four steps before its end."""

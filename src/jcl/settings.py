@@ -51,7 +51,7 @@ class DataSettings(Section):
     download: bool = Field(True, description="fetch a data set known by name when it is not under data.root")
     canvas: PositiveInt | Auto = Field("auto", description="longest side in pixels at which images are decoded")
     workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="processes that decode images")
-    strict: bool = Field(False, description="stop at the first unreadable image, folder or shard")
+    strict: bool = Field(False, description="stop at the first training image, folder or shard that is unreadable")
 
 
 class ViewSettings(Section):

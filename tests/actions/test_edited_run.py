@@ -91,10 +91,21 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
         shutil.copy(place / "cats" / "002.png", place / "cats" / "000.png")
 
     assert "checkpoint was written" not in said_when(moved)
-    assert "The number, names or labels and the pixels of 32 image files" in (said := said_when(renamed))
+    assert "The number, names or labels of 32 image files" in (said := said_when(renamed)) and "pixels" not in said
     assert "are not what they were when the checkpoint was written. The run goes on with the images as they" in said
     assert "The pixels of 32 image files" in (said := said_when(redrawn))
     assert "written; another version of an image library may be the reason. The run goes on" in said
+
+
+def test_other_images_to_test_with_are_told(tmp_path, undrawn, monkeypatch):
+    photos, folder, said = tmp_path / "photos", tmp_path / "run", Console(file=io.StringIO(), width=1000)
+    write_image_folder(photos / "train", 32)
+    write_image_folder(photos / "val", 10)
+    stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
+    shutil.rmtree(photos / "val/cats")
+    resume(folder, console=said)
+    assert "The number, names or labels of 5 image files" in said.file.getvalue()
+    assert "of 32 image files" not in said.file.getvalue()
 
 
 def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from image_files import noise_image, write_images
 
 from jcl.data import ImageData, UnreadableImage, open_data
-from jcl.data.folder import FolderImages, open_folder
+from jcl.data.folder import WITHOUT_TEST_IMAGES, FolderImages, open_folder
 from jcl.errors import DataError
 from plain_user import unlistable
 
@@ -281,7 +281,9 @@ def test_an_empty_test_folder_is_no_test_split(tmp_path: Path, test_name: str):
         assert data.test is None and data.train.class_names == ("a", "b") and len(data.train) == 4
         (line,) = told
         assert line.startswith(f"The folder {tmp_path / test_name} holds no image files (looked for .jpg,")
-        assert line.endswith("all folders below). So there are no images to test with.")
+        assert line.endswith(
+            "all folders below). Without test images accuracy is measured on a tenth of the training images."
+        )
 
 
 def test_a_test_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
@@ -289,7 +291,7 @@ def test_a_test_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
     (tmp_path / "val").mkdir()
     (tmp_path / "val/IMG_1.HEIC").touch()
     (line,) = opened_and_told(tmp_path)[1]
-    assert line.endswith("(.heic 1); save them as JPEG, PNG or TIFF to use them. So there are no images to test with.")
+    assert line.endswith(f"(.heic 1); save them as JPEG, PNG or TIFF to use them. {WITHOUT_TEST_IMAGES}")
 
 
 def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):
@@ -298,7 +300,7 @@ def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):
         data, told = opened_and_told(tmp_path)
         assert data.test is None
         what = f"The folder {tmp_path / 'val'} cannot be listed: permission denied"
-        assert told == [f"{what}. So there are no images to test with."]
+        assert told == [f"{what}. {WITHOUT_TEST_IMAGES}"]
         with pytest.raises(DataError, match=r"/val cannot be listed: permission denied; make it readable"):
             open_data(str(tmp_path), strict=True)
 

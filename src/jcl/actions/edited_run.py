@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from jcl.automatic import Choice
-from jcl.data import ImageSource
+from jcl.data import ImageData, ImageSource
 from jcl.data.fingerprint import fingerprint_of_content, fingerprint_of_listing
 from jcl.errors import RunError
 from jcl.settings import Settings, setting_names
@@ -23,7 +23,7 @@ _WITHOUT_WEIGHT = {  # what a run comes to does not rest on these
     "model.bn_groups",  # which is fitted to the ranks, and said then
 }
 
-_CHANGED_IMAGES = {"listing": "number, names or labels", "content": "pixels"}
+_OTHER_LIBRARY = "; another version of an image library may be the reason"
 
 
 def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], None]) -> None:
@@ -36,17 +36,26 @@ def tell_changes(progress: Progress, settings: Settings, say: Callable[[str], No
     progress.settings = now
 
 
-def tell_other_images(progress: Progress, images: ImageSource, say: Callable[[str], None]) -> None:
+def tell_other_images(progress: Progress, data: ImageData, say: Callable[[str], None]) -> None:
     """Images may be added to a run between stopping and resuming, and others may have taken their place unnoticed."""
-    now = {"listing": fingerprint_of_listing(images), "content": fingerprint_of_content(images)}
-    before, progress.images = progress.images, now
-    changed = [what for what, found in now.items() if before.get(what, found) != found]
-    if changed:
-        library = "; another version of an image library may be the reason" if changed == ["content"] else ""
-        say(
-            f"The {' and the '.join(_CHANGED_IMAGES[what] for what in changed)} of {images.description} are not what "
-            f"they were when the checkpoint was written{library}. The run goes on with the images as they are now."
-        )
+    before, progress.images = progress.images, {}
+    for images, kind in ((data.train, "train"), (data.test, "test")):
+        if images is None:
+            continue
+        now = {f"{kind} listing": fingerprint_of_listing(images), f"{kind} content": fingerprint_of_content(images)}
+        progress.images |= now
+        # With other names other images are looked into, so that their content says nothing then.
+        changed = next((what for what, found in now.items() if before.get(what, found) != found), None)
+        if changed is not None:
+            say(_about_other_images(images, listing=changed.endswith("listing")))
+
+
+def _about_other_images(images: ImageSource, *, listing: bool) -> str:
+    what, why = ("number, names or labels", "") if listing else ("pixels", _OTHER_LIBRARY)
+    return (
+        f"The {what} of {images.description} are not what they were when the checkpoint was written{why}. "
+        "The run goes on with the images as they are now."
+    )
 
 
 def choices_after(before: Sequence[Choice], settings: Settings) -> list[Choice]:

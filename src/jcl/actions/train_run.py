@@ -82,7 +82,7 @@ def train_run(
     progress = _restored(folder, parts, place) if resumed else Progress(ranks=ranks.count)
     tell_changes(progress, settings, place.say)
     # Only the first rank writes checkpoints, and speaks.
-    agreed(ranks, lambda: tell_other_images(progress, data.train, place.say) if ranks.first else None)
+    agreed(ranks, lambda: tell_other_images(progress, data, place.say) if ranks.first else None)
     agreed(ranks, lambda: keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, place.say))
     if resumed:
         agreed(ranks, lambda: _renew_choices(folder, settings, place.device) if ranks.first else None)

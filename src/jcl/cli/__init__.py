@@ -73,14 +73,17 @@ def _leave_with(error: JclError) -> NoReturn:
         sys.exit(error.exit_code)
     whose = f" on rank {rank}" if rank > 0 else ""
     # Whoever asked a run to stop has made no error.
-    tell(err, str(error), lead="" if error.exit_code == Interrupted.exit_code else f"Error{whose}: ")
+    tell(err, str(error), lead="" if error.exit_code in (Interrupted.exit_code, INTERRUPTED) else f"Error{whose}: ")
     sys.exit(error.exit_code)
 
 
 def _leave_interrupted() -> NoReturn:
-    if err.is_terminal:
-        err.print()  # what was typed, ^C, stands on this line
-    tell(err, "Interrupted.")
+    nothing_left = JclError("Interrupted.")
+    nothing_left.exit_code = INTERRUPTED
+    if not tell_launcher(nothing_left, rank):
+        if err.is_terminal:
+            err.print()  # what was typed, ^C, stands on this line
+        tell(err, str(nothing_left))
     sys.exit(INTERRUPTED)
 
 

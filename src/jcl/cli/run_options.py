@@ -31,7 +31,7 @@ TemperatureOption = Annotated[float | None, typer.Option(help="Softmax temperatu
 SeedOption = Annotated[int | None, typer.Option(help="Same seed, same numbers.")]
 DeviceOption = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")]
 StrictOption = Annotated[
-    bool | None, typer.Option("--strict", help="Stop at the first unreadable image, folder or shard.")
+    bool | None, typer.Option("--strict", help="Stop at the first training image, folder or shard that is unreadable.")
 ]
 OnNanOption = Annotated[str | None, typer.Option(help="What a loss that is not finite does: stop or skip.")]
 SubsetOption = Annotated[str | None, typer.Option(help="imagenet100, or a file with one class folder a line.")]

@@ -65,6 +65,8 @@ class DataReport:
     def as_dict(self) -> dict[str, object]:
         """The figures as one flat object of plain names, such as `train_images` and `train_unreadable`."""
         flat: dict[str, object] = {"name": self.name, "shared_between_splits": len(self.shared)}
+        if self.why_untested:
+            flat["why_untested"] = self.why_untested
         for split, report in self.splits.items():
             flat |= {f"{split}_{key}": value for key, value in _figures(report).items()}
         return flat

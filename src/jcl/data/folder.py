@@ -31,6 +31,8 @@ from jcl.speech import counted, typed
 _TRAIN_FOLDERS: Final = ("train", "training")
 _TEST_FOLDERS: Final = ("val", "valid", "validation", "test", "testing")
 
+WITHOUT_TEST_IMAGES: Final = "Without test images accuracy is measured on a tenth of the training images."
+
 
 class FolderImages:
     """Image files below one folder, read when asked for.
@@ -113,7 +115,7 @@ def open_folder(
     if strict:
         _refuse_unlisted(test_root, listing)
     if not len(listing.files):  # made for later, perhaps; pre-training needs no test images
-        why = f"{_about_empty(test_root, listing)}. So there are no images to test with."
+        why = f"{_about_empty(test_root, listing)}. {WITHOUT_TEST_IMAGES}"
         return ImageData(root.name, train, why_untested=why)
     listing = _only_classes(test_root, listing, classes)
     return ImageData(root.name, train, FolderImages(test_root, listing, _test_classes(class_names, listing.files)))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from jcl.data import ImageData, ImageSource
+from jcl.data.source import NoneReadable
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
 from jcl.ranks import ALONE, Ranks
@@ -61,16 +62,19 @@ def knn_on(
 
     Images that cannot be read are entered into `skipped`.
     """
-    bank = extract_over_ranks(features, data.train, ranks)
-    assert bank.labels is not None, "only labelled data is measured"
-    if data.test is not None and data.test.labels is not None:
-        queries = extract_over_ranks(features, data.test, ranks)
-        met = all_skipped(bank, queries)
-    else:
-        met = bank.skipped
-        bank, queries = _split(bank, data.train)
-    if skipped is not None:
-        skipped.update(met)
+    met = {} if skipped is None else skipped
+    try:
+        bank = extract_over_ranks(features, data.train, ranks)
+        assert bank.labels is not None, "only labelled data is measured"
+        if data.test is not None and data.test.labels is not None:
+            queries = extract_over_ranks(features, data.test, ranks)
+            met |= all_skipped(bank, queries)
+        else:
+            met |= bank.skipped
+            bank, queries = _split(bank, data.train)
+    except NoneReadable as error:
+        met |= error.skipped
+        raise
     assert bank.labels is not None and queries.labels is not None
     return knn_accuracy(
         bank.values,
