@@ -120,6 +120,8 @@ def _open_data(settings: Settings, place: Place) -> ImageData:
 
 def _demand_same_images(images: ImageSource, ranks: Ranks) -> None:
     """Every rank works out by itself which images make a batch, so a machine with others would spoil it unseen."""
+    if ranks.count == 1:
+        return
     own = int(fingerprint_of_listing(images)[:15], 16)  # what an int64 holds
     first = int(ranks.gather(torch.tensor([own]))[0])
 
