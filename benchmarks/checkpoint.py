@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from machine import save
 
-from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.automatic import DataFacts, choose
 from jcl.data import ImageBatch
-from jcl.recipes import build_settings
-from jcl.settings import RecordSettings, Settings
-from jcl.train.checkpoint import Progress, list_checkpoints
-from jcl.train.saver import CheckpointSaver
+from jcl.runs.checkpoint import Progress, list_checkpoints
+from jcl.runs.saver import CheckpointSaver
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import DataFacts, choose
+from jcl.settings.schema import RecordSettings, Settings
+from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep
 
 LIMIT_SHARE = 0.01

@@ -34,18 +34,18 @@ from machine import described
 from processes import Commands, Processes, begun, jcl_command, last_line, training_command
 from rich.console import Console
 
-from jcl.actions.run_data import open_run_data, with_whole_path
 from jcl.cli.run_options import given_values, run_settings
+from jcl.commands.run_data import open_run_data, with_whole_path
 from jcl.core.method import METHODS
 from jcl.data.fingerprint import fingerprint
 from jcl.errors import JclError, RunError
 from jcl.evaluate.classification import classification_task
-from jcl.settings import Settings, setting_names
+from jcl.runs.folder import RunFolder
+from jcl.runs.json_object import named_differences, read_object, write_object
+from jcl.runs.lock import try_lock
+from jcl.runs.metrics import read_metrics
+from jcl.settings.schema import Settings, setting_names
 from jcl.studies.cells import values_of
-from jcl.train.folder import RunFolder
-from jcl.train.json_object import named_differences, read_object, write_object
-from jcl.train.lock import try_lock
-from jcl.train.record import read_metrics
 
 DECIDED = (  # by the rows, or by options of their own
     "data.location",

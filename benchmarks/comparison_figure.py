@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from jcl.errors import JclError, RunError
 from jcl.report import style
-from jcl.train.json_object import read_object
+from jcl.runs.json_object import read_object
 
 LEGEND_COLUMNS = 2
 DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from jcl.actions.detect_start import build_resnet
+from jcl.commands.detect_start import build_resnet
 from jcl.evaluate.detection.batching import batch_keys, read_image, training_batches
 from jcl.evaluate.detection.coco_data import CocoSet, for_training, open_coco
 from jcl.evaluate.detection.coco_layout import coco_files
@@ -34,8 +34,8 @@ from jcl.evaluate.detection.packed import PackedImages
 from jcl.evaluate.detection.settings import ITERATIONS, CocoSettings, DetectionSettings, detection_settings
 from jcl.evaluate.detection.training import DetectionTraining
 from jcl.evaluate.detection.transforms import make_target
-from jcl.train.checkpoint import Progress
-from jcl.train.quiet import QuietRecord, QuietSaver
+from jcl.runs.checkpoint import Progress
+from jcl.runs.null import NullRecord, NullSaver
 
 LEFT_OUT = 20  # iterations before the clock starts: workers start and kernels are chosen
 
@@ -138,8 +138,8 @@ def own_loop(
         device=device,
         precision=torch.bfloat16 if device.type == "cuda" else torch.float32,
         display=DetectionDisplay(Console(quiet=True), settings.task),
-        record=QuietRecord(),
-        saver=QuietSaver(),
+        record=NullRecord(),
+        saver=NullSaver(),
         how_to_resume="",
         progress=Progress(),
     )

@@ -6,7 +6,7 @@ import numpy as np
 
 from jcl.data.arrays import DAMAGE
 from jcl.errors import RunError
-from jcl.train.atomic import replacing
+from jcl.runs.atomic import replacing
 
 HELD_OUT = 5000
 

@@ -23,12 +23,12 @@ import torch
 import torch._inductor.config
 from machine import save
 
-from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.automatic import DataFacts, choose
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.data import BatchLoader, ImageBatch, open_data
-from jcl.recipes import build_settings
-from jcl.settings import Settings
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import DataFacts, choose
+from jcl.settings.schema import Settings
+from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 
 DEVICE = torch.device("cuda")

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from jcl.errors import Interrupted
+from jcl.runs.folder import RunFolder
 from jcl.studies.cell_process import STARTED_BY
-from jcl.train.folder import RunFolder
 from jcl.train.stop import StopRequest
 
 Result = TypeVar("Result")

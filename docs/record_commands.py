@@ -116,7 +116,7 @@ def prepare(folder: Path) -> None:
     import torch
     import torchvision
 
-    from jcl.data.drawn import drawn_objects
+    from jcl.data.synthetic import drawn_objects
 
     pixels, labels = drawn_objects(600, 0)
     images = pixels.permute(0, 2, 3, 1).numpy()

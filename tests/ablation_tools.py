@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.actions.ablate import Ablation, ablate
-from jcl.actions.ablation_cell import run_cell
-from jcl.actions.ablation_plan import Plan, plan_ablation
+from jcl.commands.ablate import Ablation, ablate
+from jcl.commands.ablation_cell import run_cell
+from jcl.commands.ablation_plan import Plan, plan_ablation
 from jcl.errors import Interrupted, JclError
-from jcl.recipes import build_settings
-from jcl.settings import Settings
+from jcl.settings.recipes import build_settings
+from jcl.settings.schema import Settings
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import parse_axis
 from jcl.studies.local_engine import Engine

@@ -38,7 +38,7 @@ def no_room_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """A function that makes every write to a file say that the disk is full."""
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
-    monkeypatch.setattr("jcl.train.atomic.secrets.token_hex", lambda _: "1")
+    monkeypatch.setattr("jcl.runs.atomic.secrets.token_hex", lambda _: "1")
     return lambda file: file.with_name(f".{file.name}.1.partial").symlink_to("/dev/full")
 
 
@@ -62,7 +62,7 @@ def pretrained(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves the half second that the pictures of a run take, where they do not matter."""
-    monkeypatch.setattr("jcl.actions.train_run.draw_run", lambda *inputs: [])
+    monkeypatch.setattr("jcl.commands.train_run.draw_run", lambda *inputs: [])
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def be_killed_writing(path: Path) -> None:
     """A process that writes a file and is killed between writing and renaming."""
     program = (
         "import os, pathlib\n"
-        "from jcl.train.atomic import write_atomically\n"
+        "from jcl.runs.atomic import write_atomically\n"
         "os.fsync = lambda number: os.kill(os.getpid(), 9)\n"
         f"write_atomically(pathlib.Path({str(path)!r}), b'new' * 1000)\n"
     )

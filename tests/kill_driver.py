@@ -13,9 +13,9 @@ from typing import Any
 import torch._dynamo  # noqa: F401 - which any optimiser imports: two seconds in every fork if it came after
 from rich.console import Console
 
-import jcl.actions.pretrain as pretraining
-from jcl.settings import read_settings
-from jcl.train.checkpoint import search_checkpoints
+import jcl.commands.pretrain as pretraining
+from jcl.runs.checkpoint import search_checkpoints
+from jcl.settings.schema import read_settings
 
 ON_THE_DISK = {"mkdir", "open", "write", "flush", "fsync", "posix_fadvise", "read", "close", "replace", "unlink"}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from PIL import Image
 from rich.console import Console
 
-from jcl.actions.pretrain import pretrain
-from jcl.actions.run import Run
+from jcl.commands.pretrain import pretrain
+from jcl.commands.run import Run
 from small_runs import drawn_pixels, tiny_settings
 
 # Together a path that closes and opens script elements; a slash cannot be part of a file's name.

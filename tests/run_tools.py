@@ -7,9 +7,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.actions.run import Run
-from jcl.train.checkpoint import list_checkpoints
-from jcl.train.sealed import read_tensors
+from jcl.commands.run import Run
+from jcl.runs.checkpoint import list_checkpoints
+from jcl.runs.sealed import read_tensors
 from jcl.train.step import TrainingStep
 
 QUIET = Console(quiet=True)

@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image
 
 from jcl.core.encoder import OWN_BACKBONES
-from jcl.recipes import build_settings
-from jcl.settings import Settings
+from jcl.settings.recipes import build_settings
+from jcl.settings.schema import Settings
 
 TINY_BACKBONE = next(iter(OWN_BACKBONES))
 TINY_VALUES: dict[str, Any] = {

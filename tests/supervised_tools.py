@@ -8,8 +8,8 @@ import torch
 
 from jcl.core.encoder import build_backbone
 from jcl.evaluate.supervised import SupervisedTraining
-from jcl.exchange import BackboneInfo, save_backbone
-from jcl.train.sealed import read_tensors
+from jcl.export import BackboneInfo, save_backbone
+from jcl.runs.sealed import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 

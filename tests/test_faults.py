@@ -22,14 +22,14 @@ from fault_tools import (
     once_written,
     small_disk,
 )
-from jcl.actions.pretrain import pretrain, resume
-from jcl.actions.run import Run
+from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.run import Run
 from jcl.data import open_data
 from jcl.data.shard_writing import write_shards
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
-from jcl.settings import settings_text
-from jcl.train.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
-from jcl.train.record import read_metrics
+from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
+from jcl.runs.metrics import read_metrics
+from jcl.settings.schema import settings_text
 from run_tools import assert_same, state, stop_after
 from small_runs import drawn_pixels, tiny_settings, write_image_folder
 

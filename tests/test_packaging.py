@@ -13,7 +13,7 @@ import torch
 
 import jcl
 from jcl.core.encoder import build_backbone
-from jcl.exchange import BackboneInfo, save_backbone
+from jcl.export import BackboneInfo, save_backbone
 from small_runs import drawn_pixels
 
 ROOT = Path(__file__).parent.parent

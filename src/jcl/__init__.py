@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jcl.actions.pretrain import pretrain as pretrain
-    from jcl.actions.pretrain import resume as resume
-    from jcl.actions.run import Run as Run
+    from jcl.commands.pretrain import pretrain as pretrain
+    from jcl.commands.pretrain import resume as resume
+    from jcl.commands.run import Run as Run
     from jcl.core.loss import (
         InfoNCELoss as InfoNCELoss,
     )
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     )
     from jcl.core.queue import KeyQueue as KeyQueue
     from jcl.errors import JclError as JclError
-    from jcl.exchange import load_backbone as load_backbone
-    from jcl.recipes import build_settings as build_settings
-    from jcl.settings import Settings as Settings
+    from jcl.export import load_backbone as load_backbone
+    from jcl.settings.recipes import build_settings as build_settings
+    from jcl.settings.schema import Settings as Settings
 
 __version__ = "0.1.0"
 
@@ -48,12 +48,12 @@ _HOME = {
     "multi_key_loss": "jcl.core.loss",
     "KeyQueue": "jcl.core.queue",
     "JclError": "jcl.errors",
-    "load_backbone": "jcl.exchange",
-    "Run": "jcl.actions.run",
-    "pretrain": "jcl.actions.pretrain",
-    "resume": "jcl.actions.pretrain",
-    "build_settings": "jcl.recipes",
-    "Settings": "jcl.settings",
+    "load_backbone": "jcl.export",
+    "Run": "jcl.commands.run",
+    "pretrain": "jcl.commands.pretrain",
+    "resume": "jcl.commands.pretrain",
+    "build_settings": "jcl.settings.recipes",
+    "Settings": "jcl.settings.schema",
 }
 
 __all__ = [*_HOME, "__version__"]

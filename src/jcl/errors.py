@@ -19,7 +19,7 @@ class DataError(JclError):
     """The images cannot be found, read or used as asked."""
 
 
-class DataErrorOfAll(DataError):
+class CollectiveDataError(DataError):
     """What one rank met among its images, and all ranks end with before the same step."""
 
 
@@ -33,5 +33,5 @@ class Interrupted(JclError):
     exit_code = 75  # the conventional "temporary failure, try again"
 
 
-class FailedElsewhere(JclError):
+class OtherRankFailed(JclError):
     """Another rank cannot go on and says why; there is nothing to add."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jcl.core.method import METHODS, ContrastiveLearner, StepFigures
-from jcl.randomness import KEY_SHUFFLE, permutation
+from jcl.random import KEY_SHUFFLE, permutation
 
 IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3
 TEMPERATURE, MOMENTUM, SCALE, RATE = 0.3, 0.8, 2.5, 0.2

@@ -9,17 +9,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.actions.finetune import finetune, load_classifier, resume_finetuning
+from jcl.commands.finetune import finetune, load_classifier, resume_finetuning
 from jcl.core.encoder import build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune import backbone_parts, finetune_optimiser, finetune_settings, usual_batch_size
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.supervised import Classifier
-from jcl.exchange import BackboneInfo, load_backbone, save_backbone
-from jcl.train import saver
-from jcl.train.checkpoint import list_checkpoints
-from jcl.train.lock import RunLock
-from jcl.train.sealed import read_tensors
+from jcl.export import BackboneInfo, load_backbone, save_backbone
+from jcl.runs import saver
+from jcl.runs.checkpoint import list_checkpoints
+from jcl.runs.lock import RunLock
+from jcl.runs.sealed import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 from supervised_tools import same_tensors, stop_after, untrained_weights
 

@@ -203,7 +203,7 @@ def test_class_without_a_vote_is_among_the_top_five_only_if_all_classes_are(clas
 def test_class_unknown_to_a_bank_of_few_classes_is_not_among_its_first_five() -> None:
     rows = torch.eye(3)
     (result,) = knn_accuracy(rows, torch.tensor([0, 1, 1]), rows, torch.tensor([1, 2, 0]), k=[1])
-    assert (result.top1, result.strangers) == (0.0, 1) and result.top5 == pytest.approx(200 / 3)
+    assert (result.top1, result.unseen_class_images) == (0.0, 1) and result.top5 == pytest.approx(200 / 3)
 
 
 def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:

@@ -130,7 +130,7 @@ def test_positions_and_scores():
     logits = torch.tensor([[3.0, 2, 1], [1, 1, 0], [1, 1, 0], [0, 0, 9], [float("nan"), 1, 0], [1, 2, 3]])
     found = scores(logits, torch.tensor([2, 2, 5, 4, 2, -1]), classes)
     # right; right by the rule for ties; wrong by it; of a class unknown to the probe; no number; no label
-    assert found.images == 5 and found.strangers == 1
+    assert found.images == 5 and found.unseen_class_images == 1
     assert found.top1 == pytest.approx(40) and found.top5 == pytest.approx(60)
     assert found.class_images == (3, 1, 0) and found.class_top1 == (pytest.approx(200 / 3), 0.0, None)
 

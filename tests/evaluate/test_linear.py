@@ -156,9 +156,9 @@ def test_classes_with_one_image_and_classes_nobody_trained_on(problem):
     keep = (y_train != 2) & ((y_train != 5) | (torch.arange(600) == 5))
     result = linear_probe(x_train[keep], y_train[keep], x_test, y_test, grid=SMALL_GRID, epochs=10)
     assert result.classes == (0, 1, 3, 4, 5)
-    assert result.scores.strangers == 100 and result.scores.images == 600
+    assert result.scores.unseen_class_images == 100 and result.scores.images == 600
     assert result.scores.class_images == (100,) * 5
-    assert result.scores.top1 == pytest.approx(sum(result.scores.class_top1) / 6)  # strangers count as wrong
+    assert result.scores.top1 == pytest.approx(sum(result.scores.class_top1) / 6)  # unseen_class_images count as wrong
 
 
 def test_rows_without_a_label_are_ignored_on_both_sides(problem):

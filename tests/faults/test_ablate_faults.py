@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ablation_tools import ablated, holder, results, small_plan
-from jcl.actions.ablate import ablate
+from jcl.commands.ablate import ablate
 from jcl.studies.local_engine import local_engine, local_slots
 from launch_tools import JCL, Launch, ancestors, gone, settings_options, wait_until
 from small_runs import TINY_VALUES

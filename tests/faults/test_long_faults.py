@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from fault_tools import SmallDisk, assert_never_without_a_checkpoint, at_steps, live, once_written, small_disk
-from jcl.actions.pretrain import pretrain, resume
-from jcl.actions.run import Run
+from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.run import Run
 from jcl.errors import Interrupted, RunError
-from jcl.settings import Settings, settings_text
-from jcl.train.checkpoint import list_checkpoints, search_checkpoints
+from jcl.runs.checkpoint import list_checkpoints, search_checkpoints
+from jcl.settings.schema import Settings, settings_text
 from run_tools import assert_same, stop_after
 from small_runs import tiny_settings
 

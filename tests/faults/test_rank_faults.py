@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jcl.actions.run import Run
-from jcl.train.checkpoint import list_checkpoints, search_checkpoints
+from jcl.commands.run import Run
+from jcl.runs.checkpoint import list_checkpoints, search_checkpoints
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, gone, settings_options, wait_until
 from run_tools import assert_same
 from small_runs import write_image_folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from browser import CHROMIUM, Browser
-from jcl.actions.report import write_report
+from jcl.commands.report import write_report
 from page_tools import EVIL_CLASS
 
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ import torch
 from picture_tools import count
 from PIL import Image
 
-from jcl.actions.cost import TITLES
+from jcl.commands.cost import TITLES
 from jcl.evaluate.distribution import ViewSpread
 from jcl.report import style
 from jcl.report.bound_plots import plot_gaussian_bound, plot_training_bound

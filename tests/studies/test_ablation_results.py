@@ -5,7 +5,7 @@ import io
 import statistics
 from typing import Any
 
-from jcl.settings import Settings
+from jcl.settings.schema import Settings
 from jcl.studies.ablation import as_csv, best_of, equally_good, plain_figures, points_of
 from jcl.studies.ablation_folder import CellRecord
 from jcl.studies.cells import Cell

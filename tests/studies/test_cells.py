@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jcl.errors import SettingsError
-from jcl.recipes import build_settings
-from jcl.settings import Settings
+from jcl.runs.json_object import written
+from jcl.settings.recipes import build_settings
+from jcl.settings.schema import Settings
 from jcl.studies.cells import (
     LONGEST_NAME,
     Axis,
@@ -24,7 +25,6 @@ from jcl.studies.cells import (
     shared_values,
 )
 from jcl.studies.relevance import refuse_ignored
-from jcl.train.json_object import written
 
 
 def build(own: Mapping[str, Any]) -> Settings:
@@ -136,7 +136,7 @@ def test_values_that_do_not_work_are_named():
 def test_a_method_axis_brings_what_each_method_implies():
     moco, jcl = grid([Axis("method.name", ("moco-v1", "jcl"))], (0,), build)
     assert (moco.settings.method.num_keys, moco.settings.model.head) == (1, "linear")
-    assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (3, "mlp")
+    assert (jcl.settings.schema.method.num_keys, jcl.settings.schema.model.head) == (3, "mlp")
 
 
 @settings(deadline=None)

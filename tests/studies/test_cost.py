@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from jcl.actions.cost import CostPlan, CostReport, measure_cell, measure_cost
+from jcl.commands.cost import CostPlan, CostReport, measure_cell, measure_cost
 from jcl.errors import SettingsError
-from jcl.studies.apart import OutOfMemory, run_apart
+from jcl.studies.apart import OutOfMemory, run_in_subprocess
 from jcl.studies.cost import Cell, StepCost, baseline, growth, measure_step, most_keys
 from small_runs import TINY_VALUES
 
@@ -84,7 +84,7 @@ def fill_memory(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["killed", "CPU", "GPU"])
 def test_work_that_does_not_fit_is_an_answer(kind: str) -> None:
-    assert isinstance(run_apart(fill_memory, kind), OutOfMemory)
+    assert isinstance(run_in_subprocess(fill_memory, kind), OutOfMemory)
 
 
 def refuse(sentence: str) -> None:
@@ -93,7 +93,7 @@ def refuse(sentence: str) -> None:
 
 def test_other_errors_come_back_as_they_are() -> None:
     with pytest.raises(SettingsError, match="not like this"):
-        run_apart(refuse, "not like this")
+        run_in_subprocess(refuse, "not like this")
     with pytest.raises(SettingsError, match="each at least 1"):
         measure_cost([0, 2])
 

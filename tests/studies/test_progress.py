@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from jcl.recipes import build_settings
+from jcl.settings.recipes import build_settings
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
 from jcl.studies.progress import AblationDisplay

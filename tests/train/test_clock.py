@@ -1,7 +1,7 @@
 import pytest
 
+from jcl.runs.checkpoint import Progress
 from jcl.train import clock
-from jcl.train.checkpoint import Progress
 from jcl.train.clock import TrainingClock
 
 

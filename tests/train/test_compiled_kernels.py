@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.automatic import DataFacts, choose
 from jcl.data import ImageBatch
-from jcl.recipes import build_settings
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import DataFacts, choose
+from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from jcl.views import ViewMaker, view_recipe
 

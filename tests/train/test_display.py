@@ -6,10 +6,10 @@ import re
 import pytest
 from rich.console import Console
 
+from jcl.console import duration
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.supervised_display import SupervisedDisplay
-from jcl.recipes import build_settings
-from jcl.speech import duration
+from jcl.settings.recipes import build_settings
 from jcl.train import bar as module
 from jcl.train.bar import LogPace
 from jcl.train.display import RunDisplay

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from jcl.settings import MethodSettings, TrainSettings
+from jcl.settings.schema import MethodSettings, TrainSettings
 from jcl.train.schedule import covariance_scale, learning_rate
 
 

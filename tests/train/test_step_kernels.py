@@ -8,11 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.actions.building import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.actions.run_data import data_facts, open_run_data
-from jcl.automatic import choose
+from jcl.commands.run_data import data_facts, open_run_data
 from jcl.data import BatchLoader
-from jcl.settings import Settings
+from jcl.settings.resolve import choose
+from jcl.settings.schema import Settings
+from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from small_runs import tiny_settings
 

@@ -11,13 +11,13 @@ import io
 import sys
 from typing import NoReturn
 
-from jcl.actions.launching import tell_launcher
 from jcl.cli.app import app, err, rank
-from jcl.cli.arguments import as_meant
+from jcl.cli.arguments import normalize_argv
 from jcl.cli.standard_output import outlast_readers
 from jcl.cli.usage import ParserError, WrongUsage, wrong_usage
-from jcl.errors import FailedElsewhere, Interrupted, JclError
-from jcl.speech import tell
+from jcl.console import print_line
+from jcl.distributed.launch import tell_launcher
+from jcl.errors import Interrupted, JclError, OtherRankFailed
 
 __all__ = ["app", "main"]
 
@@ -34,7 +34,7 @@ def main() -> None:
     _write_any_sign()
     demand_written = outlast_readers()
     try:
-        sys.argv[1:] = as_meant(sys.argv[1:])  # which --devices hands on
+        sys.argv[1:] = normalize_argv(sys.argv[1:])  # which --devices hands on
         code = app(standalone_mode=False)  # its errors are told here
         if code == INTERRUPTED:  # typer has caught the key stroke and says nothing
             _leave_interrupted()
@@ -45,7 +45,7 @@ def main() -> None:
         if wrong is None:  # it has shown the help
             sys.exit(WrongUsage.exit_code)
         _leave_with(wrong)
-    except FailedElsewhere as error:
+    except OtherRankFailed as error:
         sys.exit(error.exit_code)
     except JclError as error:
         _leave_with(error)
@@ -73,7 +73,9 @@ def _leave_with(error: JclError) -> NoReturn:
         sys.exit(error.exit_code)
     whose = f" on rank {rank}" if rank > 0 else ""
     # Whoever asked a run to stop has made no error.
-    tell(err, str(error), lead="" if error.exit_code in (Interrupted.exit_code, INTERRUPTED) else f"Error{whose}: ")
+    print_line(
+        err, str(error), lead="" if error.exit_code in (Interrupted.exit_code, INTERRUPTED) else f"Error{whose}: "
+    )
     sys.exit(error.exit_code)
 
 
@@ -83,7 +85,7 @@ def _leave_interrupted() -> NoReturn:
     if not tell_launcher(nothing_left, rank):
         if err.is_terminal:
             err.print()  # what was typed, ^C, stands on this line
-        tell(err, str(nothing_left))
+        print_line(err, str(nothing_left))
     sys.exit(INTERRUPTED)
 
 

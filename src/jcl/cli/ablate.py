@@ -33,12 +33,12 @@ from jcl.cli.run_options import (
     given_values,
     run_settings,
 )
+from jcl.console import pluralize
 from jcl.errors import SettingsError
-from jcl.speech import counted
 
 if TYPE_CHECKING:
-    from jcl.actions.ablate import Ablation
-    from jcl.settings import Settings
+    from jcl.commands.ablate import Ablation
+    from jcl.settings.schema import Settings
     from jcl.studies.ablation import Point
     from jcl.studies.local_engine import Engine
 
@@ -106,9 +106,9 @@ def ablate(
     [dim]jcl ablate cifar10 --over num_keys=1,2,3,5,7,9,11 --seeds 3[/]
     """
     values = given_values(locals(), settings)
-    from jcl.actions.ablate import ablate as run_ablation
-    from jcl.actions.ablate import prepare
-    from jcl.actions.ablation_plan import plan_ablation
+    from jcl.commands.ablate import ablate as run_ablation
+    from jcl.commands.ablate import prepare
+    from jcl.commands.ablation_plan import plan_ablation
     from jcl.studies.cells import parse_axis, parse_seeds, refuse_repeated
 
     def build(own: Mapping[str, Any]) -> Settings:
@@ -127,7 +127,7 @@ def ablate(
     if plan_only:
         folder = prepare(plan, out_folder)
         done = sum(folder.cell(cell).result() is not None for cell in plan.cells)
-        cells = counted(len(plan.cells), "cell") + (f" ({done:,} done before)" if done else "")
+        cells = pluralize(len(plan.cells), "cell") + (f" ({done:,} done before)" if done else "")
         say(f"Planned in {folder.cells}: {cells}; each is carried out by `jcl ablate-cell CELL`.")
         return
     chosen = plan.cells[0].settings.train.device
@@ -148,13 +148,13 @@ def ablate_cell(
 
     This is what `jcl ablate` starts; job arrays of other schedulers can start it too.
     """
-    from jcl.actions.ablation_cell import run_cell
+    from jcl.commands.ablation_cell import run_cell
     from jcl.studies.cell_process import stop_with_parent
 
     stop_with_parent()
     figures = run_cell(folder, workers=workers, console=err)
     say(f"linear top-1 {figures['linear_top1']:.2f} %, kNN top-1 {figures['knn_top1']:.2f} %")
-    say_strangers(figures.get("strangers", 0))  # not in the folders of older versions
+    say_strangers(figures.get("unseen_class_images", 0))  # not in the folders of older versions
     write_json(figures, json_file)
 
 
@@ -162,8 +162,8 @@ def ablate_cell(
 def _engine(
     choice: EngineChoice, device: str, at_once: int, address: str | None, gpus: float | None, cpus: float | None
 ) -> Iterator[Engine]:
+    from jcl.distributed.device import choose_device
     from jcl.studies.local_engine import local_engine, local_slots
-    from jcl.train.runtime import choose_device
 
     if choice is EngineChoice.local:
         choose_device(device)  # says so where there is no such device
@@ -178,9 +178,9 @@ def _engine(
 
 
 def _print(found: Ablation) -> None:
+    from jcl.runs.json_object import written
     from jcl.studies.ablation import best_of, equally_good
     from jcl.studies.cells import described, short_name
-    from jcl.train.json_object import written
 
     if not any(point.results or point.failed for point in found.points):
         return
@@ -196,7 +196,7 @@ def _print(found: Ablation) -> None:
     out.print(table)
     if found.figures["cells_done"]:
         say(tested_on(found.figures))
-    say_strangers(found.figures["strangers"])
+    say_strangers(found.figures["unseen_class_images"])
     ahead = equally_good(found.points)
     if best is not None:
         say(f"Best on held-out training images (validation): {described(best.values)}.")

@@ -10,9 +10,9 @@ import typer
 from rich.console import Console
 
 import jcl
+from jcl.console import StderrConsole
 from jcl.errors import SettingsError
-from jcl.speech import Aside
-from jcl.train.json_object import may_hold_figures
+from jcl.runs.json_object import may_hold_figures
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
@@ -27,7 +27,7 @@ app = typer.Typer(
 # Of several ranks the first speaks for all; an error of another one is its own.
 rank = int(os.environ.get("RANK") or 0)  # set to nothing it says nothing
 out = Console(quiet=rank > 0)
-err = Aside()
+err = StderrConsole()
 
 
 def _show_version(asked: bool) -> None:
@@ -53,7 +53,7 @@ def _spared(path: Path | None) -> Path | None:
         raise SettingsError(
             "--json takes the name of a file; figures do not go to standard output, where the table is."
         )
-    from jcl.train.folder import RunFolder
+    from jcl.runs.folder import RunFolder
 
     # The summary of a run is what tells that it has finished, and other figures there would be taken for its own.
     if path.name in ("summary.json", "result.json") and RunFolder(path.parent).holds_run():

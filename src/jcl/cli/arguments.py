@@ -12,7 +12,7 @@ from jcl.paths import home_expanded
 _OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
 
 
-def as_meant(arguments: Sequence[str]) -> list[str]:
+def normalize_argv(arguments: Sequence[str]) -> list[str]:
     """The arguments with `--out=~/runs` as a shell would expand `--out ~/runs`; an empty one is refused.
 
     Nothing is what a shell makes of a variable that is not set, and as a path it would be the current folder.

@@ -12,7 +12,7 @@ from jcl.cli.app import DATA, JsonOption, app, err, out, seed_option
 from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, write_json
 from jcl.cli.progress import counting
-from jcl.speech import counted, readable_size, tell, typed
+from jcl.console import pluralize, print_line, readable_size, typed
 
 
 @app.command(rich_help_panel=DATA)
@@ -25,8 +25,8 @@ def recipes(
     """List the recipes, show one, or list every setting."""
     import yaml
 
-    from jcl.recipes import build_settings, recipe_names, recipe_summary, recipe_values
-    from jcl.settings import describe_settings
+    from jcl.settings.recipes import build_settings, recipe_names, recipe_summary, recipe_values
+    from jcl.settings.schema import describe_settings
 
     if settings:
         # The whole name is what --set wants.
@@ -73,7 +73,7 @@ def shard(
     json_file: JsonOption = None,
 ) -> None:
     """Pack images into WebDataset tar files, which are read faster than millions of small files."""
-    from jcl.actions.run_data import open_told
+    from jcl.commands.run_data import open_told
     from jcl.data import write_shards
 
     with counting("packing") as progress:
@@ -85,9 +85,9 @@ def shard(
             progress=progress,
         )
     for name, split in report.splits.items():
-        images, shards = counted(split.images, "image"), counted(split.shards, "shard")
+        images, shards = pluralize(split.images, "image"), pluralize(split.shards, "shard")
         say(f"{name}: {images} in {shards}, {readable_size(split.bytes)}")
         for image, reason in split.left_out.items():
-            tell(err, f"left out {image}: {reason}")
+            print_line(err, f"left out {image}: {reason}")
     say(f"Train on them with: jcl pretrain {typed(out_folder)}")
     write_json(report.as_dict(), json_file)

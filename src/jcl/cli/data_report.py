@@ -8,11 +8,11 @@ from rich.table import Table
 
 from jcl.cli.app import out
 from jcl.cli.printing import in_table, say
+from jcl.console import pluralize
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
 from jcl.data.folder import about_loose
 from jcl.data.listing import about_foreign, about_unlisted
 from jcl.data.shard_reading import about_damage, about_folders
-from jcl.speech import counted
 
 _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
 
@@ -29,7 +29,7 @@ def print_report(report: DataReport) -> None:
     if report.why_untested:
         say(report.why_untested)
     if report.shared:
-        say(f"{counted(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
+        say(f"{pluralize(len(report.shared), 'test image')} also among the training images: {_some(report.shared)}")
 
 
 def _rows(splits: Iterable[SplitReport]) -> list[tuple[str, list[str]]]:
@@ -54,7 +54,7 @@ def _classes(split: SplitReport) -> str:
     if not split.class_counts:
         return "no labels"
     least, most = min(split.class_counts.values()), max(split.class_counts.values())
-    each = f"{counted(most, 'image')} each" if least == most else f"{least:,} to {most:,} images"
+    each = f"{pluralize(most, 'image')} each" if least == most else f"{least:,} to {most:,} images"
     return f"{len(split.class_counts):,}, of {each}"
 
 
@@ -76,11 +76,11 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
     if found.loose:
         lines.append(f"{split}: {about_loose(found.loose)}.")
     if found.small:
-        many = counted(len(found.small), "image")
+        many = pluralize(len(found.small), "image")
         lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")
     lines += [f"{split}: the same picture: {_some(group)}" for group in found.duplicates[:_SHOWN]]
     if len(found.duplicates) > _SHOWN:
-        lines.append(f"{split}: {counted(len(found.duplicates) - _SHOWN, 'more group')} of copies.")
+        lines.append(f"{split}: {pluralize(len(found.duplicates) - _SHOWN, 'more group')} of copies.")
     return lines
 
 

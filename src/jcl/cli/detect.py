@@ -12,9 +12,9 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app, err, out, rank, seed_option
 from jcl.cli.printing import in_table, say, write_json
+from jcl.console import pluralize
 from jcl.errors import SettingsError
-from jcl.speech import counted
-from jcl.train.atomic import write_atomically
+from jcl.runs.atomic import write_atomically
 
 if TYPE_CHECKING:
     from jcl.evaluate.detection.folder import DetectionFolder
@@ -94,7 +94,7 @@ def detect(
     [dim]jcl detect --task mask --coco coco/ --init runs/photos --out runs/photos-mask[/]
     """
     if devices > 1:
-        from jcl.actions.launching import launch
+        from jcl.distributed.launch import launch
 
         launch(sys.argv[1:], devices)
         return
@@ -147,7 +147,7 @@ def detect_table(
     """Put finished transfers to COCO side by side, as the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
     from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
-    from jcl.exchange.exporting import demand_free_file
+    from jcl.export.exporting import demand_free_file
 
     for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
         if file is not None and file.suffix.lower() != ending:
@@ -177,7 +177,7 @@ def _print_figures(figures: dict[str, Any]) -> None:
     source = ", held out of the training images for want of others" if figures["test_held_out"] else ""
     if figures["tested_on_training_images"]:
         source = ", the same that it was trained on"
-    iterations, images = counted(figures["iterations"], "iteration"), counted(figures["test_images"], "image")
+    iterations, images = pluralize(figures["iterations"], "iteration"), pluralize(figures["test_images"], "image")
     say(f"{iterations}. Tested on {images}{source}.")
 
 
@@ -193,7 +193,7 @@ def _given(**options: Any) -> dict[str, Any]:
 def _trained(
     given: dict[str, Any], where: dict[str, Any], out_folder: Path | None, pictures: int, workers: int | None
 ) -> dict[str, Any]:
-    from jcl.actions.detect import detect as run_detection
+    from jcl.commands.detect import detect as run_detection
     from jcl.evaluate.detection.settings import ITERATIONS
 
     if "task" not in given or "init" not in given:
@@ -209,7 +209,7 @@ def _trained(
 
 
 def _resumed(path: Path, given: dict[str, Any], pictures: int, workers: int | None) -> dict[str, Any]:
-    from jcl.actions.detect import resume_detection
+    from jcl.commands.detect import resume_detection
 
     _refuse_given(given, "--resume continues with the settings it was begun with")
     return _summary(resume_detection(path, pictures=pictures, workers=workers, console=err))
@@ -218,7 +218,7 @@ def _resumed(path: Path, given: dict[str, Any], pictures: int, workers: int | No
 def _evaluated(
     path: Path, where: dict[str, Any], given: dict[str, Any], out_folder: Path | None, device: str, workers: int | None
 ) -> dict[str, Any]:
-    from jcl.actions.detect import evaluate_detector
+    from jcl.commands.detect import evaluate_detector
 
     _refuse_given(given, "--eval-only takes the detector as it was trained")
     return evaluate_detector(path, coco=where or None, out=out_folder, device=device, workers=workers, console=err)

@@ -14,11 +14,11 @@ from jcl.cli.app import EVALUATE, JsonOption, WorkersOption, app, err, out, seed
 from jcl.cli.location import location_argument
 from jcl.cli.printing import in_table, say, say_strangers, tested_on, write_json
 from jcl.cli.progress import counting
+from jcl.console import pluralize
 from jcl.errors import SettingsError
-from jcl.speech import counted
 
 if TYPE_CHECKING:
-    from jcl.actions.linear import LinearReport
+    from jcl.commands.linear import LinearReport
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -36,7 +36,7 @@ def knn(
     json_file: JsonOption = None,
 ) -> None:
     """Measure frozen features by weighted k-nearest neighbours."""
-    from jcl.actions.knn import measure_knn
+    from jcl.commands.knn import measure_knn
 
     with counting("features") as progress:
         results = measure_knn(
@@ -56,9 +56,9 @@ def knn(
     out.print(table)
     best = results[0]
     if any(result.neighbours < result.k for result in results):
-        say(f"No more than the {counted(best.bank, 'image')} of the bank can vote, however large k is.")
-    say(f"{counted(best.queries, 'query', 'queries')} against a bank of {counted(best.bank, 'image')}.")
-    say_strangers(best.strangers)
+        say(f"No more than the {pluralize(best.bank, 'image')} of the bank can vote, however large k is.")
+    say(f"{pluralize(best.queries, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
+    say_strangers(best.unseen_class_images)
     write_json(_knn_figures(results), json_file)
 
 
@@ -68,7 +68,7 @@ def _knn_figures(results: list[Any]) -> dict[str, float]:
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
         figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
-    return figures | {"test_images": results[0].queries, "strangers": results[0].strangers}
+    return figures | {"test_images": results[0].queries, "unseen_class_images": results[0].unseen_class_images}
 
 
 class Protocol(StrEnum):
@@ -117,7 +117,7 @@ def linear(
 
     Test labels are looked at once, at the end: whatever is chosen is chosen on a part of the training images.
     """
-    from jcl.actions.linear import measure_linear
+    from jcl.commands.linear import measure_linear
 
     # The paper's probe has a bar of its own.
     bar = counting("features") if protocol is Protocol.fast else contextlib.nullcontext()
@@ -197,8 +197,8 @@ def finetune(
 
     [dim]jcl finetune runs/photos photos/ --labels 10% --out runs/photos-10[/]
     """
-    from jcl.actions.finetune import finetune as run_finetuning
-    from jcl.actions.finetune import resume_finetuning
+    from jcl.commands.finetune import finetune as run_finetuning
+    from jcl.commands.finetune import resume_finetuning
 
     if resume is not None:
         if typed_options(context) - {"resume", "workers", "json_file"}:
@@ -235,7 +235,7 @@ def finetune(
     )
     out.print(table)
     say(tested_on(summary))
-    say_strangers(summary.get("strangers", 0))  # not in the folders of older versions
+    say_strangers(summary.get("unseen_class_images", 0))  # not in the folders of older versions
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     write_json(summary, json_file)
 
@@ -251,9 +251,9 @@ def _print_linear(report: LinearReport) -> None:
         f"{figures['weight_decay']:g}",
     )
     out.print(table)
-    trained, classes = counted(figures["train_images"], "image"), counted(figures["classes"], "class", "classes")
+    trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     say(f"Trained on {trained} of {classes}. {tested_on(figures)}")
-    say_strangers(scores.strangers)
+    say_strangers(scores.unseen_class_images)
     if report.edges:
         say(
             f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "

@@ -10,7 +10,7 @@ import typer
 
 from jcl.cli.app import EXCHANGE, ForceOption, app
 from jcl.cli.printing import say
-from jcl.speech import counted, readable_size, typed
+from jcl.console import pluralize, readable_size, typed
 
 
 class Target(StrEnum):
@@ -45,13 +45,13 @@ def import_(
     force: ForceOption = False,
 ) -> None:
     """Take a backbone that another program trained; nothing in its file is run."""
-    from jcl.exchange import import_backbone
+    from jcl.export import import_backbone
 
     taken = import_backbone(file, out_file, backbone=backbone, image_size=image_size, force=force)
     info = taken.info
     stem = " with the small stem" if info.stem == "small" else ""
     say(f"Recognised: {taken.recognised}.")
-    say(f"Taken: {counted(taken.taken, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
+    say(f"Taken: {pluralize(taken.taken, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
     parts = ", ".join(f"{part} ({count:,})" for part, count in taken.left_out.items())
     say(f"Left out: {parts or 'nothing'}.")
     for note in taken.notes:
@@ -68,10 +68,10 @@ def export(
     force: ForceOption = False,
 ) -> None:
     """Write a backbone for torchvision, timm, detectron2, ONNX or a model hub."""
-    from jcl.exchange import export_backbone
+    from jcl.export import export_backbone
 
     written = export_backbone(weights, target.value, out, force=force, backbone=backbone)
-    tensors, space = counted(written.tensors, "tensor"), readable_size(written.bytes)
+    tensors, space = pluralize(written.tensors, "tensor"), readable_size(written.bytes)
     say(f"{written.info.backbone}: {tensors}, {space}, written to {out}.")
     for hint in written.hints:
         say(hint)

@@ -12,12 +12,12 @@ from jcl.cli.app import EVALUATE, ForceOption, JsonOption, WorkersOption, app, e
 from jcl.cli.location import location_argument
 from jcl.cli.printing import demand_free_picture, in_table, say, write_json
 from jcl.cli.progress import counting
+from jcl.console import pluralize, print_line
 from jcl.errors import DataError, SettingsError
 from jcl.paths import home_expanded
-from jcl.speech import counted, tell
 
 if TYPE_CHECKING:
-    from jcl.actions.neighbours import Matches
+    from jcl.commands.neighbours import Matches
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -37,7 +37,7 @@ def embed(
 
     [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
     """
-    from jcl.actions.embed import embed as write_features
+    from jcl.commands.embed import embed as write_features
 
     with counting("embedding") as progress:
         report = write_features(
@@ -53,9 +53,9 @@ def embed(
             progress=progress,
         )
     for image, reason in report.skipped.items():
-        tell(err, f"left out {image}: {reason}")
+        print_line(err, f"left out {image}: {reason}")
     skipped = f", {len(report.skipped):,} left out as unreadable" if report.skipped else ""
-    counts = ", ".join(counted(count, f"{name} image") for name, count in report.images.items())
+    counts = ", ".join(pluralize(count, f"{name} image") for name, count in report.images.items())
     say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {out_file}.")
     write_json(report.as_dict(), json_file)
 
@@ -78,7 +78,7 @@ def neighbours(
 
     [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
     """
-    from jcl.actions.neighbours import find_neighbours
+    from jcl.commands.neighbours import find_neighbours
 
     if picture is not None and any(_same_file(picture, image) for image in images or []):
         raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
@@ -113,12 +113,12 @@ def _print_matches(matches: Matches) -> None:
 
 def _draw(matches: Matches, picture: Path) -> None:
     """The picture is an extra: where the images are gone, the table above has been printed all the same."""
-    from jcl.actions.neighbours import DRAWN, draw_matches
+    from jcl.commands.neighbours import DRAWN, draw_matches
 
     try:
         draw_matches(matches, picture)
     except DataError as error:
-        tell(err, f"No picture was drawn: {error}")
+        print_line(err, f"No picture was drawn: {error}")
         return
     some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
     say(f"The neighbours{some} are drawn in {picture}.")

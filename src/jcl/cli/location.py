@@ -8,9 +8,9 @@ from typing import Any
 
 import typer
 
-from jcl.actions.launching import SENTENCES
 from jcl.cli.app import err, rank
-from jcl.speech import tell
+from jcl.console import print_line
+from jcl.distributed.launch import SENTENCES
 
 
 def location_argument(help: str) -> Any:
@@ -25,7 +25,7 @@ def tell_passed_over(location: str | None) -> str | None:
         from jcl.data.opening import KNOWN_SETS
 
         if location in KNOWN_SETS:
-            tell(
+            print_line(
                 err, f"{location} is the data set of that name, not the folder here; for the folder write ./{location}."
             )
     return location

@@ -9,9 +9,9 @@ from typing import Any
 from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
+from jcl.console import pluralize, print_line, visible
 from jcl.errors import SettingsError
-from jcl.speech import counted, tell, visible
-from jcl.train.json_object import write_object
+from jcl.runs.json_object import write_object
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
@@ -23,7 +23,7 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
 
 def demand_free_picture(picture: Path | None, *, force: bool) -> None:
     """Before anything is done: a picture is a .png file, and never takes the place of another file unasked."""
-    from jcl.exchange.exporting import demand_free_file
+    from jcl.export.exporting import demand_free_file
 
     if picture is None:
         return
@@ -39,21 +39,21 @@ def in_table(text: str) -> str:
 
 def say(text: str) -> None:
     """To standard output; of several ranks the first speaks."""
-    tell(out, text)
+    print_line(out, text)
 
 
 def say_strangers(count: int) -> None:
     """Beside accuracies: how many of the test images could not have been right."""
     if count:
-        say(f"Counted as wrong, being of classes without training images: {counted(count, 'test image')}.")
+        say(f"Counted as wrong, being of classes without training images: {pluralize(count, 'test image')}.")
 
 
 def tested_on(figures: Mapping[str, Any]) -> str:
     """How many images accuracies rest on, and where they come from if not from a test set."""
     source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
-    return f"Tested on {counted(figures['test_images'], 'image')}{source}."
+    return f"Tested on {pluralize(figures['test_images'], 'image')}{source}."
 
 
 def say_aside(text: str) -> None:
     """To standard error, where progress and remarks go."""
-    tell(err, text)
+    print_line(err, text)

@@ -9,7 +9,7 @@ import typer
 
 from jcl.cli.app import EVALUATE, ForceOption, JsonOption, app
 from jcl.cli.printing import say, write_json
-from jcl.speech import counted, readable_size
+from jcl.console import pluralize, readable_size
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -30,13 +30,13 @@ def report(
 
     [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
     """
-    from jcl.actions.report import write_report
+    from jcl.commands.report import write_report
     from jcl.errors import SettingsError
-    from jcl.exchange.exporting import demand_free_file
+    from jcl.export.exporting import demand_free_file
 
     if name and len(name) != len(runs):
         raise SettingsError(
-            f"--name is given {counted(len(name), 'time')} for {counted(len(runs), 'run')}; give one for each, or none."
+            f"got {pluralize(len(name), '--name')} for {pluralize(len(runs), 'run')}; give one for each run, or none."
         )
     if out_file is not None and not out_file.is_dir() and out_file.suffix.lower() not in (".html", ".htm"):
         raise SettingsError(f"a page is known by its ending: {out_file} should end in .html.")

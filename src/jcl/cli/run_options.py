@@ -11,7 +11,7 @@ from jcl.cli.location import location_argument
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from jcl.settings import Settings
+    from jcl.settings.schema import Settings
 
 DataArgument = Annotated[
     str | None,
@@ -67,7 +67,7 @@ def given_values(parameters: Mapping[str, Any], assignments: list[str] | None) -
 
 def run_settings(recipe: str | None, method: str | None, values: Mapping[str, Any]) -> Settings:
     """The settings of a run; the recipe of a data set known by name is the one called after it."""
-    from jcl.recipes import build_settings
+    from jcl.settings.recipes import build_settings
 
     usual = _recipe_of(values.get("data.location")) if recipe is None else recipe
     return build_settings(usual, method=method, values=values)
@@ -76,7 +76,7 @@ def run_settings(recipe: str | None, method: str | None, values: Mapping[str, An
 def _recipe_of(location: object) -> str:
     """A folder may happen to be called as a recipe is; only names of data sets count."""
     from jcl.data.opening import KNOWN_SETS
-    from jcl.recipes import recipe_names
+    from jcl.settings.recipes import recipe_names
 
     return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"
 
@@ -85,7 +85,7 @@ def _assigned(texts: list[str]) -> dict[str, Any]:
     """`section.name=value` as given to --set; values are read as YAML, so that numbers, lists and true are that."""
     import yaml
 
-    from jcl.settings import parse_yaml
+    from jcl.settings.schema import parse_yaml
 
     values = {}
     for text in texts:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from jcl.cli.printing import in_table
-from jcl.speech import duration, readable_size
+from jcl.console import duration, readable_size
 
 _Write = Callable[[Any], str]
 

@@ -13,8 +13,8 @@ from jcl.cli.app import STUDY, ForceOption, JsonOption, WorkersOption, app, seed
 from jcl.cli.location import location_argument, tell_passed_over
 from jcl.cli.printing import demand_free_picture, say, write_json
 from jcl.cli.progress import counting
+from jcl.console import pluralize
 from jcl.errors import SettingsError
-from jcl.speech import counted
 
 PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
 
@@ -64,10 +64,10 @@ def distribution(
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
-    from jcl.actions.distribution import compare_views, split_arguments
     from jcl.cli.study_tables import print_distribution
+    from jcl.commands.distribution import compare_views, split_arguments
     from jcl.evaluate.spread_file import check_values_file, write_values
-    from jcl.exchange.exporting import demand_free_file
+    from jcl.export.exporting import demand_free_file
 
     demand_free_picture(picture, force=force)
     if views is not None and views.isdecimal():
@@ -148,8 +148,8 @@ def bound(
         cases = (dimensions, spreads, temperatures)
         _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture, json_file)
     else:
-        from jcl.actions.bound import bound_along_training
         from jcl.cli.study_tables import print_run_bound
+        from jcl.commands.bound import bound_along_training
 
         with counting("checkpoints") as progress:
             bounds = bound_along_training(
@@ -208,9 +208,7 @@ def _gaussian_bound(
     if picture is not None:
         from jcl.report.bound_plots import plot_gaussian_bound
 
-        subtitle = (
-            f"{counted(draws, 'key')} for each of {counted(images, 'image')}, {counted(negatives, 'random negative')}"
-        )
+        subtitle = f"{draws:,} keys per image, {pluralize(images, 'image')}, {negatives:,} negatives"
         plot_gaussian_bound(results, picture, subtitle=subtitle)
 
 
@@ -233,8 +231,8 @@ def cost(
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """
-    from jcl.actions.cost import TITLES, measure_cost
     from jcl.cli.study_tables import print_cost
+    from jcl.commands.cost import TITLES, measure_cost
 
     demand_free_picture(picture, force=force)
     counts = whole_numbers_in(keys, "--keys")

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from jcl.cli.app import out
 from jcl.cli.printing import in_table, say
-from jcl.speech import counted, readable_size
+from jcl.console import pluralize, readable_size
 
 if TYPE_CHECKING:
-    from jcl.actions.cost import CostReport
-    from jcl.actions.distribution import DistributionReport
+    from jcl.commands.cost import CostReport
+    from jcl.commands.distribution import DistributionReport
     from jcl.studies.bound import BoundRow, GaussianCase
     from jcl.studies.cost import Growth, StepCost
     from jcl.studies.run_bound import RunBounds
@@ -52,7 +52,7 @@ def print_distribution(report: DistributionReport) -> None:
     for note in report.notes:
         say(f"Note: {note}")
     if about["skipped"]:
-        say(f"Left out, because it cannot be read: {counted(about['skipped'], 'image')}.")
+        say(f"Left out, because it cannot be read: {pluralize(about['skipped'], 'image')}.")
 
 
 def print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: int, images: int) -> None:
@@ -63,7 +63,7 @@ def print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws
         table.add_row(str(case.dimension), f"{case.spread:g}", f"{case.temperature:g}", *_losses(row))
     out.print(table)
     say(
-        f"Gaussian keys, {draws:,} drawn for each of {counted(images, 'image')}. sd: of q·k/t. Eq. 4: the loss with "
+        f"Gaussian keys, {draws:,} drawn for each of {pluralize(images, 'image')}. sd: of q·k/t. Eq. 4: the loss with "
         "infinitely many keys, ± its standard error. Eq. 7: Jensen's bound, sampled too. Eq. 8: in closed form, by its "
         "scale."
     )
@@ -84,7 +84,7 @@ def print_run_bound(bounds: RunBounds) -> None:
         table.add_row(str(each.step), *_losses(each.row))
     out.print(table)
     say(
-        f"{bounds.keys} views of each of {counted(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
+        f"{bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
         "the run's queue as negatives. sd: of q·k/t. Eq. 4: the mean over the keys, ± its standard error. Eq. 7: "
         f"Jensen's bound. Eq. 8: the closed form, by its scale (the run's own is {bounds.own_scale:g})."
     )
@@ -123,7 +123,7 @@ def _losses(row: BoundRow) -> list[str]:
 
 def print_cost(report: CostReport) -> None:
     """Memory and time of each method over the number of keys, and how they grow."""
-    from jcl.actions.cost import COMPARED, TITLES
+    from jcl.commands.cost import COMPARED, TITLES
     from jcl.studies.cost import baseline, growth
 
     base = baseline(report.cells)

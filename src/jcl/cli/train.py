@@ -33,7 +33,7 @@ from jcl.cli.run_options import (
 from jcl.cli.run_table import run_table
 
 if TYPE_CHECKING:
-    from jcl.actions.run import Run
+    from jcl.commands.run import Run
     from jcl.train.profile import StepProfile
 
 
@@ -73,12 +73,12 @@ def pretrain(
     """
     values = given_values(locals(), settings)
     if devices > 1:
-        from jcl.actions.launching import launch
+        from jcl.distributed.launch import launch
 
         launch(sys.argv[1:], devices)
         return
-    from jcl.actions.pretrain import pretrain as run_pretraining
-    from jcl.actions.pretrain import profile as profile_pretraining
+    from jcl.commands.pretrain import pretrain as run_pretraining
+    from jcl.commands.pretrain import profile as profile_pretraining
 
     chosen = run_settings(recipe, method, values)
     if profile:
@@ -96,11 +96,11 @@ def resume(
 ) -> None:
     """Continue a stopped run exactly where it was."""
     if devices > 1:
-        from jcl.actions.launching import launch
+        from jcl.distributed.launch import launch
 
         launch(sys.argv[1:], devices)
         return
-    from jcl.actions.pretrain import resume as resume_pretraining
+    from jcl.commands.pretrain import resume as resume_pretraining
 
     run = resume_pretraining(run_folder, console=err)
     _report_run(run, json_file)
@@ -115,7 +115,7 @@ def demo(
     json_file: JsonOption = None,
 ) -> None:
     """See it work in two minutes on a CPU: MoCo v2 and JCL on pictures drawn by code."""
-    from jcl.actions.demo import run_demo
+    from jcl.commands.demo import run_demo
 
     figures = run_demo(out_folder, seed, out, err)
     write_json(figures, json_file)

@@ -48,7 +48,7 @@ def _problem(error: Any, parameter: Any) -> str:
     """Without a full stop, on one line."""
     from pydantic import ValidationError
 
-    from jcl.settings import about_value
+    from jcl.settings.schema import about_value
 
     if parameter is not None and isinstance(error.__cause__, ValidationError):
         text = about_value(_name(parameter), error.__cause__.errors())

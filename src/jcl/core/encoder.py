@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.tiny import initialise_convolution, tiny_cnn
+from jcl.core.tiny_cnn import initialise_convolution, tiny_cnn
 from jcl.errors import SettingsError
 
 Stem = Literal["imagenet", "small"]

@@ -14,18 +14,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from jcl.core.batchnorm import (
+    group_batch_norm,
+    pop_batch_stats,
+    set_batch_norm_groups,
+    unshuffle,
+    update_running_stats,
+)
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
-from jcl.core.shuffle import (
-    group_batch_norm,
-    set_batch_norm_groups,
-    settle_statistics,
-    taken_statistics,
-    unshuffle,
-)
-from jcl.randomness import KEY_SHUFFLE, permutation
-from jcl.ranks import ALONE, Ranks
+from jcl.distributed.ranks import ALONE, Ranks
+from jcl.random import KEY_SHUFFLE, permutation
 
 # Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it: 0 the query, 1..M' the keys,
 # those above M' further queries.
@@ -243,13 +243,13 @@ class ContrastiveLearner(nn.Module):
         encoded, seen = [], []
         for _ in range(self.key_passes):
             encoded.append(self.key_encoder(next(made)))
-            seen.append(taken_statistics(self.key_encoder))
-        settle_statistics(seen)
+            seen.append(pop_batch_stats(self.key_encoder))
+        update_running_stats(seen)
         return torch.cat(encoded)
 
     def _encode_with_gradient(self, made: Iterator[Tensor]) -> Tensor:
         encoded: Tensor = self.query_encoder(next(made))
-        settle_statistics([taken_statistics(self.query_encoder)])
+        update_running_stats([pop_batch_stats(self.query_encoder)])
         return encoded
 
     def encode_queries(self, made: Iterator[Tensor]) -> Tensor:

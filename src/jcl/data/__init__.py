@@ -1,14 +1,14 @@
 """Where images come from, and how they reach the views: sources, decoding, batches in a reproducible order."""
 
 from jcl.data.batch import ImageBatch
-from jcl.data.decoding import decode
-from jcl.data.drawn import drawn_objects
+from jcl.data.decode import decode
 from jcl.data.folder import FolderImages
 from jcl.data.loader import BatchLoader, read_all
 from jcl.data.opening import open_data, open_demo
 from jcl.data.shard_reading import ShardImages
 from jcl.data.shard_writing import ShardReport, write_shards
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData, ImageSource, UnreadableImage, all_class_names
+from jcl.data.synthetic import drawn_objects
 
 __all__ = [
     "UNLABELLED",

@@ -13,9 +13,9 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
+from jcl.console import pluralize
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData
 from jcl.errors import DataError
-from jcl.speech import counted
 
 # What NumPy and its zip reader raise for files that are cut off, damaged, locked with a password or packed oddly.
 DAMAGE: Final = (
@@ -95,7 +95,7 @@ def _labels(array: NDArray[np.generic], count: int, place: str) -> Tensor:
             f"The array {place} must be one row of integers, but it is {array.dtype} of shape {array.shape}."
         )
     if len(array) != count:
-        raise DataError(f"The array {place} holds {counted(len(array), 'label')} for {counted(count, 'image')}.")
+        raise DataError(f"The array {place} holds {pluralize(len(array), 'label')} for {pluralize(count, 'image')}.")
     labels = torch.from_numpy(array.astype(np.int64))
     if labels.min() < UNLABELLED:
         raise DataError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from jcl.cores import cpu_cores
-from jcl.data.decoding import open_image
+from jcl.data.decode import open_image
 from jcl.data.folder import FolderImages
 from jcl.data.shard_reading import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage

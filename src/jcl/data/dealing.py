@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jcl.data.batch import ImageBatch
-from jcl.randomness import KEY_SHUFFLE, permutation
-from jcl.ranks import Ranks, contact
+from jcl.distributed.ranks import Ranks, contact
+from jcl.random import KEY_SHUFFLE, permutation
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.data.decoding import decode
+from jcl.console import pluralize, typed
+from jcl.data.decode import decode
 from jcl.data.listing import (
     Listing,
     NameTable,
@@ -25,7 +26,6 @@ from jcl.data.listing import (
 from jcl.data.shard_description import DESCRIPTION_FILE
 from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
-from jcl.speech import counted, typed
 
 # The first one found of each, in capitals or not; ImageNet's test set has no labels.
 _TRAIN_FOLDERS: Final = ("train", "training")
@@ -53,8 +53,8 @@ class FolderImages:
 
     @property
     def description(self) -> str:
-        classes = "" if self.class_names is None else f" in {counted(len(self.class_names), 'class folder')}"
-        return f"{counted(len(self), 'image file')}{classes} below {self.root}"
+        classes = "" if self.class_names is None else f" in {pluralize(len(self.class_names), 'class folder')}"
+        return f"{pluralize(len(self), 'image file')}{classes} below {self.root}"
 
     def __len__(self) -> int:
         return len(self._files)
@@ -127,7 +127,7 @@ def folder_remarks(root: Path, data: ImageData) -> Iterator[str]:
     foreign = sum((Counter(split.foreign) for split in splits), Counter[str]())
     if foreign:
         yield (
-            f"Passed over, because their kind cannot be read: {counted(foreign.total(), 'file')} below {root} "
+            f"Passed over, because their kind cannot be read: {pluralize(foreign.total(), 'file')} below {root} "
             f"({each_kind(dict(sorted(foreign.items())))}); `jcl check {typed(root)}` tells more."
         )
     if data.why_untested:
@@ -142,7 +142,7 @@ def folder_remarks(root: Path, data: ImageData) -> Iterator[str]:
 def about_loose(names: Sequence[str]) -> str:
     """Why there are no labels, and what to do where there should be."""
     first, more = names[0].replace("\n", "\\n"), len(names) - 1
-    lie, them = (f" and {counted(more, 'more image')} lie", "them") if more else (" lies", "it")
+    lie, them = (f" and {pluralize(more, 'more image')} lie", "them") if more else (" lies", "it")
     return (
         f"the sub-folders are not taken for classes, because {first}{lie} beside them: no image there has a label, and "
         f"kNN cannot be measured on them; if the sub-folders are classes, move {them} into one of these or away"

@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from jcl.console import pluralize
 from jcl.data.arrays import DAMAGE
 from jcl.errors import DataError
-from jcl.speech import counted
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
@@ -124,7 +124,7 @@ def about_unlisted(unlisted: Mapping[str, str]) -> str:
     are, they_hold, them = ("are", "they hold", "them") if more else ("is", "it holds", "it")
     first = folder.replace("\n", "\\n")
     return (
-        f"{counted(len(unlisted), 'folder')} cannot be listed and {are} passed over ({first}: {reason}{more}); "
+        f"{pluralize(len(unlisted), 'folder')} cannot be listed and {are} passed over ({first}: {reason}{more}); "
         f"if {they_hold} images, make {them} readable"
     )
 

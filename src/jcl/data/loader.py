@@ -8,16 +8,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.data.ahead import ahead_on
 from jcl.data.batch import ImageBatch
 from jcl.data.dealing import Dealer
+from jcl.data.prefetch import prefetch_to_device
 from jcl.data.reading import Decoded, ImageReader, canvas_for
 from jcl.data.resident import GrowingStore, ResidentImages
 from jcl.data.source import ArrayImages, ImageSource, NoneReadable, UnreadableImage
 from jcl.data.workers import DecodingPool
-from jcl.errors import DataError, DataErrorOfAll
-from jcl.randomness import DATA_ORDER, permutation
-from jcl.ranks import ALONE, Ranks
+from jcl.distributed.ranks import ALONE, Ranks
+from jcl.errors import CollectiveDataError, DataError
+from jcl.random import DATA_ORDER, permutation
 
 KEPT_BYTES: Final = 2 * 1024**3
 """Decoded images are kept in memory from the first epoch on where all of them take no more than this."""
@@ -83,8 +83,8 @@ class BatchLoader:
         if self._store is not None and not self._store.missing():
             self._move_in(self._store)
         if self._resident is not None:
-            return ahead_on(self._device, self._resident_batches(self._resident, number, start))
-        batches = ahead_on(self._device, self._decoded_batches(number, start))
+            return prefetch_to_device(self._device, self._resident_batches(self._resident, number, start))
+        batches = prefetch_to_device(self._device, self._decoded_batches(number, start))
         return batches if self._dealer is None else self._exchanged(self._dealer, batches, number, start)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class BatchLoader:
             except DataError as met:
                 error = str(met)
             if self._ranks.any(bool(error)):
-                raise DataErrorOfAll(next(filter(None, self._ranks.from_all(error))))
+                raise CollectiveDataError(next(filter(None, self._ranks.from_all(error))))
             if batch is None:
                 return
             yield batch
@@ -205,7 +205,7 @@ def read_all(
     else:
         skipped = {} if skipped is None else skipped
         batches = _decode_all(source, canvas, batch_size, device, workers, strict, skipped)
-    return ahead_on(device, batches)
+    return prefetch_to_device(device, batches)
 
 
 def _decode_all(
@@ -241,7 +241,7 @@ def _note_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> No
 
 
 def _as_batch(decoded: Decoded, device: torch.device) -> ImageBatch:
-    """What was decoded, as a batch: on a CPU a copy that stays as it is; a GPU's copy is made by `ahead_on`."""
+    """Decoded images as a batch: a copy on the CPU; `prefetch_to_device` makes the copy on a GPU."""
     batch = ImageBatch(decoded.pixels, decoded.sizes, decoded.samples)
     return batch if device.type == "cuda" else batch.copied()
 

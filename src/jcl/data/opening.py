@@ -7,11 +7,11 @@ from typing import Final
 
 from jcl.data.arrays import open_npz
 from jcl.data.downloads import DOWNLOADED_SETS, open_downloaded
-from jcl.data.drawn import drawn_objects
 from jcl.data.drawn_classes import CLASSES
 from jcl.data.folder import folder_remarks, open_folder
 from jcl.data.shard_reading import names_shards, open_shards, refuse_damaged, shard_remarks
 from jcl.data.source import ArrayImages, ImageData
+from jcl.data.synthetic import drawn_objects
 from jcl.errors import DataError
 from jcl.paths import home_expanded
 

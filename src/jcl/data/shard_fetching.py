@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
+from jcl.console import pluralize
 from jcl.errors import DataError
-from jcl.speech import counted
 
 PIPE_CONSENT: Final = "JCL_ALLOW_PIPE"
 """Environment variable, 1 to let `pipe:` addresses run their command."""
@@ -35,7 +35,7 @@ def fetch_shards(
     if missing and not download:
         raise DataError(
             f"The shard {shown(addresses[missing[0]])} is not in {folder} and may not be downloaded; allow downloads "
-            f"or fetch it first ({len(missing)} of {counted(len(files), 'shard')} missing)."
+            f"or fetch it first ({len(missing)} of {pluralize(len(files), 'shard')} missing)."
         )
     if missing:
         _fetch_missing(addresses, files, folder, progress or _silent)
@@ -59,8 +59,8 @@ def _fetch_missing(addresses: Sequence[str], files: Sequence[Path], folder: Path
             total += file.stat().st_size
             needed, free = total * len(files) / number, shutil.disk_usage(folder).free
             say(
-                f"Fetched {number} of {counted(len(files), 'shard')} ({total / 1e9:.2f} GB) into {folder}; all of them "
-                f"take about {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free."
+                f"Fetched {number} of {pluralize(len(files), 'shard')} ({total / 1e9:.2f} GB) into {folder}; all "
+                f"of them take about {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free."
             )
 
 

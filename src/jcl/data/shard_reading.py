@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jcl.data.decoding import decode
+from jcl.console import pluralize
+from jcl.data.decode import decode
 from jcl.data.downloads import default_root
 from jcl.data.shard_description import DESCRIPTION_FILE, ShardSet, read_description
 from jcl.data.shard_fetching import fetch_shards
@@ -23,7 +24,6 @@ from jcl.data.shard_patterns import expand_braces
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
 from jcl.errors import DataError
 from jcl.paths import home_expanded
-from jcl.speech import counted
 
 _BYTES_LIMIT: Final = 1 << 30  # of one image file
 _OPEN_FILES: Final = 128  # kept open in each process; systems allow 256 or more
@@ -59,7 +59,7 @@ class ShardImages:
 
     @property
     def description(self) -> str:
-        return f"{counted(len(self), 'image')} in {counted(len(self._index.shards), 'shard')}"
+        return f"{pluralize(len(self), 'image')} in {pluralize(len(self._index.shards), 'shard')}"
 
     def __len__(self) -> int:
         return len(self._index.names)
@@ -310,7 +310,7 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
         if class_names is not None and max(numbers) >= len(class_names):
             raise DataError(
                 f"The shard {index.shards[0]} or one beside it has an image of class {max(numbers)}, but "
-                f"{DESCRIPTION_FILE} there names {counted(len(class_names), 'class', 'classes')} only; write the "
+                f"{DESCRIPTION_FILE} there names {pluralize(len(class_names), 'class', 'classes')} only; write the "
                 "shards anew."
             )
     else:

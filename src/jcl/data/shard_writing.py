@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 
 from jcl.cores import cpu_cores
-from jcl.data.decoding import decode
+from jcl.data.decode import decode
 from jcl.data.folder import FolderImages
 from jcl.data.shard_description import DESCRIPTION_FILE, ShardSet, write_description
 from jcl.data.shard_reading import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names
 from jcl.errors import DataError, SettingsError
-from jcl.randomness import DATA_ORDER, permutation
+from jcl.random import DATA_ORDER, permutation
 
 SPLITS: Final = ("train", "val")
 

@@ -11,7 +11,7 @@ from jcl.data import ImageData, ImageSource
 from jcl.errors import DataError
 from jcl.evaluate.knn import leave_out_split
 from jcl.evaluate.label_subset import part_of
-from jcl.evaluate.places import NOWHERE, classes_before, positions
+from jcl.evaluate.places import NOWHERE, positions, rank_of_true_class
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _check_classes(labels: Tensor, description: str) -> Tensor:
 class Scores:
     """Accuracies in percent over `images`; `class_images` and `class_top1` by class, None for a class without any.
 
-    `strangers` of the images are of classes that the classifier does not know, and count as wrong.
+    `unseen_class_images` of the images are of classes that the classifier does not know, and count as wrong.
     """
 
     top1: float
@@ -79,7 +79,7 @@ class Scores:
     images: int
     class_images: tuple[int, ...]
     class_top1: tuple[float | None, ...]
-    strangers: int
+    unseen_class_images: int
 
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
@@ -92,7 +92,7 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
     if not len(labels):
         raise DataError("None of the test images that could be read has a label, so accuracy cannot be measured.")
     truth = positions(labels, classes)
-    place = torch.where(logits.isnan().any(1), NOWHERE, classes_before(logits, truth))
+    place = torch.where(logits.isnan().any(1), NOWHERE, rank_of_true_class(logits, truth))
     members = torch.bincount(truth[truth >= 0], minlength=logits.shape[1])
     right = torch.bincount(truth[place < 1], minlength=logits.shape[1])
     share = (100 * right.double() / members.clamp_min(1)).tolist()
@@ -102,5 +102,5 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
         images=len(labels),
         class_images=tuple(members.tolist()),
         class_top1=tuple(value if count else None for value, count in zip(share, members.tolist(), strict=True)),
-        strangers=int((truth < 0).sum()),
+        unseen_class_images=int((truth < 0).sum()),
     )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
+from jcl.console import print_line
 from jcl.data import BatchLoader, ImageSource
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.classification import ClassificationTask, Scores
@@ -18,12 +19,11 @@ from jcl.evaluate.places import positions
 from jcl.evaluate.supervised import KEPT_CHECKPOINTS, Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
-from jcl.settings import TrainSettings
-from jcl.speech import tell
-from jcl.train.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
-from jcl.train.record import Record
-from jcl.train.saver import CheckpointSaver
-from jcl.train.skipped import add_skipped, read_skipped
+from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
+from jcl.runs.metrics import Record
+from jcl.runs.saver import CheckpointSaver
+from jcl.runs.skipped import add_skipped, read_skipped
+from jcl.settings.schema import TrainSettings
 from jcl.views import ViewRecipe
 
 
@@ -68,7 +68,7 @@ def train_and_judge(
         files = None
         if folder is not None:
             record = Record(folder.path, resumed_at=progress.step, tensorboard=False)
-            saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=lambda text: tell(console, text))
+            saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=lambda text: print_line(console, text))
             files = SupervisedFiles(folder, open_files.enter_context(record), open_files.enter_context(saver))
         loader = open_files.enter_context(
             training_batches(training.labelled, training.shown, train, device=device, workers=training.workers)
@@ -105,11 +105,11 @@ def _list_skipped(folder: TrainingFolder, loader: BatchLoader, console: Console)
     try:
         add_skipped(folder.skipped_file, loader.skipped)
     except RunError as error:
-        tell(console, str(error))
+        print_line(console, str(error))
 
 
 def _restored(training: ClassifierTraining, folder: TrainingFolder, console: Console) -> Progress:
-    checkpoint = checkpoint_to_resume(folder.checkpoints, lambda text: tell(console, text))
+    checkpoint = checkpoint_to_resume(folder.checkpoints, lambda text: print_line(console, text))
     if checkpoint is None:
         return Progress()
     return load_checkpoint(checkpoint, training.network.learned, training.optimiser, training.device)

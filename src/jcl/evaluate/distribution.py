@@ -19,11 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from jcl.console import pluralize
 from jcl.data import ImageSource
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses
-from jcl.speech import counted
 from jcl.views import ViewRecipe
 
 PAPER_VIEWS = 32
@@ -113,7 +113,7 @@ def view_spreads(
                 width[place] = sums.mean.shape[1]
             samples.append(images.batch.samples)
     if not samples:
-        raise DataError(f"none of {counted(len(rows), 'image')} could be read ({source.description}).")
+        raise DataError(f"none of {pluralize(len(rows), 'image')} could be read ({source.description}).")
     spreads = []
     for viewer, parts, wide in zip(viewers, found, width, strict=True):
         similarity, variance = (torch.cat(values).cpu() for values in zip(*parts, strict=True))
@@ -139,7 +139,7 @@ def _demand_directions(viewer: Viewer, similarity: Tensor) -> None:
     if bad:
         raise RunError(
             f"{viewer.name} gives features that are zero or not finite for {bad:,} of "
-            f"{counted(len(similarity), 'image')}, so their similarities mean nothing; has its training diverged?"
+            f"{pluralize(len(similarity), 'image')}, so their similarities mean nothing; has its training diverged?"
         )
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 from jcl.data import UNLABELLED
 from jcl.data.arrays import DAMAGE
 from jcl.errors import DataError, SettingsError
-from jcl.train.atomic import replacing
+from jcl.runs.atomic import replacing
 
 _ROW_GROUP: Final = 4096  # rows of Parquet that are held until they are written, and that readers take at a time
 _INFO_KEY: Final = b"jcl.info"

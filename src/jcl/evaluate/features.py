@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from jcl.data import ImageSource, read_all
 from jcl.data.source import NoneReadable
+from jcl.distributed.device import autocast
+from jcl.distributed.ranks import Ranks
 from jcl.evaluate.label_subset import part_of
-from jcl.ranks import Ranks
-from jcl.train.runtime import autocast
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 
 

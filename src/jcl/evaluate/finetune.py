@@ -16,7 +16,7 @@ from torch import nn
 
 from jcl.evaluate.label_subset import LabelAmount, label_amount
 from jcl.evaluate.supervised import Classifier
-from jcl.settings import Positive, Section, Share, TrainSettings, validated
+from jcl.settings.schema import Positive, Section, Share, TrainSettings, validated
 
 _LEAST_PARTS = 4
 _LARGEST_BATCH = 128

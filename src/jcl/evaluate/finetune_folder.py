@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jcl.console import typed
 from jcl.errors import RunError
 from jcl.evaluate.finetune import FinetuneSettings, finetune_settings
 from jcl.evaluate.training_folder import ClassifierFolder
-from jcl.speech import typed
-from jcl.train.atomic import write_atomically
+from jcl.runs.atomic import write_atomically
 
 
 class FinetuneFolder(ClassifierFolder):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageBatch, ImageSource, read_all
+from jcl.distributed.device import autocast
 from jcl.errors import DataError
 from jcl.evaluate.label_subset import part_of
-from jcl.randomness import permutation
-from jcl.train.runtime import autocast
+from jcl.random import permutation
 from jcl.views import ViewMaker, ViewRecipe
 
-_CHOICE_STREAM = 0x766965777321  # a stream of its own beside those that `jcl.randomness` names
+_CHOICE_STREAM = 0x766965777321  # a stream of its own beside those that `jcl.random` names
 _STEP = 0  # views are drawn as those of a first step
 
 

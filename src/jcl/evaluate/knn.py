@@ -12,24 +12,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from jcl.distributed.ranks import ALONE, Ranks
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
-from jcl.evaluate.places import NOWHERE, classes_before, positions
-from jcl.randomness import permutation
-from jcl.ranks import ALONE, Ranks
+from jcl.evaluate.places import NOWHERE, positions, rank_of_true_class
+from jcl.random import permutation
 
 DEFAULT_K = 200
 DEFAULT_TEMPERATURE = 0.1
 _FEW_CLASSES = 5  # all of which are among the first five
-_SPLIT_STREAM = 0x6B4E4E  # a stream of its own beside those that `jcl.randomness` names
+_SPLIT_STREAM = 0x6B4E4E  # a stream of its own beside those that `jcl.random` names
 
 
 @dataclass(frozen=True)
 class KnnResult:
     """Accuracies in percent for one k and temperature.
 
-    `k` is what was asked; `neighbours` is how many voted: k, or the whole bank where it has fewer rows. `strangers` of
-    the queries are of classes that the bank does not have, and count as wrong.
+    `neighbours` is the number that voted: k, or the whole bank if it is smaller. `unseen_class_images` counts queries
+    whose class the bank does not have; they count as errors.
     """
 
     k: int
@@ -39,7 +39,7 @@ class KnnResult:
     neighbours: int
     bank: int
     queries: int
-    strangers: int = 0
+    unseen_class_images: int = 0
 
 
 def knn_accuracy(
@@ -77,12 +77,12 @@ def knn_accuracy(
                 place = _place(votes, truth.to(votes.device))
                 hits[neighbours] += torch.stack([(place < 1).sum(1), (place < 5).sum(1)], 1).cpu()
     counted = {neighbours: ranks.total(own_hits) for neighbours, own_hits in hits.items()}
-    results, strangers = [], int((truths < 0).sum())
+    results, unseen_class_images = [], int((truths < 0).sum())
     for asked in k:
         neighbours = min(asked, len(bank))
         shares = (100 * counted[neighbours].double() / len(queries)).tolist()
         for each, (top1, top5) in zip(temperature, shares, strict=True):
-            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries), strangers))
+            results.append(KnnResult(asked, each, top1, top5, neighbours, len(bank), len(queries), unseen_class_images))
     return results
 
 
@@ -174,7 +174,7 @@ def _place(votes: Tensor, truth: Tensor) -> Tensor:
     Very many if it has no vote at all, for its number would decide whether it is among the first five; but of five
     classes or fewer each is.
     """
-    places = classes_before(votes, truth)
+    places = rank_of_true_class(votes, truth)
     if votes.shape[2] <= _FEW_CLASSES:
         return places
     own = votes.gather(2, truth.clamp_min(0).expand(len(votes), -1)[:, :, None]).squeeze(2)

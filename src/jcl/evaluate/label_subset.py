@@ -14,9 +14,9 @@ from torch import Tensor
 
 from jcl.data import ArrayImages, ImageSource
 from jcl.errors import SettingsError
-from jcl.randomness import hash_words
+from jcl.random import hash_words
 
-_SUBSET_STREAM = 0x6C6162656C  # streams of their own beside those that `jcl.randomness` names
+_SUBSET_STREAM = 0x6C6162656C  # streams of their own beside those that `jcl.random` names
 _SPLIT_STREAM = 0x73706C6974
 
 

@@ -6,12 +6,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from jcl.console import tell_left_out
 from jcl.data import BatchLoader, ImageSource, read_all
+from jcl.distributed.device import choose_precision
 from jcl.evaluate.classification import ClassificationTask, Scores, scores
 from jcl.evaluate.features import FeatureSettings
-from jcl.settings import TrainSettings
-from jcl.speech import tell_left_out
-from jcl.train.runtime import choose_precision
+from jcl.settings.schema import TrainSettings
 from jcl.views import ViewRecipe
 
 USUAL_LEAST_CROP = 0.08

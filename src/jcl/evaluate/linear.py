@@ -20,7 +20,7 @@ from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import Scores, scores
 from jcl.evaluate.label_subset import balanced_split
 from jcl.evaluate.places import positions
-from jcl.randomness import permutation
+from jcl.random import permutation
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -28,7 +28,7 @@ BATCH_SIZE = 256
 _MOMENTUM = 0.9
 _VIEWINGS = 1_000_000  # of images, in all epochs together: few images are seen more often, many less
 _LEAST_EPOCHS, _MOST_EPOCHS = 10, 100
-_ORDER_STREAM = 0x6C696E656172  # a stream of its own beside those that `jcl.randomness` names
+_ORDER_STREAM = 0x6C696E656172  # a stream of its own beside those that `jcl.random` names
 _JUDGED_AT_ONCE = 1024  # rows
 _SHARE_OF_DEVICE = 0.5  # of the memory still free, for features to live there
 

@@ -10,6 +10,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from jcl.console import StderrConsole
+from jcl.distributed.device import on_device
 from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask
 from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
@@ -17,9 +19,7 @@ from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import Classifier
-from jcl.settings import TrainSettings, settings_from
-from jcl.speech import Aside
-from jcl.train.runtime import on_device
+from jcl.settings.schema import TrainSettings, settings_from
 
 PAPER_LR = 30.0
 PAPER_EPOCHS = 100
@@ -86,7 +86,7 @@ def paper_probe(
         device=device,
         workers=workers,
     )
-    judged = train_and_judge(training, console or Aside(), folder, resumed=resumed)
+    judged = train_and_judge(training, console or StderrConsole(), folder, resumed=resumed)
     check_frozen(before, backbone)
     if folder is not None:
         folder.save_classifier(network.fc, task.class_names)

@@ -9,11 +9,11 @@ from torch import nn
 
 from jcl.data import ImageData, ImageSource
 from jcl.data.source import NoneReadable
+from jcl.distributed.device import choose_precision
+from jcl.distributed.ranks import ALONE, Ranks
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
-from jcl.ranks import ALONE, Ranks
-from jcl.settings import Settings
-from jcl.train.runtime import choose_precision
+from jcl.settings.schema import Settings
 
 
 def online_knn(

@@ -15,7 +15,7 @@ def positions(labels: Tensor, classes: Tensor) -> Tensor:
     return torch.where(classes[places] == labels, places, -1)
 
 
-def classes_before(scores: Tensor, truth: Tensor) -> Tensor:
+def rank_of_true_class(scores: Tensor, truth: Tensor) -> Tensor:
     """How many classes stand before the true one (..., n), given scores (..., n, c) and positions `truth` (n,).
 
     Of equal scores the lower class stands first. Where there is no true class, `NOWHERE`.

@@ -10,7 +10,7 @@ from typing import Any
 from jcl.errors import RunError
 from jcl.evaluate.classification import Scores
 from jcl.evaluate.training_folder import ClassifierFolder
-from jcl.train.json_object import named_differences, read_object, write_object
+from jcl.runs.json_object import named_differences, read_object, write_object
 
 
 class ProbeFolder(ClassifierFolder):

@@ -11,7 +11,7 @@ import numpy as np
 
 from jcl.errors import SettingsError
 from jcl.evaluate.distribution import ViewSpread
-from jcl.train.atomic import replacing
+from jcl.runs.atomic import replacing
 
 SUFFIXES = (".csv", ".npz")
 

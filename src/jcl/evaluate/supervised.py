@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jcl.data import BatchLoader, ImageBatch
+from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
-from jcl.randomness import generator, hash_words
-from jcl.settings import TrainSettings
-from jcl.train.checkpoint import Progress
+from jcl.random import generator, hash_words
+from jcl.runs.checkpoint import Progress
+from jcl.runs.metrics import Record
+from jcl.runs.saver import CheckpointSaver
+from jcl.settings.schema import TrainSettings
 from jcl.train.clock import TrainingClock
-from jcl.train.record import Record
-from jcl.train.runtime import autocast, choose_precision
-from jcl.train.saver import CheckpointSaver
 from jcl.train.schedule import learning_rate
 from jcl.train.stop import StopRequest
 from jcl.views import ViewMaker, ViewRecipe
@@ -33,7 +33,7 @@ from jcl.views import ViewMaker, ViewRecipe
 LOG_STEPS = 100  # between looks at the loss, for which the device is waited for
 CHECKPOINT_SECONDS = 120.0
 KEPT_CHECKPOINTS = 2
-_FC_STREAM = 0x6663  # streams of their own beside those that `jcl.randomness` names
+_FC_STREAM = 0x6663  # streams of their own beside those that `jcl.random` names
 _LAYER_STREAM = 0x64726F70
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from jcl.speech import tell, tell_left_out
+from jcl.console import print_line, tell_left_out
 from jcl.train.bar import BarDisplay, speed
 
 
@@ -37,4 +37,4 @@ class SupervisedDisplay(BarDisplay):
 
     def say(self, text: str) -> None:
         """A plain line: names may hold brackets, which are no markup, and are copied best unbroken."""
-        tell(self.console, text)
+        print_line(self.console, text)

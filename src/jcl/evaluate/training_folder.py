@@ -12,11 +12,11 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import DataError, Interrupted, RunError
-from jcl.train.atomic import write_atomically
-from jcl.train.folder import RunFolder, starting_folder
-from jcl.train.json_object import read_object, write_object
-from jcl.train.lock import RunLock
-from jcl.train.sealed import read_tensors
+from jcl.runs.atomic import write_atomically
+from jcl.runs.folder import RunFolder, starting_folder
+from jcl.runs.json_object import read_object, write_object
+from jcl.runs.lock import RunLock
+from jcl.runs.sealed import read_tensors
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
 

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from jcl.report import style
 from jcl.report.ablation_words import ACCURACIES, axis_label, highest, highest_of_each, panel_title
-from jcl.report.places import HALF_A_FIGURE, Places
+from jcl.report.places import HALF_A_FIGURE, AxisPositions
 from jcl.studies.ablation import Point
 
 _ASIDE: Final = 0.017  # between curves whose bars would cover each other, as a share of the axis
@@ -30,7 +30,7 @@ def draw_curves(curves: dict[str, list[Point]], names: Sequence[str], several: b
     top = 1 - (1.15 + 0.22 * rows) / height
     figure.subplots_adjust(left=0.055, right=0.975, top=top, bottom=0.62 / height, wspace=0.14)
     points = [point for curve in curves.values() for point in curve]
-    places = Places([point.values[names[0]] for point in points])
+    places = AxisPositions([point.values[names[0]] for point in points])
     for axes, (accuracy, title) in zip(panels, ACCURACIES, strict=True):
         for number, curve in enumerate(curves.values()):
             _draw_curve(axes, curve, accuracy, names[0], places, _look(number, len(curves), several))
@@ -54,7 +54,7 @@ def draw_each_alone(points: Sequence[Point], centre: Mapping[str, Any], several:
         axes.set_visible(False)
     for axes, name in zip(grid.flat, centre, strict=False):
         line = [point for point in points if on_line(point, centre, name)]
-        places = Places([point.values[name] for point in line], HALF_A_FIGURE * 2 / abreast)
+        places = AxisPositions([point.values[name] for point in line], HALF_A_FIGURE * 2 / abreast)
         line.sort(key=lambda point: places.of(point.values[name]))
         for number, (accuracy, _) in enumerate(ACCURACIES):
             _draw_curve(axes, line, accuracy, name, places, _look(number, len(ACCURACIES), several))
@@ -88,7 +88,9 @@ def _look(number: int, curves: int, several: bool) -> _Look:
     return _Look(style.PALETTE[number], step * (number - (curves - 1) / 2), step)
 
 
-def _draw_curve(axes: Axes, curve: Sequence[Point], accuracy: str, name: str, places: Places, look: _Look) -> None:
+def _draw_curve(
+    axes: Axes, curve: Sequence[Point], accuracy: str, name: str, places: AxisPositions, look: _Look
+) -> None:
     measured = [point for point in curve if point.mean(accuracy) is not None]
     where = [places.of(point.values[name]) + look.aside * places.width for point in measured]
     means = [point.mean(accuracy) or 0.0 for point in measured]

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from jcl.report import style
 from jcl.report.ablation_words import ACCURACIES, axis_label, highest
+from jcl.runs.json_object import written
 from jcl.studies.ablation import Point, is_number
-from jcl.train.json_object import written
 
 Table = np.ndarray[Any, np.dtype[np.float64]]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from jcl.report import style
+from jcl.runs.json_object import written
 from jcl.studies.ablation import Point
 from jcl.studies.cells import described, short_name
-from jcl.train.json_object import written
 
 ACCURACIES: Final = (("linear_top1", "Linear probe"), ("knn_top1", "kNN"))
 """What is drawn, and its title."""

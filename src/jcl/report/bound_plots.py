@@ -14,8 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from jcl.console import pluralize
 from jcl.report import style
-from jcl.speech import counted
 from jcl.studies.bound import BoundRow, GaussianCase
 from jcl.studies.normality import Normality
 from jcl.studies.run_bound import RunBounds
@@ -104,7 +104,7 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     title = (
         f"In the end Jensen's bound lies {above:.2g} above Eq. 4, and {share:.0f} % of images' keys are not Gaussian"
     )
-    subtitle = f"{style.plain(name, 60)}: {bounds.keys} views of each of {counted(bounds.images, 'image')} as keys"
+    subtitle = f"{style.plain(name, 60)}: {bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys"
     style.write_title(figure, title, subtitle)
     return style.save(figure, path)
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from jcl.automatic import Choice
+from jcl.console import plain_names
 from jcl.evaluate.distribution import ViewSpread
 from jcl.evaluate.knn import KnnResult
-from jcl.settings import Settings
-from jcl.speech import plain_names
+from jcl.settings.resolve import Choice
+from jcl.settings.schema import Settings
 
 
 @dataclass(frozen=True, eq=False)

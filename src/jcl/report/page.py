@@ -14,13 +14,13 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 import jcl
+from jcl.console import listed
 from jcl.report import style
 from jcl.report.contents import RunContents
 from jcl.report.inline import script_json
 from jcl.report.page_charts import speed_figure, spread_figures, training_figures
 from jcl.report.page_runs import shown_run
 from jcl.report.page_tables import resource_table, result_tables, settings_tables
-from jcl.speech import listed
 
 # The colours of style.py a little lighter, to be read on a dark page.
 _ON_DARK: Final = {

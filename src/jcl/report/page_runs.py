@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from jcl.console import duration, pluralize, readable_size
 from jcl.report.contents import Answer, ExampleViews, RunContents, ShownImage
 from jcl.report.inline import image_address
 from jcl.report.page_tables import MISSING, of_summary, plain_value, seconds_of, speed_of
 from jcl.report.pictures import view_names
 from jcl.report.remarks import remarks
 from jcl.report.scatter import class_marks, map_chart
-from jcl.settings import known, views_in_words
-from jcl.speech import counted, duration, readable_size
+from jcl.settings.schema import known, views_in_words
 
 
 def shown_run(place: int, run: RunContents, charts: dict[str, Any], rows: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def _choices(run: RunContents) -> list[tuple[str, str, str]] | None:
 
 def _about(run: RunContents) -> str:
     settings = run.settings
-    epochs = counted(settings.train.epochs, "epoch")
+    epochs = pluralize(settings.train.epochs, "epoch")
     method = f"{settings.method.name}{views_in_words(settings)}"
     return f"{method} · {settings.model.backbone} · {epochs} on {settings.data.location}"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from jcl.console import duration, pluralize, readable_size
 from jcl.report.contents import Measured, RunContents
-from jcl.settings import describe_settings
-from jcl.speech import counted, duration, readable_size
-from jcl.train.json_object import is_figure
+from jcl.runs.json_object import is_figure
+from jcl.settings.schema import describe_settings
 
 MISSING: Final = "–"
 
@@ -121,8 +121,8 @@ def _sample_note(runs: Sequence[RunContents]) -> str:
     bank, queries, unseen = sizes.pop()
     where = "of the test set" if unseen else "that were held out"
     return (
-        f"A quick look for this page: labels of {counted(queries, 'image')} {where}, guessed from "
-        f"{counted(bank, 'other')}. Figures on so few images are uncertain by a few percent; `jcl knn` and "
+        f"A quick look for this page: labels of {pluralize(queries, 'image')} {where}, guessed from "
+        f"{pluralize(bank, 'other')}. Figures on so few images are uncertain by a few percent; `jcl knn` and "
         "`jcl linear` measure on all."
     )
 

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from jcl.report import style
+from jcl.runs.json_object import written
 from jcl.studies.ablation import is_number
-from jcl.train.json_object import written
 
 HALF_A_FIGURE: Final = 4.3  # inches, of an axis that has another beside it
 _LETTER: Final = 0.072  # inches, of a label's letters
@@ -20,7 +20,7 @@ _BETWEEN_LABELS: Final = 0.08  # inches, at least
 _ROOM: Final = 0.05  # at either end of an axis, as a share of what its values span
 
 
-class Places:
+class AxisPositions:
     """Where values lie on an axis: to scale, or on a logarithmic one, or evenly where in both their labels would touch.
 
     `inches` is how long the axis is.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jcl.report.contents import RunContents
-from jcl.train.folder import RunFolder
+from jcl.runs.folder import RunFolder
 from jcl.train.health import COLLAPSED, NARROW, uniform_guess_loss
 
 SATURATED = 99.0  # percent of queries that find their own image first

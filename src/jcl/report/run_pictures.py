@@ -13,7 +13,7 @@ from jcl.data import ImageSource, read_all
 from jcl.errors import DataError
 from jcl.report.pictures import draw_views
 from jcl.report.plots import RunCurves, plot_training
-from jcl.settings import Settings, known
+from jcl.settings.schema import Settings, known
 from jcl.views import ViewMaker, ViewRecipe, denormalise
 
 SHOWN_IMAGES = 6

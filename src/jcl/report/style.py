@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from jcl.train.atomic import write_atomically
+from jcl.runs.atomic import write_atomically
 
 DPI: Final = 150
 

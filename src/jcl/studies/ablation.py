@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jcl.runs.json_object import written
 from jcl.studies.ablation_folder import CellRecord
 from jcl.studies.cells import short_name
-from jcl.train.json_object import written
 
 MEASURED = ("linear_top1", "knn_top1")
 """The figures that are drawn and tabulated."""

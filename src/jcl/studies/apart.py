@@ -23,7 +23,7 @@ class OutOfMemory:
     """What comes back of work that did not fit."""
 
 
-def run_apart(work: Callable[[Argument], Result], argument: Argument) -> Result | OutOfMemory:
+def run_in_subprocess(work: Callable[[Argument], Result], argument: Argument) -> Result | OutOfMemory:
     """Call `work(argument)` in a new process; both, and what comes of it, must pickle.
 
     The process starts clean, so nothing that was measured before it weighs on it, and its memory is given back whole.

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from jcl.errors import SettingsError
-from jcl.settings import Settings, parse_yaml, put, setting_names
-from jcl.train.json_object import written
+from jcl.runs.json_object import written
+from jcl.settings.schema import Settings, parse_yaml, put, setting_names
 
 Build = Callable[[Mapping[str, Any]], Settings]
 """Makes the settings of a cell from the values that are its own, by dotted names."""

@@ -16,11 +16,11 @@ from rich.progress import MofNCompleteColumn, Progress, ProgressColumn, Task, Ti
 from rich.table import Column
 from rich.text import Text
 
-from jcl.speech import counted, duration, tell
+from jcl.console import duration, pluralize, print_line
+from jcl.runs.lock import NAME as LOCK
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
 from jcl.train.bar import progress_bar
-from jcl.train.lock import NAME as LOCK
 
 _SECONDS_BETWEEN_LOOKS = 2.0
 _SHOWN_AT_ONCE = 3
@@ -40,7 +40,7 @@ class AblationDisplay:
         """Around the work on those of `total` cells that are to do."""
         done = total - len(todo)
         kept = f"; {done} done before are kept" if done else ""
-        self.say(f"{counted(total, 'cell')} into {folder}{kept}. Each cell's log.txt tells how it is doing.")
+        self.say(f"{pluralize(total, 'cell')} into {folder}{kept}. Each cell's log.txt tells how it is doing.")
         self._total, self._ended = total, done
         one_line = Column(no_wrap=True)
         self._bar = progress_bar(
@@ -64,7 +64,7 @@ class AblationDisplay:
         self.say(f"[{self._ended}/{self._total}] {cell.words}: {_found(outcome, result)}")
 
     def say(self, text: str) -> None:
-        tell(self._console, text)
+        print_line(self._console, text)
 
 
 class _Epochs(ProgressColumn):

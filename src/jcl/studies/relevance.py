@@ -7,7 +7,7 @@ from typing import Any
 
 from jcl.core.method import METHODS
 from jcl.errors import SettingsError
-from jcl.settings import Settings
+from jcl.settings.schema import Settings
 from jcl.studies.cells import Axis
 
 _OTHER_METHOD = "choose another method, such as jcl with several keys"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from jcl.train.checkpoint import Progress
+from jcl.runs.checkpoint import Progress
 
 
 class TrainingClock:

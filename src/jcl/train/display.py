@@ -6,8 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.settings import Settings
-from jcl.speech import duration, tell
+from jcl.console import duration, print_line
+from jcl.settings.schema import Settings
 from jcl.train.bar import BarDisplay, speed
 from jcl.train.health import health
 
@@ -47,7 +47,7 @@ class RunDisplay(BarDisplay):
 
     def warn(self, text: str) -> None:
         """A sentence about something that went wrong and does not end the run."""
-        tell(self.console, text)
+        print_line(self.console, text)
 
     def health(self) -> str:
         queue = self.settings.method.queue_size
@@ -62,4 +62,4 @@ class RunDisplay(BarDisplay):
 
     def _print(self, step: int, text: str) -> None:
         self._pace.written()
-        tell(self.console, f"{self.label} epoch {step / self._steps_per_epoch:.3g}: {text}")
+        print_line(self.console, f"{self.label} epoch {step / self._steps_per_epoch:.3g}: {text}")

@@ -12,21 +12,21 @@ from torch.nn import functional as F
 
 from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import BatchLoader, ImageBatch
-from jcl.errors import DataError, DataErrorOfAll, FailedElsewhere, Interrupted, JclError, RunError
-from jcl.ranks import LostContact, Ranks, SilentRank
-from jcl.settings import Settings
-from jcl.train.checkpoint import Progress, newest_checkpoint
+from jcl.distributed.group import fail_together
+from jcl.distributed.heartbeat import Heartbeat
+from jcl.distributed.ranks import LostContact, Ranks, SilentRank
+from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, OtherRankFailed, RunError
+from jcl.runs.checkpoint import Progress, newest_checkpoint
+from jcl.runs.folder import RunFolder
+from jcl.runs.metrics import Record
+from jcl.runs.null import NullRecord, NullSaver
+from jcl.runs.saver import CheckpointSaver
+from jcl.settings.schema import Settings
 from jcl.train.clock import TrainingClock
-from jcl.train.folder import RunFolder
-from jcl.train.heartbeat import Heartbeat
-from jcl.train.quiet import QuietRecord, QuietSaver
-from jcl.train.rank_group import agreed
-from jcl.train.record import Record
-from jcl.train.saver import CheckpointSaver
+from jcl.train.nonfinite import MOST_IN_A_ROW
 from jcl.train.schedule import covariance_scale, learning_rate
 from jcl.train.step import TrainingStep
 from jcl.train.stop import StopRequest
-from jcl.train.undo import MOST_IN_A_ROW
 
 STEPS_BETWEEN_TALKS = 10
 
@@ -52,8 +52,8 @@ class Training:
     optimiser: torch.optim.Optimizer
     loader: BatchLoader
     step: TrainingStep
-    saver: CheckpointSaver | QuietSaver
-    record: Record | QuietRecord
+    saver: CheckpointSaver | NullSaver
+    record: Record | NullRecord
     display: Display
     heartbeat: Heartbeat
     measure: Callable[[], dict[str, float]] | None = None
@@ -90,7 +90,7 @@ class Training:
         except (RunError, Interrupted) as error:
             if self.ranks.first:
                 raise
-            elsewhere = FailedElsewhere()  # all ranks have the same figures and wishes, and the first one tells
+            elsewhere = OtherRankFailed()  # all ranks have the same figures and wishes, and the first one tells
             elsewhere.exit_code = error.exit_code
             raise elsewhere from None
 
@@ -213,7 +213,7 @@ class Training:
 
     def save_for_good(self) -> None:
         """Write the checkpoint that a run ends with, for whatever reason; no rank ends before it is written."""
-        agreed(self.ranks, self.finish_saving)
+        fail_together(self.ranks, self.finish_saving)
 
     def finish_saving(self) -> None:
         """What cannot be saved is said."""
@@ -233,7 +233,7 @@ class Training:
         Where only one rank knows of it the others may wait for it in the next step, so that it saves alone if it is the
         first, and else not at all.
         """
-        of_all = isinstance(error, DataErrorOfAll)
+        of_all = isinstance(error, CollectiveDataError)
         if self.progress.step > 0 and (of_all or self.ranks.first):
             if of_all:
                 self.save_for_good()
@@ -243,7 +243,7 @@ class Training:
                 f"{error} The run stopped after step {self.progress.step} and is saved; "
                 f"once the data is mended, continue it with `{self.folder.how_to_resume}`."
             )
-        return FailedElsewhere() if of_all and not self.ranks.first else error
+        return OtherRankFailed() if of_all and not self.ranks.first else error
 
     def epoch_now(self) -> float:
         return self.progress.step / self.loader.steps_per_epoch

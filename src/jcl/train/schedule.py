@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jcl.settings import MethodSettings, TrainSettings
+from jcl.settings.schema import MethodSettings, TrainSettings
 
 
 def learning_rate(train: TrainSettings, step: int, steps_per_epoch: int) -> float:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import ImageBatch
-from jcl.ranks import SharedGradients, average_statistics
-from jcl.train.runtime import autocast
-from jcl.train.undo import Undo
+from jcl.distributed.device import autocast
+from jcl.distributed.ranks import SharedGradients, average_statistics
+from jcl.train.nonfinite import NonFiniteGuard
 from jcl.views import ViewMaker, ViewRecipe
 
 STEPS_BEFORE_RECORDING = 3  # compile, choose kernels and create the optimiser's state first
@@ -55,7 +55,7 @@ class TrainingStep:
         self.scale = torch.zeros((), device=options.device)
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
         self.batch: ImageBatch | None = None
-        self.undo: Undo | None = None
+        self.undo: NonFiniteGuard | None = None
         self.figures = torch.zeros(len(StepFigures._fields) + options.skip_bad, device=options.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
@@ -88,7 +88,7 @@ class TrainingStep:
         assert self.batch is not None
         if self.options.skip_bad:
             if self.undo is None:  # only now is the state complete, that of a checkpoint included
-                self.undo = Undo(self.learner, self.optimiser, self.ranks)
+                self.undo = NonFiniteGuard(self.learner, self.optimiser, self.ranks)
             self.undo.remember()
         views = self.views.of(self.batch, self.step)
         with autocast(self.options.device, self.options.precision):

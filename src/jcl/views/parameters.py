@@ -1,6 +1,6 @@
 """What is drawn for a view, exactly as torchvision's transforms draw it, for all views of a batch at once.
 
-Each view has its own numbers, a function of (seed, step, sample, view number); see `jcl.randomness`.
+Each view has its own numbers, a function of (seed, step, sample, view number); see `jcl.random`.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.randomness import VIEWS, uniforms
+from jcl.random import VIEWS, uniforms
 from jcl.views.recipe import ViewRecipe
 from jcl.views.rows import ViewRows
 

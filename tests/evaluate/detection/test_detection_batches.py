@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 from pycocotools import mask as coder
 
+from jcl.distributed.ranks import Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.batching import (
     TrainingImages,
@@ -19,7 +20,6 @@ from jcl.evaluate.detection.batching import (
 )
 from jcl.evaluate.detection.coco_data import CocoImage, for_training, read_coco
 from jcl.evaluate.detection.transforms import flip_order, make_target, mirrored, scaled_size
-from jcl.ranks import Ranks
 
 _PAIRED = ("eye", "ear", "shoulder", "elbow", "wrist", "hip", "knee", "ankle")
 COCO_NAMES = ["nose", *(f"{side}_{part}" for part in _PAIRED for side in ("left", "right"))]

@@ -6,12 +6,12 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
-from jcl.actions.detect_start import build_resnet, open_start
+from jcl.commands.detect_start import build_resnet, open_start
 from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.model import build_detector, build_optimiser
 from jcl.evaluate.detection.settings import learning_rate, scaled_lr, usual_warmup
-from jcl.exchange import BackboneInfo, save_backbone
+from jcl.export import BackboneInfo, save_backbone
 
 
 def tiny(task, make_settings, **changes):

@@ -7,14 +7,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.actions.detect import detect, resume_detection
+from jcl.commands.detect import detect, resume_detection
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection import batching
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.predicting import KINDS
 from jcl.evaluate.detection.training import DetectionTraining
-from jcl.train.checkpoint import newest_checkpoint
-from jcl.train.sealed import read_tensors
+from jcl.runs.checkpoint import newest_checkpoint
+from jcl.runs.sealed import read_tensors
 from small_coco import small_values, write_coco
 
 QUIET = Console(quiet=True)
@@ -110,7 +110,7 @@ def test_ranks_wait_for_each_other_as_long_as_they_are_told(tmp_path, monkeypatc
         raise Interrupted("enough")
         yield
 
-    monkeypatch.setattr("jcl.actions.detect.joined_ranks", meet)
+    monkeypatch.setattr("jcl.commands.detect.joined_ranks", meet)
     values = small_values("box", annotations("box", tmp_path / "coco"))
     for given in ({}, {"rank_timeout": 5.0}, {"rank_timeout": "long"}):
         with pytest.raises(Interrupted):

@@ -9,7 +9,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from rich.console import Console
 
-from jcl.actions.detect import detect, evaluate_detector
+from jcl.commands.detect import detect, evaluate_detector
 from jcl.evaluate.detection import training
 from jcl.evaluate.detection.predicting import KINDS
 from jcl.evaluate.detection.scoring import OTHER_SIGMA

@@ -17,14 +17,14 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from jcl.data.decoding import decode, open_image
+from jcl.data.decode import decode, open_image
+from jcl.distributed.ranks import ALONE, Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.coco_data import CocoImage, CocoSet
 from jcl.evaluate.detection.packed import PackedImages
 from jcl.evaluate.detection.settings import DetectionSettings
 from jcl.evaluate.detection.transforms import flip_order, make_target, mirrored, scale, scaled_size
-from jcl.randomness import hash_words, permutation, uniforms
-from jcl.ranks import ALONE, Ranks
+from jcl.random import hash_words, permutation, uniforms
 
 _ORDER_STREAM = 0x6F72646572
 _CHANGE_STREAM = 0x666C6970

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jcl.console import pluralize
 from jcl.errors import DataError
 from jcl.evaluate.detection.coco_layout import CocoFiles
 from jcl.evaluate.detection.settings import Task
-from jcl.randomness import permutation
-from jcl.speech import counted
+from jcl.random import permutation
 
 _HELD_OUT = 5  # one image in so many is held out where there is no annotation file to test with
 _HELD_OUT_STREAM = 0x68656C64
@@ -140,7 +140,7 @@ def for_training(whole: CocoSet, task: Task) -> tuple[CocoSet, list[str]]:
         notes.append(f"{shapeless:,} objects in {whole.file} have no outline and were left out.")
     if not images:
         raise DataError(
-            f"none of the {counted(len(whole.images), 'image')} of {whole.file} has an object inside it to train on"
+            f"none of the {pluralize(len(whole.images), 'image')} of {whole.file} has an object inside it to train on"
             + (f" ({notes[0].rstrip('.')})." if notes else ".")
         )
     return replace(whole, images=tuple(images)), notes
@@ -150,7 +150,7 @@ def only_few(train: CocoSet, whole: CocoSet, count: int) -> tuple[CocoSet, CocoS
     """The same few images, always the same ones, to train on and, with all their annotations, to test with."""
     if count > len(train.images):
         raise DataError(
-            f"{train.file} has {counted(len(train.images), 'image')} to train on, fewer than the {count:,} wanted."
+            f"{train.file} has {pluralize(len(train.images), 'image')} to train on, fewer than the {count:,} wanted."
         )
     rows = sorted(permutation(0, _FEW_STREAM, 0, len(train.images))[:count].tolist())
     few = tuple(train.images[row] for row in rows)
@@ -256,7 +256,7 @@ def _demand_fit(found: CocoSet, task: Task) -> None:
     """Refuse a file that is whole but not for this task."""
     if not found.images or not any(image.annotations for image in found.images):
         raise DataError(
-            f"{found.file} has {counted(len(found.images), 'image')} and no annotations in them; nothing to do."
+            f"{found.file} has {pluralize(len(found.images), 'image')} and no annotations in them; nothing to do."
         )
     annotations = [annotation for image in found.images for annotation in image.annotations]
     if task == "mask" and not any(annotation.get("segmentation") for annotation in annotations):

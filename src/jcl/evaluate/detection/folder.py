@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from jcl.console import typed
 from jcl.errors import RunError
 from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
 from jcl.evaluate.training_folder import TrainingFolder
-from jcl.speech import typed
-from jcl.train.atomic import write_atomically
+from jcl.runs.atomic import write_atomically
 
 
 class DetectionFolder(TrainingFolder):

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from jcl.distributed.device import autocast
+from jcl.distributed.ranks import ALONE, Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.batching import leave_signals_to_trainer, read_image
 from jcl.evaluate.detection.coco_data import CocoImage, CocoSet
 from jcl.evaluate.detection.library import coco_module
 from jcl.evaluate.detection.packed import PackedImages
 from jcl.evaluate.detection.transforms import PIXEL_CENTRE
-from jcl.ranks import ALONE, Ranks
-from jcl.train.runtime import autocast
 
 KINDS = {"box": ("bbox",), "mask": ("bbox", "segm"), "keypoint": ("bbox", "keypoints")}
 """What each task is judged by, as COCO calls it."""

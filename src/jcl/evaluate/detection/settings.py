@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from jcl.settings import Auto, NotNegative, Positive, PositiveInt, Section, Triple, validated
+from jcl.settings.schema import Auto, NotNegative, Positive, PositiveInt, Section, Triple, validated
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]

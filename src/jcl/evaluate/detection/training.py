@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from jcl.distributed.device import autocast
+from jcl.distributed.ranks import ALONE, Ranks, SharedGradients, average_statistics
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection.batching import DetectionBatch
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
-from jcl.randomness import hash_words
-from jcl.ranks import ALONE, Ranks, SharedGradients, average_statistics
-from jcl.train.checkpoint import Progress
+from jcl.random import hash_words
+from jcl.runs.checkpoint import Progress
+from jcl.runs.metrics import Record
+from jcl.runs.null import NullRecord, NullSaver
+from jcl.runs.saver import CheckpointSaver
 from jcl.train.clock import TrainingClock
-from jcl.train.quiet import QuietRecord, QuietSaver
-from jcl.train.record import Record
-from jcl.train.runtime import autocast
-from jcl.train.saver import CheckpointSaver
 from jcl.train.stop import StopRequest
 
 LOG_ITERATIONS = 20  # between looks at the losses, for which the device is waited for
@@ -49,8 +49,8 @@ class DetectionTraining:
     device: torch.device
     precision: torch.dtype
     display: DetectionDisplay
-    record: Record | QuietRecord
-    saver: CheckpointSaver | QuietSaver
+    record: Record | NullRecord
+    saver: CheckpointSaver | NullSaver
     how_to_resume: str
     progress: Progress
     ranks: Ranks = ALONE

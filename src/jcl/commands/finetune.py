@@ -1,0 +1,263 @@
+"""Fine-tuning from settings to a finished folder: the parts put together.
+
+`finetune` and `resume_finetuning` are what the command calls and what Python users call.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from jcl.commands.run_data import keep_apart
+from jcl.commands.target import EvaluationTarget, data_location, open_target
+from jcl.console import StderrConsole, pluralize, print_line
+from jcl.core.encoder import build_backbone
+from jcl.cores import usual_workers
+from jcl.data import ImageSource
+from jcl.data.opening import whole_location
+from jcl.distributed.device import on_device
+from jcl.evaluate.classification import ClassificationTask, classification_task
+from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
+from jcl.evaluate.finetune import (
+    FinetuneSettings,
+    backbone_parts,
+    finetune_optimiser,
+    finetune_settings,
+    usual_batch_size,
+)
+from jcl.evaluate.finetune_folder import FinetuneFolder
+from jcl.evaluate.label_subset import label_amount, label_subset, part_of
+from jcl.evaluate.labelled_views import crop_and_flip
+from jcl.evaluate.supervised import Classifier
+from jcl.export import load_backbone, save_backbone
+from jcl.runs.folder import starting_folder
+from jcl.runs.lock import RunLock
+
+USUAL_LR = 0.1  # for a batch of 256, in proportion to the root of the batch
+USUAL_HEAD_LR = 0.3  # likewise
+USUAL_EPOCHS = 50
+
+
+def finetune(
+    weights: Path,
+    location: str | None,
+    *,
+    out: Path | None = None,
+    labels: str = "100%",
+    from_scratch: bool = False,
+    epochs: int = USUAL_EPOCHS,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    head_lr: float | None = None,
+    layer_decay: float | None = None,
+    weight_decay: float = 1e-4,
+    warmup_epochs: float | None = None,
+    label_smoothing: float = 0.0,
+    jitter: bool = False,
+    seed: int = 0,
+    device: str = "auto",
+    compiled: bool = False,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> FinetuneFolder:
+    """Train a run's or file's whole network with labels into the folder `out` (default: a new one under `runs/`).
+
+    What is not given is chosen by the number of labels: the batch as `usual_batch_size` says, the learning rates in
+    proportion to its root, a tenth of the epochs to warm up. `from_scratch` starts from random weights instead; no part
+    of the network then has a better start than another, so all have the same learning rate.
+    """
+    console = console or StderrConsole()
+    amount = label_amount(labels)
+    subject = open_target(weights, location, device, console)
+    task = classification_task(subject.data)
+    usual = _usual_rates(len(label_subset(_labels(task.train), amount, seed)), batch_size, lr, from_scratch)
+    train = {
+        "epochs": epochs,
+        "batch_size": usual.batch_size,
+        "lr": usual.lr,
+        "weight_decay": weight_decay,
+        "schedule": "cosine",
+        "schedule_by": "step",
+        "warmup_epochs": 0.1 * epochs if warmup_epochs is None else warmup_epochs,
+        "seed": seed,
+        "device": device,
+        "compile": compiled,
+    }
+    values = {
+        "weights": str(weights.resolve()),
+        "data": None if location is None else whole_location(location),
+        "labels": labels,
+        "from_scratch": from_scratch,
+        "layer_decay": usual.layer_decay if layer_decay is None else layer_decay,
+        "head_lr": usual.head_lr if head_lr is None else head_lr,
+        "label_smoothing": label_smoothing,
+        "jitter": jitter,
+        "train": train,
+    }
+    settings = finetune_settings(values, "the options of `jcl finetune`")
+    keep_apart(Path("runs") if out is None else out, data_location(weights, location))
+    if out is not None:
+        FinetuneFolder(out).refuse_occupied()
+    work = _prepare(settings, subject, task, workers)
+    wanted = Path("runs") / f"finetune-{subject.data.name}" if out is None else out
+    with starting_folder(wanted, numbered=out is None) as path:
+        folder = FinetuneFolder(path)
+        with folder.begun(warn=lambda text: print_line(console, text)):
+            folder.create(settings, work.names)
+            return _train(settings, folder, work, console)
+
+
+class _Rates(NamedTuple):
+    batch_size: int
+    lr: float
+    head_lr: float
+    layer_decay: float
+
+
+def _usual_rates(labels: int, batch_size: int | None, lr: float | None, from_scratch: bool) -> _Rates:
+    """What suits so many labels; a batch size and a learning rate that were given stay, and the rest follows them."""
+    batch_size = usual_batch_size(labels) if batch_size is None else batch_size
+    root = math.sqrt(batch_size / 256)
+    lr = round(USUAL_LR * root, 6) if lr is None else lr
+    if from_scratch:
+        return _Rates(batch_size, lr, head_lr=lr, layer_decay=1.0)
+    return _Rates(batch_size, lr, head_lr=round(USUAL_HEAD_LR * root, 6), layer_decay=0.7)
+
+
+def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
+    """Continue a stopped fine-tuning from its newest readable checkpoint, exactly as if it had never stopped."""
+    console = console or StderrConsole()
+    folder = FinetuneFolder(path)
+    settings = folder.settings()
+    if folder.summary_file.exists():
+        print_line(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
+        return folder
+    subject = open_target(Path(settings.weights), settings.data, settings.train.device, console)
+    work = _prepare(settings, subject, classification_task(subject.data), workers)
+    folder.check_labels(work.names)
+    with RunLock(folder.path, warn=lambda text: print_line(console, text)), folder.resumable():
+        return _train(settings, folder, work, console, resumed=True)
+
+
+def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """The network of a finished fine-tuning, in eval mode, giving logits, and the names of its classes."""
+    folder = FinetuneFolder(path)
+    tensors, names = folder.load_classifier()
+    classes, width = tensors["weight"].shape
+    network = Classifier(load_backbone(folder.backbone_file), width, classes, frozen=False, seed=0)
+    network.fc.load_state_dict(tensors)
+    return network.eval(), names
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A fine-tuning ready to start; `names` are those of the labelled images in use."""
+
+    subject: EvaluationTarget
+    task: ClassificationTask
+    labelled: ImageSource
+    names: list[str]
+    network: Classifier
+    workers: int
+
+
+def _prepare(
+    settings: FinetuneSettings, subject: EvaluationTarget, task: ClassificationTask, workers: int | None
+) -> _Work:
+    """Choose the labels and build the network; whatever is wrong with the settings shows here."""
+    seed, info = settings.train.seed, subject.info
+    rows = label_subset(_labels(task.train), settings.amount, seed)
+    backbone = subject.backbone
+    if settings.from_scratch:
+        torch.manual_seed(seed)
+        backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
+    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
+    return _Work(
+        subject=subject,
+        task=task,
+        labelled=part_of(task.train, rows),
+        names=[task.train.name_of(row) for row in rows.tolist()],
+        network=on_device(network, subject.device),
+        workers=usual_workers() if workers is None else workers,
+    )
+
+
+def _train(
+    settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, *, resumed: bool = False
+) -> FinetuneFolder:
+    network, shown = work.network, work.subject.shown
+    _announce(console, settings, folder, work)
+    training = ClassifierTraining(
+        title="fine-tuning",
+        network=network,
+        optimiser=finetune_optimiser(network, settings),
+        task=work.task,
+        labelled=work.labelled,
+        shown=shown,
+        recipe=crop_and_flip(shown, jitter=settings.jitter),
+        train=settings.train,
+        device=work.subject.device,
+        workers=work.workers,
+        label_smoothing=settings.label_smoothing,
+    )
+    judged = train_and_judge(training, console, folder, resumed=resumed)
+    save_backbone(network.backbone, work.subject.info, folder.backbone_file)
+    folder.save_classifier(network.fc, work.task.class_names)
+    folder.write_summary(_summary(settings, work, judged))  # last, because it marks the work as finished
+    return folder
+
+
+def _summary(settings: FinetuneSettings, work: _Work, judged: Judged) -> dict[str, Any]:
+    """The figures of the finished work: one flat object with plain names."""
+    train, found = settings.train, judged.scores
+    return {
+        "finetune_top1": found.top1,
+        "finetune_top5": found.top5,
+        "labels": settings.labels,
+        "labels_used": len(work.names) - judged.unreadable,
+        "skipped": judged.unreadable,
+        "classes": len(work.task.classes),
+        "test_images": found.images,
+        "unseen_class_images": found.unseen_class_images,
+        "test_held_out": work.task.held_out,
+        "from_scratch": settings.from_scratch,
+        "epochs": train.epochs,
+        "steps": judged.progress.step,
+        "batch_size": train.batch_size,
+        "lr": train.lr,
+        "head_lr": settings.head_lr,
+        "layer_decay": settings.layer_decay,
+        "weight_decay": train.weight_decay,
+        "label_smoothing": settings.label_smoothing,
+        "seed": train.seed,
+        "seconds": judged.progress.seconds,
+    }
+
+
+def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFolder, work: _Work) -> None:
+    start = "random weights" if settings.from_scratch else settings.weights
+    parts = backbone_parts(work.network.backbone)
+    lowest = float(settings.train.lr) * settings.layer_decay ** (len(parts) - 1)
+    print_line(
+        console,
+        f"Fine-tuning {work.subject.info.backbone} from {start} with {pluralize(len(work.names), 'labelled image')} "
+        f"({settings.labels} of {len(work.task.train):,}, {pluralize(len(work.task.classes), 'class', 'classes')}) "
+        f"on {work.subject.device}, {pluralize(settings.train.epochs, 'epoch')} "
+        f"in batches of {settings.train.batch_size}, into {folder.path}",
+    )
+    print_line(
+        console,
+        f"  learning rates: {lowest:.2g} ({parts[0].name}) to {settings.train.lr:.2g} ({parts[-1].name}), "
+        f"{settings.head_lr:.2g} for the new layer",
+    )
+
+
+def _labels(source: ImageSource) -> torch.Tensor:
+    assert source.labels is not None, "a task's training images are labelled"
+    return source.labels

@@ -1,0 +1,215 @@
+"""Linear probes of a run or a weights file, by either protocol: what `jcl linear` calls."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from jcl.commands.run_data import keep_apart
+from jcl.commands.target import EvaluationTarget, data_location, open_target
+from jcl.console import StderrConsole, print_line
+from jcl.cores import usual_workers
+from jcl.data import ImageSource
+from jcl.data.fingerprint import fingerprint
+from jcl.errors import SettingsError
+from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
+from jcl.evaluate.features import Features
+from jcl.evaluate.labelled_views import USUAL_LEAST_CROP
+from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear_probe
+from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
+from jcl.evaluate.probe_folder import ProbeFolder
+from jcl.export.backbone_file import weights_digest
+from jcl.settings.schema import TrainSettings
+
+_DIGEST_LETTERS = 16
+
+
+@dataclass(frozen=True)
+class LinearReport:
+    """What a linear probe found: its scores, the classes they speak of, and the figures by plain names."""
+
+    scores: Scores
+    class_names: tuple[str, ...]
+    figures: dict[str, Any]
+    edges: tuple[str, ...] = ()  # of the grid, where the chosen cell lies at one
+
+
+def measure_linear(
+    weights: Path,
+    location: str | None,
+    *,
+    protocol: Literal["fast", "paper"] = "fast",
+    learning_rates: Sequence[float] = (),
+    weight_decays: Sequence[float] = (),
+    epochs: int | None = None,
+    batch_size: int = 256,
+    workers: int | None = None,
+    device: str = "auto",
+    seed: int = 0,
+    least_crop: float = USUAL_LEAST_CROP,
+    compiled: bool = False,
+    out: Path | None = None,
+    console: Console | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LinearReport:
+    """The linear probe of a run's or file's frozen features on the data at `location` (default: the run's own).
+
+    `fast` trains a grid of probes on cached features and chooses among them on a part of the training images; `paper`
+    trains one on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
+    `least_crop` of an image's area, 8 % as usual, which leaves little of images of 32 px. With a folder `out` it keeps
+    checkpoints there, and the same call again goes on where it stopped, exactly. `progress` is told how many of how
+    many images the features of `fast` are there.
+    """
+    console = console or StderrConsole()
+    workers = usual_workers() if workers is None else workers
+    if protocol == "fast":
+        _refuse_options_of_paper(out, compiled, least_crop)
+        subject = open_target(weights, location, device, console)
+        grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
+        features = partial(subject.features, batch_size=batch_size, workers=workers, console=console, progress=progress)
+        return _fast_linear(features, classification_task(subject.data), grid, epochs, seed, subject.device)
+    train = paper_settings(
+        lr=_only_lr(learning_rates, weight_decays),
+        epochs=PAPER_EPOCHS if epochs is None else epochs,
+        batch_size=batch_size,
+        seed=seed,
+        compiled=compiled,
+    )
+    subject = open_target(weights, location, device, console)
+    if out is not None:
+        keep_apart(out, data_location(weights, location))
+    probe = _PaperProbe(subject, classification_task(subject.data), train, workers, least_crop, console)
+    return probe.report() if out is None else probe.report_kept_in(ProbeFolder(out), weights)
+
+
+def _refuse_options_of_paper(out: Path | None, compiled: bool, least_crop: float) -> None:
+    if out is not None:
+        raise SettingsError("--out is for the paper's probe, which takes long; add --protocol paper or leave it out.")
+    if compiled or least_crop != USUAL_LEAST_CROP:
+        option = "--compile" if compiled else "--least-crop"
+        raise SettingsError(
+            f"{option} is for the paper's probe, which sees random crops; add --protocol paper or leave it out."
+        )
+
+
+def _only_lr(learning_rates: Sequence[float], weight_decays: Sequence[float]) -> float:
+    """The learning rate of the paper's protocol, which has no grid."""
+    if len(learning_rates) > 1 or any(weight_decays):
+        raise SettingsError(
+            "the paper's protocol has one learning rate and no weight decay; "
+            "give one --lr, or use --protocol fast to choose among several."
+        )
+    return learning_rates[0] if learning_rates else PAPER_LR
+
+
+@dataclass(frozen=True)
+class _PaperProbe:
+    """The paper's probe, ready to start."""
+
+    subject: EvaluationTarget
+    task: ClassificationTask
+    train: TrainSettings
+    workers: int
+    least_crop: float
+    console: Console
+
+    def report(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
+        """Train, from where the folder stands if it is to be resumed, and judge."""
+        subject, task, train = self.subject, self.task, self.train
+        scores, progress, unreadable = paper_probe(
+            subject.backbone,
+            subject.info.feature_width,
+            subject.shown,
+            task,
+            train,
+            device=subject.device,
+            workers=self.workers,
+            least_crop=self.least_crop,
+            console=self.console,
+            folder=folder,
+            resumed=resumed,
+        )
+        chosen = {"lr": train.lr, "weight_decay": 0.0, "epochs": train.epochs}
+        chosen |= {"train_images": len(task.train) - unreadable, "skipped": unreadable}
+        chosen |= {"classes": len(task.classes), "least_crop": self.least_crop, "seconds": progress.seconds}
+        return LinearReport(scores, task.class_names, _linear_figures("paper", scores, chosen, task, train.seed))
+
+    def report_kept_in(self, folder: ProbeFolder, weights: Path) -> LinearReport:
+        """The same with checkpoints in a folder: begun there, gone on with, or only read where it has finished."""
+        probe = self.description(weights)
+        folder.refuse_other(probe)
+        with folder.begun(warn=self.say):
+            resumed = folder.begin(probe)
+            if folder.finished:
+                self.say(f"The linear probe in {folder.path} has finished; this is what it found.")
+                return LinearReport(folder.scores(), self.task.class_names, folder.summary())
+            report = self.report(folder, resumed=resumed)
+            folder.write_scores(report.scores)
+            folder.write_summary(report.figures)  # last, because it marks the work as finished
+        return report
+
+    def description(self, weights: Path) -> dict[str, Any]:
+        """All that decides on the figures; weights and data by their names and fingerprints of what they hold."""
+        subject, train, task = self.subject, self.train, self.task
+        network = hashlib.sha256((weights_digest(subject.backbone) + subject.info.to_text()).encode()).hexdigest()
+        return {
+            "weights": f"{weights.resolve().name} ({network[:_DIGEST_LETTERS]})",
+            "data": f"{subject.data.name} ({fingerprint(task.train)}, {fingerprint(task.test)})",
+            "lr": train.lr,
+            "epochs": train.epochs,
+            "batch_size": train.batch_size,
+            "least_crop": self.least_crop,
+            "seed": train.seed,
+        }
+
+    def say(self, text: str) -> None:
+        print_line(self.console, text)
+
+
+def _fast_linear(
+    features: Callable[[ImageSource], Features],
+    task: ClassificationTask,
+    grid: ProbeGrid,
+    epochs: int | None,
+    seed: int,
+    device: torch.device,
+) -> LinearReport:
+    started = time.perf_counter()
+    train, test = features(task.train), features(task.test)
+    assert train.labels is not None and test.labels is not None
+    labelled = (train.values, train.labels, test.values, test.labels)
+    result = linear_probe(*labelled, grid=grid, epochs=epochs, seed=seed, device=device)
+    chosen = {
+        "lr": result.lr,
+        "weight_decay": result.weight_decay,
+        "epochs": result.epochs,
+        "validation_top1": result.validation_top1,
+        "train_images": result.train_images,
+        "seconds": time.perf_counter() - started,
+    }
+    names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
+    # A class none of whose images could be read is none that was trained on.
+    chosen |= {"classes": len(result.classes)}
+    figures = _linear_figures("fast", result.scores, chosen, task, seed)
+    return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
+
+
+def _linear_figures(
+    protocol: str, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, seed: int
+) -> dict[str, Any]:
+    found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": protocol}
+    about = {
+        "test_images": scores.images,
+        "unseen_class_images": scores.unseen_class_images,
+        "test_held_out": task.held_out,
+        "seed": seed,
+    }
+    return found | chosen | about

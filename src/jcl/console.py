@@ -1,0 +1,134 @@
+"""How the tool speaks to people: plain lines, whatever they quote, with numbers that read well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+# What stays on one line, so that it can be copied: a word (a path), a command between back quotes, and how to install.
+_UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
+
+
+class StderrConsole(Console):
+    """Standard error, where progress and remarks go.
+
+    A training does not end because nobody can read of it any more: the reader of a pipe has gone (`| head`), so has the
+    terminal, or the disk that holds the log is full. From then on nothing is said.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def on_broken_pipe(self) -> None:
+        self._fall_silent()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:  # every print ends here
+            super().__exit__(kind, error, trace)
+        except OSError:
+            self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        self.quiet = True
+        with contextlib.suppress(OSError, ValueError):  # what is no file of the system's cannot be turned away
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.file.fileno())  # or the rest would be tried again when the program ends
+            os.close(nowhere)
+
+
+def print_line(console: Console, text: str, *, lead: str = "") -> None:
+    """Print a line as it is: paths may hold brackets, which are no markup.
+
+    A terminal gets lines broken between words; a log or a pipe gets the whole line. What a file's name may hold to
+    steer a terminal is shown, not sent. `lead` comes first and stands out.
+    """
+    shown = visible(lead + text)
+    if console.is_terminal:
+        shown = "\n".join(_broken(line, console.width) for line in shown.split("\n"))
+    line = Text(shown)
+    line.stylize("bold red", 0, len(lead))
+    console.print(line, soft_wrap=True)
+
+
+def tell_left_out(console: Console, skipped: Mapping[str, str], what: str = "Left out") -> None:
+    """Which images could not be read, if any, and `what` becomes of them: the first one, why, and how many more."""
+    for name, reason in list(skipped.items())[:1]:
+        more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
+        print_line(console, f"{what}, because it cannot be read: {name} ({reason}){more}.")
+
+
+def visible(text: str) -> str:
+    """The text with what would steer a terminal shown, not sent; line ends stay."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+
+
+def pluralize(number: int, noun: str, plural: str = "") -> str:
+    """`1 image`, `2,000 images`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`map`, `map and views`, `map, neighbours and views`."""
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def told_apart(names: Sequence[str], between: str) -> list[str]:
+    """The names, with a number behind each that would be there twice."""
+    given: list[str] = []
+    for name in names:
+        number, unique = 2, name
+        while unique in given:
+            unique, number = f"{name}{between}{number}", number + 1
+        given.append(unique)
+    return given
+
+
+def plain_names(names: Sequence[str]) -> list[str]:
+    """Runs' names as they stand in files: small letters, digits and underscores, each told from the others."""
+    return told_apart([re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "run" for name in names], "_")
+
+
+def typed(path: Path) -> str:
+    """A path as it is given to a shell: in quotes where it needs them."""
+    return shlex.quote(str(path))
+
+
+def duration(seconds: float) -> str:
+    """`6.3 s`, `1 min 40 s`, `3 h 5 min`."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, left = divmod(rest, 60)
+    if hours:
+        return f"{hours:,} h {minutes} min"
+    return f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
+
+
+def readable_size(count: float) -> str:
+    """Bytes in the unit in which they read best."""
+    if abs(count) >= 2**30:
+        return f"{count / 2**30:,.2f} GiB"
+    return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
+
+
+def _broken(line: str, width: int) -> str:
+    """The line in parts of at most `width` columns, unless a word is longer; later parts are set in a little."""
+    if cell_len(line) <= width:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    parts, part = [], indent
+    end = len(indent)  # of what has been taken
+    for word in _UNBROKEN.finditer(line):
+        gap = line[end : word.start()]
+        if part.strip() and cell_len(part + gap + word[0]) > width:
+            parts.append(part)
+            part, gap = indent + "  ", ""
+        part, end = part + gap + word[0], word.end()
+    return "\n".join([*parts, part])

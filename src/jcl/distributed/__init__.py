@@ -1,0 +1,1 @@
+"""Ranks, devices and launching: what a run on one or several processes needs."""

@@ -1,0 +1,1 @@
+"""The files of a run: folder, settings, metrics, checkpoints, locks and atomic writes."""

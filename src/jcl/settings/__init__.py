@@ -1,0 +1,1 @@
+"""Typed settings of a run, the built-in recipes, and how `auto` is resolved."""

@@ -1,0 +1,75 @@
+"""Named settings: design decisions of the paper, of its released script, and ours, as YAML files beside this one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jcl.errors import SettingsError
+from jcl.settings.schema import Settings, put, read_yaml, settings_from
+
+# What a method implies beyond its loss; a value the user gives explicitly still wins.
+_ONE_KEY_ONE_QUERY = {"method.num_keys": 1, "method.num_queries": 1}
+METHOD_VALUES: dict[str, dict[str, Any]] = {
+    "moco-v2": {**_ONE_KEY_ONE_QUERY, "model.head": "mlp"},
+    "moco-v1": {
+        **_ONE_KEY_ONE_QUERY,
+        "method.temperature": 0.07,
+        "model.head": "linear",
+        "views.recipe": "moco-v1",
+    },
+}
+
+
+def recipe_names() -> list[str]:
+    """The built-in recipes."""
+    folder = resources.files(__package__)
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_values(name: str) -> dict[str, Any]:
+    """The values of a built-in recipe, or of a YAML file when `name` is a path to one."""
+    if name.endswith((".yaml", ".yml")):
+        values = read_yaml(Path(name))
+        values.pop("summary", None)
+        return values
+    if name not in recipe_names():
+        nearest = difflib.get_close_matches(name, recipe_names(), n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(recipe_names())}."
+        raise SettingsError(f"there is no recipe called {name!r}; {hint}")
+    values = _read_built_in(name)
+    values.pop("summary", None)
+    return values
+
+
+def recipe_summary(name: str) -> str:
+    """What a built-in recipe is, in a line."""
+    return str(_read_built_in(name)["summary"])
+
+
+def build_settings(recipe: str, *, method: str | None = None, values: Mapping[str, Any] | None = None) -> Settings:
+    """A recipe, then what the method implies, then the user's own values by dotted name; the later wins."""
+    nested = recipe_values(recipe)
+    nested["recipe"] = recipe
+    values = dict(values or {})
+    method = values.get("method.name", method)
+    if isinstance(method, str):
+        put(nested, "method.name", method)
+        for name, value in METHOD_VALUES.get(method, {}).items():
+            put(nested, name, value)
+    for name, value in values.items():
+        put(nested, name, value)
+    return settings_from(
+        nested, f"the recipe {recipe} with your changes" if values or method else f"the recipe {recipe}"
+    )
+
+
+def _read_built_in(name: str) -> dict[str, Any]:
+    text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    values: dict[str, Any] = yaml.safe_load(text)
+    return values

@@ -1,0 +1,79 @@
+"""From settings to the parts of a run. All "auto" values have been chosen by now."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from jcl.core.encoder import Encoder, build_backbone
+from jcl.core.method import METHODS, ContrastiveLearner
+from jcl.distributed.device import choose_precision, on_device
+from jcl.distributed.ranks import ALONE, Ranks
+from jcl.settings.schema import Settings, known
+from jcl.train.step import StepOptions
+from jcl.views import ViewRecipe, view_recipe
+
+
+def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE) -> tuple[ContrastiveLearner, int]:
+    """The learner, initialised from the seed, and the width of its features."""
+    method, model, train = settings.method, settings.model, settings.train
+    torch.manual_seed(train.seed)
+    assert model.stem != "auto"
+    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=known(settings.views.image_size))
+    encoder = Encoder(
+        backbone,
+        width,
+        head=model.head,
+        head_width=None if model.head_width == "features" else model.head_width,
+        embedding_dim=model.embedding_dim,
+    )
+    learner = ContrastiveLearner(
+        encoder,
+        METHODS[method.name],
+        num_keys=known(method.num_keys),
+        num_queries=known(method.num_queries),
+        temperature=float(method.temperature),
+        queue_size=known(method.queue_size),
+        embedding_dim=model.embedding_dim,
+        key_momentum=float(method.key_momentum),
+        bn_groups=known(model.bn_groups),
+        # The groups of one rank allow no more passes; how many there are does not change the result.
+        key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
+        seed=train.seed,
+        ranks=ranks,
+    )
+    return on_device(learner, device), width
+
+
+def build_optimiser(settings: Settings, learner: ContrastiveLearner, device: torch.device) -> torch.optim.Optimizer:
+    """SGD over the query encoder, weight decay on everything, as MoCo has it."""
+    train = settings.train
+    return torch.optim.SGD(
+        learner.query_encoder.parameters(),
+        lr=float(train.lr),
+        momentum=train.momentum,
+        weight_decay=float(train.weight_decay),
+        fused=device.type == "cuda",
+    )
+
+
+def step_options(settings: Settings, device: torch.device) -> StepOptions:
+    """On a GPU steps are compiled and recorded unless the settings say otherwise; on a CPU neither pays."""
+    compiled, recorded = settings.train.compile, settings.train.cuda_graph
+    on_gpu = device.type == "cuda"
+    return StepOptions(
+        device=device,
+        precision=choose_precision(settings.train.precision, device),
+        compiled=on_gpu if compiled == "auto" else compiled,
+        recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
+        skip_bad=settings.train.on_nan == "skip",
+    )
+
+
+def run_view_recipe(settings: Settings) -> ViewRecipe:
+    """The views of a run, complete."""
+    views = settings.views
+    assert views.recipe != "auto", "automatic values are chosen before anything is built"
+    least = float(views.min_scale)
+    return view_recipe(views.recipe, known(views.image_size), min_scale=least, mean=views.mean, std=views.std)

@@ -1,0 +1,172 @@
+"""`jcl ablate` and `jcl ablate-cell` on the command line: sentences for what is wrong, tables for what is found."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ablation_tools import ablated, small_plan
+from launch_tools import settings_options
+from small_runs import TINY_VALUES, drawn_pixels, write_image_folder
+
+VALUES = TINY_VALUES | {"record.knn_every": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "say what to vary"),
+        (["--over", "nonsense=1"], "no setting called 'nonsense'"),
+        (["--over", "num_keys"], "--over takes NAME=VALUE"),
+        (["--over", "num_keys=one"], "the value 'one' of method.num_keys does not work"),
+        (["--over", "num_keys=1.5"], "method.num_keys does not work"),
+        (["--over", "temperature=0.2,0"], "method.temperature does not work"),
+        (["--over", "num_keys=1,2", "--method", "moco-v2"], "moco-v2 makes do with one key per image"),
+        (["--over", "covariance_scale=1,2", "--method", "multi-key"], "nothing to see over it"),
+        (["--over", "num_keys=1,2", "--num-keys", "3"], "both with --over and as 3"),
+        (["--over", "method=jcl,moco-v2", "--method", "jcl"], "both with --over and as 'jcl'"),
+        (["--over", "num_keys=1", "--over", "method.num_keys=2"], "given twice"),
+        (["--over", "num_keys=1", "--seeds", "some"], "--seeds takes"),
+        (["--over", "num_keys=1", "--seeds", "1,2", "--seed", "1"], "leave --seed out"),
+        (["--over", "num_keys=1", "--recipe", "cifar"], "did you mean cifar10?"),
+        (["--over", "num_keys=1", "--gpus-per-cell", "0.5"], "are for --engine ray"),
+        (["--over", "backbone=tiny_cnn,resnet5"], "there is no backbone called 'resnet5'"),
+        (["--over", "batch_size=8,35"], "A batch of 35 images is larger than the data"),
+        (
+            ["--over", "method=jcl,moco-v2", "--over", "num_keys=2,3", "--each-alone"],
+            "method moco-v2 cannot be tried alone, because it makes method.num_keys 1 instead of auto",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_a_sentence_and_leaves_nothing(call, npz, tmp_path, arguments, said):
+    code, out, err = call("ablate", npz, *arguments, "--out", tmp_path / "out")
+    assert code == 1 and out == "" and said in err, err
+    assert err.startswith("Error: ") and err.count("\n") == 1 and "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_is_missing_or_cannot_be_measured_on(call, tmp_path):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    for data, said in ((tmp_path / "missing", "There is no folder"), (tmp_path / "bare.npz", "has no labels")):
+        code, _, err = call("ablate", data, "--over", "num_keys=1", "--out", tmp_path / "out")
+        assert code == 1 and said in err and not (tmp_path / "out").exists()
+
+
+def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path, undrawn):
+    out = tmp_path / "out"
+    # Under these one of the two is best.
+    values = VALUES | {"method.covariance_scale": 4.0, "train.weight_decay": 1e-4, "views.min_scale": 0.2}
+    changes = {name.replace(".", "__"): value for name, value in values.items()} | {"train__epochs": 1}
+    ablated(small_plan(npz, "temperature=0.1,0.3", seeds=(4, 5), **changes), out)
+    command = ("ablate", npz, "--over", "temperature=0.3,1e-1", "--out", out, *settings_options(values))
+    code, printed, err = call(*command, "--seeds", 2, "--seed", 4, "--set", "train.epochs=1", "--json", "deep/a.json")
+    assert code == 0, err
+    assert "4 cells into" in err and "4 done before are kept" in err
+    lines = [line.split("│")[1:-1] for line in printed.splitlines() if line.startswith("│")]
+    assert [line[0].strip() for line in lines] == ["0.1", "0.3"] and "±" in lines[0][1] and lines[0][4].strip() == "2"
+    assert "Best on held-out training images" in printed and f"Everything is in {out}" in printed
+    flat = json.loads(Path("deep/a.json").read_text())
+    assert f"Tested on {flat['test_images']} images." in printed and not flat["test_held_out"]
+    assert flat["seeds_temperature_0.3"] == 2 and flat["linear_top1_std_temperature_0.1"] is not None
+    code, _, err = call(*command, "--seeds", "4,5", "--set", "train.epochs=2")
+    assert code == 1 and "was begun with train.epochs = 1 instead of 2" in err
+
+
+def test_one_cell_by_hand(call, npz, tmp_path):
+    values = {name: value for name, value in VALUES.items() if name not in ("method.num_keys", "train.lr")}
+    options = ("--out", tmp_path / "out", "--plan-only", *settings_options(values | {"train.epochs": 1}))
+    command = ("ablate", npz, "--over", "num_keys=2", "--over", "lr=0.05,1e30", *options)
+    code, out, err = call(*command)
+    assert code == 0 and "2 cells; each" in out and "jcl ablate-cell" in out, err
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "work"}
+    fine, too_fast = sorted((tmp_path / "out/cells").iterdir())
+    assert too_fast.name.startswith("num_keys-2-lr-1e+30-seed-0-")
+    code, out, err = call("ablate-cell", fine, "--json", "cell.json")
+    assert code == 0 and "linear top-1" in out, err
+    assert json.loads(Path("cell.json").read_text()) == json.loads((fine / "result.json").read_text())
+    assert "2 cells (1 done before); each" in call(*command)[1]
+    code, _, err = call("ablate-cell", too_fast)
+    assert code == 1 and "the loss is not finite" in err and "Traceback" not in err
+    assert "the loss is not finite" in json.loads((too_fast / "failure.json").read_text())["error"]
+    code, _, err = call("ablate-cell", tmp_path / "nowhere")
+    assert code == 1 and "cell.json cannot be read" in err and not (tmp_path / "nowhere").exists()
+    (too_fast / "cell.json").write_text('{"values": 3}')
+    code, _, err = call("ablate-cell", too_fast)
+    assert code == 1 and "does not plan a cell" in err
+
+
+@pytest.fixture
+def one_cell(call, tmp_path, undrawn):
+    """Ablates with a single cell, done in this process; gives what both commands printed, and the figures."""
+
+    def ablate(file: Path, **arrays: np.ndarray) -> tuple[str, str, dict]:
+        np.savez(file, **arrays)
+        command = ("ablate", file, "--over", "temperature=0.1", "--out", tmp_path / "out")
+        options = settings_options(VALUES | {"train.epochs": 1})
+        assert call(*command, "--plan-only", *options)[0] == 0
+        (cell,) = (tmp_path / "out/cells").iterdir()
+        code, of_the_cell, err = call("ablate-cell", cell)
+        assert code == 0, err
+        code, printed, err = call(*command, *options, "--json", "figures.json")
+        assert code == 0, err
+        return of_the_cell, printed, json.loads(Path("figures.json").read_text())
+
+    return ablate
+
+
+def test_test_images_that_were_held_out_are_told_of(one_cell, tmp_path):
+    _, printed, figures = one_cell(tmp_path / "bare.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
+    assert figures["test_held_out"]
+    assert f"{figures['test_images']} images, held out of the training images for want of a labelled test" in printed
+
+
+def test_test_images_of_classes_without_training_images_are_told_of(one_cell, tmp_path):
+    labels = np.arange(24) % 3
+    arrays = {"x_train": drawn_pixels(24), "y_train": labels, "x_test": drawn_pixels(24), "y_test": labels + 1}
+    of_the_cell, printed, figures = one_cell(tmp_path / "odd.npz", **arrays)
+    said = "Counted as wrong, being of classes without training images: 8 test images."
+    assert said in of_the_cell and said in printed and figures["unseen_class_images"] == 8
+
+
+def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path, undrawn):
+    write_image_folder(tmp_path / "photos/train")
+    write_image_folder(tmp_path / "photos/val")
+    tests = sum(file.is_file() for file in (tmp_path / "photos/val").rglob("*"))
+    for broken in ("train/cats/broken.png", "val/cats/broken.png", "val/dogs/broken.png"):
+        (tmp_path / "photos" / broken).write_text("no image")
+    options = settings_options(VALUES | {"train.epochs": 1, "data.workers": 0})
+    out = tmp_path / "out"
+    code, printed, err = call("ablate", tmp_path / "photos", "--over", "temperature=0.1,0.2", "--out", out, *options)
+    assert code == 0 and f"Tested on {tests} images." in printed, err
+    reason = "its content is no image of a known format"
+    assert err.count("cannot be read") == 1
+    assert f"Left out, because it cannot be read: cats/broken.png ({reason}) and 2 more." in err
+    for cell in (out / "cells").iterdir():
+        log = (cell / "log.txt").read_text()
+        assert f"Left out, because it cannot be read: cats/broken.png ({reason}) and 1 more." in log
+        assert (cell / "left_out.txt").read_text() == (
+            f"cats/broken.png\t{reason}\n"
+            f"cats/broken.png of the test images\t{reason}\ndogs/broken.png of the test images\t{reason}\n"
+        )
+
+
+def test_each_setting_alone_around_values_that_may_be_given(call, npz, tmp_path):
+    over = ("--over", "num_keys=1,2,5", "--over", "temperature=0.1,0.2", "--each-alone", "--temperature", "0.1")
+    options = ("--out", tmp_path / "out", "--plan-only", *settings_options(VALUES))
+    code, out, err = call("ablate", npz, *over, *options)
+    assert code == 0 and "4 cells; each" in out, err
+    planned = [json.loads(file.read_text()) for file in (tmp_path / "out/cells").glob("*/cell.json")]
+    assert sorted(tuple(cell["values"].values()) for cell in planned) == [(1, 0.1), (2, 0.1), (2, 0.2), (5, 0.1)]
+    assert all(cell["settings"]["method"]["num_keys"] == cell["values"]["method.num_keys"] for cell in planned)
+
+
+def test_a_plan_has_no_figures_to_write(refused, npz):
+    assert "measures nothing" in refused("ablate", npz, "--over", "num_keys=2", "--plan-only", "--json", "plan.json")
+
+
+def test_a_device_that_is_not_there_is_said_before_any_cell_is_started(call, npz, tmp_path):
+    options = ("--out", tmp_path / "out", *settings_options(VALUES | {"train.device": "cuda:99"}))
+    code, out, err = call("ablate", npz, "--over", "temperature=0.1", *options)
+    assert code == 1 and out == "" and "the device cuda:99 was asked for" in err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,264 @@
+"""`jcl distribution`, `jcl bound` and `jcl cost`: figures, files, and one sentence for each thing that can be wrong."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from jcl.cli.study_tables import described_growth
+from jcl.commands.distribution import split_arguments
+from jcl.commands.pretrain import pretrain
+from jcl.commands.trained import open_trained
+from jcl.errors import RunError
+from jcl.studies.cost import Growth, StepCost
+from small_runs import drawn_pixels, tiny_settings
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def runs(npz, tmp_path_factory) -> dict[str, Path]:
+    """Two finished runs on the same drawn data that differ in the method alone; every checkpoint is kept."""
+    folder = tmp_path_factory.mktemp("studied")
+    changes = {"record__knn_every": 0, "record__checkpoint_every": 1, "record__keep": 9}
+    return {
+        method: pretrain(tiny_settings(npz, method, **changes), folder / method).path for method in ("jcl", "moco-v2")
+    }
+
+
+def test_distribution_of_two_runs(call, runs):
+    arguments = ("distribution", runs["jcl"], runs["moco-v2"], "--views-per-image", 6)
+    code, out, err = call(*arguments, "--json", "one.json", "--values", "each.csv", "-o", "figure.png")
+    assert code == 0, err
+    figures = json.loads(Path("one.json").read_text())
+    assert (figures["images"], figures["views_per_image"], figures["view_recipe"]) == (34, 6, "small")
+    rows = list(csv.DictReader(Path("each.csv").read_text().splitlines()))
+    jcl, moco = ([float(row[f"{name}_similarity"]) for row in rows] for name in ("jcl", "moco_v2"))
+    assert jcl != moco and np.histogram(jcl, 10, (0, 1))[0].sum() == 34
+    assert figures["jcl_similarity_mean"] == pytest.approx(np.mean(jcl))
+    share = 100 * sum(one > other for one, other in zip(jcl, moco, strict=True)) / 34
+    assert figures["jcl_more_alike_than_moco_v2_percent"] == pytest.approx(share)
+    assert figures["jcl_less_varied_than_moco_v2_percent"] == pytest.approx(share)  # features of one width
+    assert f"{share:.1f} % of the images" in out and "(1 - similarity) / width" in out and "6 × 6 pairs" in out
+    assert Image.open("figure.png").size == (1500, 645)
+    code, _, err = call(*arguments, "--json", "two.json", "--batch-size", 7)
+    two = json.loads(Path("two.json").read_text())
+    assert code == 0, err
+    measured = [name for name, value in figures.items() if isinstance(value, float) and name != "seconds"]
+    assert [two[name] for name in measured] == pytest.approx([figures[name] for name in measured], rel=1e-5)
+
+
+def test_distribution_of_weights_files_on_other_images(call, runs, image_folder):
+    shutil.copy(runs["jcl"] / "backbone.safetensors", "mine.safetensors")
+    shutil.copy(runs["moco-v2"] / "backbone.safetensors", "yours.safetensors")
+    arguments = (
+        "mine.safetensors",
+        "yours.safetensors",
+        image_folder,
+        "--views-per-image",
+        3,
+        "--images",
+        9,
+        "--workers",
+        0,
+    )
+    code, out, err = call("distribution", *arguments, "--json", "f.json", "--values", "v.npz")
+    assert code == 0, err
+    figures = json.loads(Path("f.json").read_text())
+    assert figures["images"] == 9 and figures["view_recipe"] == "moco-v2"
+    assert "mine_more_alike_than_yours_percent" in figures and "mine" in out
+    assert all(name.endswith(".png") for name in np.load("v.npz")["image"])
+
+
+def test_distribution_of_the_projection(call, runs):
+    code, _, err = call("distribution", runs["jcl"], "--of", "projection", "--views-per-image", 3, "--json", "f.json")
+    figures = json.loads(Path("f.json").read_text())
+    assert code == 0 and figures["jcl_feature_width"] == 16 and figures["feature"] == "projection", err
+
+
+def test_runs_trained_on_other_views_are_shown_the_first_ones(call, runs, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(runs["moco-v2"], other)
+    text = (other / "settings.yaml").read_text().replace("min_scale: 0.2", "min_scale: 0.6")
+    (other / "settings.yaml").write_text(text)
+    code, out, err = call("distribution", runs["jcl"], other, "--views-per-image", 2, "--images", 4)
+    assert code == 0 and f"{other} was trained on other views" in out, err
+    code, out, _ = call("distribution", runs["jcl"], other, "--views-per-image", 2, "--images", 4, "--views", "moco-v1")
+    assert code == 0 and "trained on other views" not in out and "(moco-v1)" in out
+
+
+def test_a_folder_is_called_by_its_whole_name(call, runs, tmp_path):
+    folders = [tmp_path / name for name in ("temperature-0.1-seed-0", "temperature-0.2-seed-0")]
+    for folder in folders:
+        shutil.copytree(runs["jcl"], folder)
+    code, out, err = call("distribution", *folders, "--views-per-image", 2, "--images", 4, "--json", "f.json")
+    assert code == 0 and all(folder.name in out for folder in folders), err
+    assert "temperature_0_1_seed_0_similarity_mean" in json.loads(Path("f.json").read_text())
+
+
+def test_distribution_refuses(refused, runs, npz, tmp_path):
+    run = runs["jcl"]
+    np.savez(tmp_path / "single.npz", x_train=drawn_pixels(1))
+    assert "at least two are needed, but there is 1" in refused("distribution", run, tmp_path / "single.npz")
+    assert "at least two" in refused("distribution", run, "--images", 1)
+    assert "at least two of them per image" in refused("distribution", run, "--views-per-image", 1)
+    assert "no precision called 'half'" in refused("distribution", run, "--precision", "half")
+    assert "named twice" in refused("distribution", run, run)
+    assert "no run or weights file" in refused("distribution", tmp_path / "missing")
+    assert "There is no folder" in refused("distribution", run, tmp_path / "missing")
+    assert "say which images" in refused("distribution", run / "backbone.safetensors")
+    assert "no projection head" in refused("distribution", run / "backbone.safetensors", npz, "--of", "projection")
+    assert "no view recipe" in refused("distribution", run, "--views", "moco-v9")
+    assert "say --views-per-image 4" in refused("distribution", run, "--views", "4")
+    assert "no split called" in refused("distribution", run, "--split", "validation")
+    assert "does not end in .png" in refused("distribution", run, "-o", "figure.pdf")
+    assert "should end in .csv or .npz" in refused("distribution", run, "--values", "each.xlsx")
+    shutil.copy(npz, tmp_path / "mine.npz")  # a slip of the pen must not cost the images themselves
+    assert "left as it is" in refused("distribution", run, tmp_path / "mine.npz", "--values", tmp_path / "mine.npz")
+    assert (tmp_path / "mine.npz").read_bytes() == Path(npz).read_bytes()
+    assert "no device called" in refused("distribution", run, "--device", "gpu")
+
+
+def test_the_last_argument_may_be_data(runs, npz):
+    one, two = runs.values()
+    assert split_arguments([str(one)]) == ([one], None)
+    assert split_arguments([str(one), str(two)]) == ([one, two], None)
+    assert split_arguments([str(one), str(npz)]) == ([one], str(npz))
+    assert split_arguments([str(one), "cifar10"]) == ([one], "cifar10")
+    assert split_arguments([str(one), str(two / "backbone.safetensors")])[1] is None
+
+
+def test_bound_along_a_run(call, runs):
+    arguments = ("bound", runs["jcl"], "--images", 5, "--keys", 24)
+    code, out, err = call(*arguments, "--scales", "0.5,1,4", "--json", "one.json", "-o", "bound.png")
+    assert code == 0, err
+    figures = json.loads(Path("one.json").read_text())
+    steps = [4, 8, 12]  # the checkpoints of three epochs of four steps
+    for step in steps:
+        assert str(step) in out
+        infinite, jensen = figures[f"infinite_keys_loss_step{step}"], figures[f"jensen_loss_step{step}"]
+        assert infinite <= jensen and figures[f"closed_form_loss_scale1_step{step}"] > 0
+        assert figures[f"infinite_keys_error_step{step}"] > 0
+        assert 0 <= figures[f"rejected_percent_step{step}"] <= 100
+    assert figures["jensen_loss"] == figures["jensen_loss_step12"] and figures["queue_filled"] == 1
+    assert 2 < figures["gaussian_reference_rejected_percent"] < 9
+    assert "below 1 it is no bound" in out and Image.open("bound.png").size == (1950, 675)
+    checkpoint = runs["jcl"] / "checkpoints" / "step-000000008.safetensors"
+    code, _, err = call("bound", checkpoint, "--images", 5, "--keys", 24, "--json", "two.json", "--batch-size", 5)
+    assert code == 0, err
+    assert json.loads(Path("two.json").read_text())["jensen_loss"] == pytest.approx(
+        figures["jensen_loss_step8"], rel=1e-5
+    )
+
+
+def test_bound_of_gaussian_keys(call):
+    lists = ("--dimensions", "4,8", "--spreads", "0.3", "--temperatures", "0.2", "--scales", "1")
+    code, out, err = call("bound", *lists, "--draws", 500, "--json", "f.json", "-o", "bound.png")
+    assert code == 0 and "Gaussian keys, 500 drawn" in out, err
+    figures = json.loads(Path("f.json").read_text())
+    assert len(figures) == 12 and figures["closed_form_loss_scale1_d8_spread0.3_t0.2"] > 0
+    assert Path("bound.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("command", ["bound", "cost", "distribution"])
+def test_a_picture_takes_the_place_of_another_one_only_when_asked_to(call, refused, command):
+    Path("mine.png").write_text("mine")
+    # What is wrong besides shows that nothing was done first.
+    wrong = {"bound": ("missing",), "cost": ("--device", "gpu"), "distribution": ("missing",)}[command]
+    assert refused(command, *wrong, "-o", "mine.png") == (
+        "mine.png is there already and is left as it is; choose another name or add --force."
+    )
+    assert "mine.png" not in refused(command, *wrong, "-o", "mine.png", "--force")
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "0.2", "--draws", 100)
+    assert call("bound", *lists, "-o", "mine.png", "--force")[0] == 0 and Image.open("mine.png").size[0] > 1000
+
+
+def test_figures_that_are_not_finite_are_null(call):
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "1e-300", "--draws", 100)
+    code, _, err = call("bound", *lists, "--json", "f.json")
+    assert code == 0 and "Traceback" not in err
+    assert "NaN" not in Path("f.json").read_text() and None in json.loads(Path("f.json").read_text()).values()
+
+
+def test_a_picture_that_cannot_be_written_is_one_sentence_and_loses_no_figures(call, tmp_path):
+    lists = ("--dimensions", "4", "--spreads", "0.3", "--temperatures", "0.2", "--draws", 100)
+    (tmp_path / "file").write_text("mine")
+    code, out, err = call("bound", *lists, "--json", "f.json", "-o", tmp_path / "file" / "bound.png")
+    assert code == 1 and "Gaussian keys" in out and "bound.png could not be written" in err and "Traceback" not in err
+    assert err.count("\n") == 1 and json.loads(Path("f.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bound",),
+        ("distribution", "run"),
+        ("linear", "run"),
+        ("finetune", "run"),
+        ("shard", "images", "shards"),
+        ("detect", "--task", "box", "--coco", "coco", "--init", "random"),
+    ],
+)
+def test_a_seed_that_no_generator_takes_is_refused(call, command):
+    for seed in (2**63, -1):
+        code, out, err = call(*command, "--seed", seed)
+        assert code == 2 and out == "" and "--seed" in err and "Traceback" not in err
+
+
+def test_bound_refuses(refused, runs, tmp_path):
+    run = runs["jcl"]
+    assert "no projection head, key encoder or queue" in refused("bound", run / "backbone.safetensors")
+    assert "no run or checkpoint" in refused("bound", tmp_path / "missing")
+    assert "at least two are needed" in refused("bound", run, "--images", 1)
+    assert "at least 20 keys" in refused("bound", run, "--keys", 5)
+    assert "with commas between them" in refused("bound", "--scales", "1;4")
+    assert "must not be negative" in refused("bound", "--scales", "-1")
+    assert "whole numbers" in refused("bound", "--dimensions", "8.5")
+    assert "between 0 and 1" in refused("bound", "--spreads", "1.5")
+    assert "--draws is for Gaussian keys" in refused("bound", run, "--draws", 500)
+    assert "--batch-size is for the keys of a run" in refused("bound", "--batch-size", 7)
+    assert "above 0, but --temperatures has 0" in refused("bound", "--temperatures", "0")
+
+
+def test_bound_needs_views_that_vary(refused, runs, tmp_path):
+    same = tmp_path / "same"
+    shutil.copytree(runs["jcl"], same)
+    settings = same / "settings.yaml"
+    settings.write_text(settings.read_text().replace("recipe: small", "recipe: none"))
+    assert "all keys of an image are the same" in refused("bound", same, "--images", 3, "--keys", 20)
+
+
+def test_a_learner_is_what_its_checkpoint_holds(runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(runs["jcl"] / "checkpoints")
+    assert open_trained(Path("step-000000008.safetensors")).learner(Path("step-000000008.safetensors"), CPU)[1] == 8
+    run = open_trained(runs["jcl"])
+    learner = run.newest(CPU)
+    assert not learner.training and float(learner.queue.filled()) == 1
+    keys, queries = (list(encoder.parameters()) for encoder in (learner.key_encoder, learner.query_encoder))
+    assert any(not torch.equal(*pair) for pair in zip(keys, queries, strict=True))
+    shutil.copytree(runs["jcl"], tmp_path / "empty")
+    shutil.rmtree(tmp_path / "empty" / "checkpoints")
+    with pytest.raises(RunError, match="no checkpoint yet"):
+        open_trained(tmp_path / "empty")
+
+
+def test_memory_that_stays_is_not_said_to_grow():
+    base = StepCost(12 * 2**30, 100.0)
+    assert described_growth(Growth(-519_359.0, 0.97), base) == "memory does not grow with the keys"
+    assert described_growth(Growth(10.4 * 2**30, 1.0), base) == (
+        "10.40 GiB more with each key (R² of a straight line: 1.000)"
+    )
+    assert described_growth(Growth(2.0**20, 1.0), None).startswith("1.0 MiB more")  # nothing to compare with
+
+
+def test_cost_refuses(refused):
+    assert "each at least 1" in refused("cost", "--keys", "0,1")
+    assert "with commas between them" in refused("cost", "--keys", "one")
+    assert "no recipe called" in refused("cost", "--recipe", "nothing")
+    assert "no device called" in refused("cost", "--device", "gpu")
+    assert "does not end in .png" in refused("cost", "-o", "cost.svg")

@@ -1,0 +1,140 @@
+"""Runs whose settings somebody edits between stopping and resuming: told, or refused, and never called finished."""
+
+import io
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.report_run import read_run
+from jcl.errors import Interrupted, RunError
+from jcl.report.page import render_page
+from run_tools import QUIET, stop_after
+from small_runs import tiny_settings, write_image_folder
+
+
+def stopped_after_five_of_twelve_steps(npz, folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), folder, console=QUIET)
+
+
+def edit_settings(folder, before, after):
+    file = folder / "settings.yaml"
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize(
+    ("edited", "said"),
+    [
+        (("epochs: 3", "epochs: 1"), r"has taken 5 steps, more than the 4 of 1 epochs\. Set back what was changed"),
+        (
+            ("batch_size: 8", "batch_size: 32"),
+            r"5 steps, more than the 3 of 3 epochs; an epoch had 4 steps and now has 1, because train\.batch_size or",
+        ),
+    ],
+)
+def test_a_run_is_not_called_finished_because_its_settings_were_edited(npz, tmp_path, monkeypatch, edited, said):
+    folder = tmp_path / "run"
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    edit_settings(folder, *edited)
+    with pytest.raises(RunError, match=said):
+        resume(folder, console=QUIET)
+    edit_settings(folder, *edited[::-1])
+    assert resume(folder, console=QUIET).summary["steps"] == 12
+
+
+def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(
+    npz, tmp_path, undrawn, monkeypatch
+):
+    folder = tmp_path / "run"
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    edit_settings(folder, "temperature: 0.2", "temperature: 0.3")
+    edit_settings(folder, "log_every: 3", "log_every: 2")
+    told, untold = (Console(file=io.StringIO(), width=1000) for _ in range(2))
+    resume(folder, console=told)
+    sentence = (
+        "Settings have changed since the checkpoint was written, which had method.temperature = 0.2 instead of 0.3.\n"
+    )
+    assert sentence in told.file.getvalue()
+    resume(copy, console=untold)
+    assert "have changed" not in untold.file.getvalue()
+
+
+def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path, undrawn, monkeypatch):
+    photos, folder = write_image_folder(tmp_path / "photos", 32), tmp_path / "run"
+    stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
+
+    def said_when(change) -> str:
+        place, said = tmp_path / change.__name__, Console(file=io.StringIO(), width=1000)
+        shutil.copytree(photos, place / "photos")
+        change(place / "photos")
+        run = Path(shutil.copytree(folder, place / "run"))
+        edit_settings(run, f"location: {photos}", f"location: {place / 'photos'}")
+        assert resume(run, console=said).summary["steps"] == 12
+        return said.file.getvalue()
+
+    def moved(_): ...
+
+    def renamed(place):
+        (place / "cats").rename(place / "lions")
+
+    def redrawn(place):
+        shutil.copy(place / "cats" / "002.png", place / "cats" / "000.png")
+
+    assert "checkpoint was written" not in said_when(moved)
+    assert "The number, names or labels of 32 image files" in (said := said_when(renamed)) and "pixels" not in said
+    assert "are not what they were when the checkpoint was written. The run goes on with the images as they" in said
+    assert "The pixels of 32 image files" in (said := said_when(redrawn))
+    assert "written; another version of an image library may be the reason. The run goes on" in said
+
+
+def test_other_images_to_test_with_are_told(tmp_path, undrawn, monkeypatch):
+    photos, folder, said = tmp_path / "photos", tmp_path / "run", Console(file=io.StringIO(), width=1000)
+    write_image_folder(photos / "train", 32)
+    write_image_folder(photos / "val", 10)
+    stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
+    shutil.rmtree(photos / "val/cats")
+    resume(folder, console=said)
+    assert "The number, names or labels of 5 image files" in said.file.getvalue()
+    assert "of 32 image files" not in said.file.getvalue()
+
+
+def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, monkeypatch):
+    folder, said = tmp_path / "run", Console(file=io.StringIO(), width=1000)
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    edit_settings(folder, "batch_size: 8", "batch_size: 16")
+    resume(folder, console=said)
+    assert "An epoch had 4 steps and now has 2, because" in said.file.getvalue()
+    assert "the run was at epoch 1.25 and is at 2.5." in said.file.getvalue()
+
+
+def test_what_the_page_shows_as_chosen_is_what_the_run_goes_on_with(npz, tmp_path, undrawn, monkeypatch):
+    folder = tmp_path / "run"
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    file = folder / "choices.json"
+    chosen = {choice["name"]: choice for choice in json.loads(file.read_text())["choices"]}
+    chosen["train.precision"]["value"] = "bfloat16"  # as if it had begun on a GPU
+    file.write_text(json.dumps({"choices": list(chosen.values())}))
+    before = file.read_bytes()
+    edit_settings(folder, "epochs: 3", "epochs: 1")
+    with pytest.raises(RunError):
+        resume(folder, console=QUIET)
+    assert file.read_bytes() == before, "nothing goes on"
+    edit_settings(folder, "epochs: 1", "epochs: 3")
+    edit_settings(folder, "weight_decay: 0.0005", "weight_decay: 0.001")
+    resume(folder, console=QUIET)
+    assert [choice["name"] for choice in json.loads(file.read_text())["choices"]] == list(chosen)
+    shown = render_page([read_run(folder, "run")])
+    reason = "changed when the run was resumed; before that it was 0.0005"
+    assert f"<code>train.weight_decay</code></th><td>0.001</td><td>{reason}</td>" in shown
+    assert "<code>train.precision</code></th><td>float32</td>" in shown
+    assert chosen["method.covariance_scale"]["reason"] in shown

@@ -1,0 +1,262 @@
+"""The paper's linear probe in a folder: a stop changes nothing, and another probe is not mixed up with it."""
+
+import io
+import json
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jcl.commands.finetune import finetune
+from jcl.commands.linear import LinearReport, measure_linear
+from jcl.errors import DataError, Interrupted, RunError, SettingsError
+from jcl.evaluate.finetune_folder import FinetuneFolder
+from jcl.evaluate.probe_folder import ProbeFolder
+from jcl.evaluate.supervised import SupervisedTraining
+from jcl.runs.checkpoint import list_checkpoints
+from jcl.runs.lock import RunLock
+from jcl.runs.sealed import read_tensors
+from small_runs import snapshot, write_image_folder
+from supervised_tools import same_tensors, stop_after, untrained_weights
+
+QUIET = Console(quiet=True)
+SHORT = {"protocol": "paper", "learning_rates": [3.0], "epochs": 3, "batch_size": 8, "device": "cpu", "workers": 0}
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return untrained_weights(tmp_path_factory.mktemp("weights") / "tiny.safetensors")
+
+
+def probed(weights: Path, data: Path, out: Path | None, console: Console = QUIET, **changes) -> LinearReport:
+    return measure_linear(weights, str(data), out=out, console=console, **SHORT | changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(weights, npz, tmp_path_factory) -> Path:
+    """Three epochs of four steps."""
+    out = tmp_path_factory.mktemp("unbroken") / "probe"
+    probed(weights, npz, out)
+    return out
+
+
+def assert_same(one: Path, two: Path) -> None:
+    folder, other = ProbeFolder(one), ProbeFolder(two)
+    assert same_tensors(folder.classifier_file, other.classifier_file)
+    assert same_tensors(*(list_checkpoints(each.checkpoints)[-1] for each in (folder, other)))
+    assert folder.scores() == other.scores()
+    assert folder.summary() | {"seconds": 0} == other.summary() | {"seconds": 0}
+    clock = {"seconds", "images_per_second"}
+    lines = [
+        [{name: value for name, value in json.loads(line).items() if name not in clock} for line in text.splitlines()]
+        for text in (folder.metrics_file.read_text(), other.metrics_file.read_text())
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_a_folder_changes_no_figure_and_holds_what_was_found(weights, npz, unbroken):
+    assert {path.name for path in unbroken.iterdir()} == {
+        "probe.json", "metrics.jsonl", "checkpoints", "classifier.safetensors", "scores.json", "summary.json",
+    }  # fmt: skip
+    found = probed(weights, npz, None)
+    assert found.scores == ProbeFolder(unbroken).scores()
+    assert found.figures | {"seconds": 0} == ProbeFolder(unbroken).summary() | {"seconds": 0}
+    layer, names = ProbeFolder(unbroken).load_classifier()
+    assert names == ("0", "1", "2") and layer["weight"].shape == (3, 128)
+
+
+def test_checkpoints_hold_the_layer_and_not_the_frozen_backbone(unbroken):
+    tensors, _ = read_tensors(list_checkpoints(unbroken / "checkpoints")[-1])
+    assert {name for name in tensors if name.startswith("model.")} == {"model.weight", "model.bias"}
+
+
+@pytest.mark.parametrize("stops", [[4], [2, 3, 8, 11], sorted(random.Random(20201).sample(range(1, STEPS), 3))])
+def test_stopped_and_given_again_ends_as_if_it_had_not(weights, npz, unbroken, tmp_path, monkeypatch, stops):
+    out = tmp_path / "probe"
+    for number, step in enumerate(stops):
+        with monkeypatch.context() as patch:
+            stop_after(patch, step, (signal.SIGINT, signal.SIGTERM)[number % 2])
+            with pytest.raises(Interrupted, match=rf"stopped after step {step} and is saved; give the same command"):
+                probed(weights, npz, out)
+        assert not (out / "summary.json").exists()
+    probed(weights, npz, out)
+    assert_same(out, unbroken)
+
+
+def test_killed_at_any_moment_ends_as_if_it_had_not(weights, npz, unbroken, tmp_path, monkeypatch):
+    """Ended between two checkpoints, at a random step, without a chance to save."""
+    moments = random.Random(4)
+    monkeypatch.setattr("jcl.evaluate.supervised.CHECKPOINT_SECONDS", 0.0)
+    learn, save = SupervisedTraining.learn, SupervisedTraining.save_if_due
+
+    class Killed(Exception):
+        pass
+
+    for number in range(4):
+        end, saved = moments.randrange(2, STEPS), moments.randrange(1, 4)
+
+        def learn_until(self, batch, end=end):
+            if self.progress.step == end:
+                raise Killed
+            return learn(self, batch)
+
+        def save_now_and_then(self, *, last, saved=saved):
+            if last or self.progress.step % saved == 0:
+                save(self, last=last)
+
+        out = tmp_path / str(number)
+        with monkeypatch.context() as patch:
+            patch.setattr(SupervisedTraining, "learn", learn_until)
+            patch.setattr(SupervisedTraining, "save_if_due", save_now_and_then)
+            with pytest.raises(Killed):
+                probed(weights, npz, out)
+        assert not (out / "summary.json").exists()
+        probed(weights, npz, out)
+        assert_same(out, unbroken)
+
+
+def test_a_long_epoch_is_saved_in_the_middle(weights, npz, tmp_path, monkeypatch):
+    monkeypatch.setattr("jcl.evaluate.supervised.CHECKPOINT_SECONDS", 0.0)
+    probed(weights, npz, tmp_path / "probe", epochs=1)
+    within, last = (path.stem for path in list_checkpoints(tmp_path / "probe/checkpoints"))
+    # One that is still being written lets the next one pass, so that a slow disk holds nothing up.
+    assert within in {f"step-00000000{step}" for step in (1, 2, 3)} and last == "step-000000004"
+
+
+def test_images_that_cannot_be_read_are_not_counted_as_trained_on(weights, tmp_path, monkeypatch):
+    """Nor are they forgotten by a stop in the only epoch, after which those before it are not met again."""
+    monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
+    photos = write_image_folder(tmp_path / "photos" / "train", 24)
+    write_image_folder(tmp_path / "photos" / "val", 6)
+    for file in sorted(photos.glob("cats/*.png"))[::2]:
+        file.write_bytes(b"no image")
+    figures = probed(weights, tmp_path / "photos", None, epochs=1).figures
+    assert (figures["train_images"], figures["skipped"], figures["test_images"]) == (18, 6, 6)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGINT)
+        with pytest.raises(Interrupted):
+            probed(weights, tmp_path / "photos", tmp_path / "out", epochs=1)
+    assert 0 < len((tmp_path / "out/skipped.txt").read_text().splitlines()) < 6
+    kept = probed(weights, tmp_path / "photos", tmp_path / "out", epochs=1).figures
+    assert kept | {"seconds": 0} == figures | {"seconds": 0}
+    assert len((tmp_path / "out/skipped.txt").read_text().splitlines()) == 6
+
+
+def test_a_finished_probe_is_only_shown(weights, npz, unbroken):
+    before = snapshot(unbroken)
+    said = Console(file=io.StringIO(), width=1000)
+    found = probed(weights, npz, unbroken, console=said)
+    assert "has finished; this is what it found" in said.file.getvalue()
+    assert found.scores == ProbeFolder(unbroken).scores() and found.class_names == ("0", "1", "2")
+    assert found.figures == ProbeFolder(unbroken).summary() and snapshot(unbroken) == before
+
+
+def test_scores_that_were_lost_are_measured_again(weights, npz, unbroken, tmp_path):
+    out = tmp_path / "copy"
+    shutil.copytree(unbroken, out)
+    (out / "scores.json").write_text("{}")
+    with pytest.raises(RunError, match=r"scores.json is damaged.*remove it"):
+        probed(weights, npz, out)
+    (out / "scores.json").unlink()
+    probed(weights, npz, out)
+    assert_same(out, unbroken)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"learning_rates": [10.0]}, "lr = 3 instead of 10"),
+        ({"epochs": 4}, "epochs = 3 instead of 4"),
+        ({"batch_size": 16}, "batch_size = 8 instead of 16"),
+        ({"seed": 1}, "seed = 0 instead of 1"),
+        ({"least_crop": 0.5}, "least_crop = 0.08 instead of 0.5"),
+    ],
+)
+def test_other_settings_are_refused(weights, npz, unbroken, changes, said):
+    before = snapshot(unbroken)
+    with pytest.raises(RunError) as error:
+        probed(weights, npz, unbroken, **changes)
+    assert f"was begun with {said}; give the command as it was then" in str(error.value)
+    assert "or choose another folder with --out" in str(error.value) and snapshot(unbroken) == before
+
+
+def test_other_weights_and_other_images_are_refused(weights, npz, unbroken, tmp_path):
+    before = snapshot(unbroken)
+    for options in ({"seed": 1}, {"image_size": 32}):
+        other = untrained_weights(tmp_path / "tiny.safetensors", **options)
+        with pytest.raises(RunError, match=r"weights = tiny.safetensors \(\w{16}\) instead of tiny.safetensors \(\w"):
+            probed(other, npz, unbroken)
+    stored = dict(np.load(npz))
+    stored["y_test"] = stored["y_test"][::-1]
+    np.savez(tmp_path / "small.npz", **stored)
+    with pytest.raises(RunError, match=r"was begun with data = small \(.*\) instead of small \(.*\); give"):
+        probed(weights, tmp_path / "small.npz", unbroken)
+    assert snapshot(unbroken) == before
+
+
+def test_the_same_weights_and_images_may_have_moved(weights, npz, unbroken, tmp_path):
+    for file, name in ((weights, "tiny.safetensors"), (npz, "small.npz")):
+        shutil.copy(file, tmp_path / name)
+    found = probed(tmp_path / "tiny.safetensors", tmp_path / "small.npz", unbroken)
+    assert found.scores == ProbeFolder(unbroken).scores()
+
+
+def test_a_probe_among_the_images_is_refused(weights, tmp_path):
+    photos = write_image_folder(tmp_path / "photos")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunError, match="lies inside the images' folder"):
+        probed(weights, photos, photos / "probe")
+    with pytest.raises(RunError, match="lies inside the images' folder"):
+        finetune(weights, str(photos), out=photos / "tuned", device="cpu", workers=0, console=QUIET)
+    assert snapshot(tmp_path) == before
+
+
+def test_folders_of_something_else_are_left_alone(weights, npz, tmp_path):
+    tuned = finetune(weights, str(npz), out=tmp_path / "tuned", epochs=1, device="cpu", workers=0, console=QUIET)
+    (tmp_path / "file").write_text("mine")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunError, match=r"holds no linear probe: there is no probe\.json"):
+        ProbeFolder(tuned.checkpoints).summary()
+    with pytest.raises(RunError, match="already holds a run and is left as it is"):
+        probed(weights, npz, tuned.path)
+    with pytest.raises(RunError, match="is a file; give the linear probe a folder of its own"):
+        probed(weights, npz, tmp_path / "file")
+    with pytest.raises(SettingsError, match="--out is for the paper's probe"):
+        measure_linear(weights, str(npz), out=tmp_path / "fast", device="cpu", workers=0)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "option"), [({"compiled": True}, "--compile"), ({"least_crop": 0.5}, "--least-crop")]
+)
+def test_what_only_the_papers_probe_knows_is_not_ignored(weights, npz, given, option):
+    with pytest.raises(SettingsError, match=f"{option} is for the paper's probe"):
+        measure_linear(weights, str(npz), device="cpu", workers=0, **given)
+
+
+def test_one_process_at_a_time(weights, npz, tmp_path):
+    with RunLock(tmp_path / "probe", warn=print), pytest.raises(RunError, match=r"is being trained by process \d+"):
+        probed(weights, npz, tmp_path / "probe")
+    assert not list((tmp_path / "probe").iterdir())
+
+
+@pytest.mark.parametrize("damaged", ["train", "val"])
+@pytest.mark.parametrize("kind", [ProbeFolder, FinetuneFolder])
+def test_images_of_no_use_leave_nothing_behind(weights, tmp_path, kind, damaged):
+    """Nor are images that nothing can be tested with trained for: that would leave checkpoints."""
+    for split in ("train", "val"):
+        write_image_folder(tmp_path / "photos" / split, 24)
+    for file in (tmp_path / "photos" / damaged).rglob("*.png"):
+        file.write_bytes(b"no picture")
+    with pytest.raises(DataError):
+        if kind is ProbeFolder:
+            probed(weights, tmp_path / "photos", tmp_path / "out")
+        else:
+            options = {"out": tmp_path / "out", "device": "cpu", "workers": 0, "console": QUIET}
+            finetune(weights, str(tmp_path / "photos"), **options)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,451 @@
+"""Whole runs: what they leave behind, and that a stopped one goes on as if it had never stopped."""
+
+import io
+import shutil
+import signal
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+import jcl
+from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.run import Run
+from jcl.errors import DataError, Interrupted, RunError, SettingsError
+from jcl.runs.checkpoint import list_checkpoints
+from jcl.runs.folder import RunFolder
+from jcl.runs.lock import RunLock
+from jcl.runs.sealed import read_tensors
+from jcl.runs.skipped import read_skipped
+from jcl.train.step import TrainingStep
+from run_tools import QUIET, assert_same, assert_same_backbone, figures, state, stop_after
+from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder
+
+
+class Crash(BaseException):
+    """Ends a run at once, as a power cut does: nothing in the program answers to it."""
+
+
+@pytest.fixture(scope="module")
+def unbroken(npz, tmp_path_factory) -> Run:
+    """Three epochs of four steps on arrays: lines every 3 steps, kNN every epoch, a checkpoint after epochs 2 and 3."""
+    return pretrain(tiny_settings(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+def test_a_run_leaves_what_it_should(unbroken):
+    names = {entry.name for entry in unbroken.path.iterdir()}
+    assert names == {
+        "settings.yaml",
+        "choices.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "backbone.safetensors",
+        "summary.json",
+        "figures",
+    }
+    assert {entry.name for entry in (unbroken.path / "figures").iterdir()} >= {"curves.png", "views.png"}
+    assert [path.name for path in list_checkpoints(unbroken.path / "checkpoints")] == [
+        "step-000000008.safetensors",
+        "step-000000012.safetensors",
+    ]
+    kinds = [(line["kind"], line["step"]) for line in unbroken.metrics]
+    assert kinds == [("train", 3), ("knn", 4), ("train", 6), ("knn", 8), ("train", 9), ("train", 12), ("knn", 12)]
+    assert unbroken.settings.train.epochs == 3
+    summary = unbroken.summary
+    assert summary["steps"] == 12 and summary["seconds"] > 0 and 0 <= summary["knn_top1"] <= 100
+    assert not any(isinstance(value, dict | list) for value in summary.values())
+
+
+def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch, undrawn):
+    original, seen = TrainingStep.__call__, []
+
+    def watched(self, batch, number, lr, scale):
+        figures = original(self, batch, number, lr, scale)
+        seen.append([lr, *figures.tolist()])
+        return figures
+
+    monkeypatch.setattr(TrainingStep, "__call__", watched)
+    settings = tiny_settings(npz, train__epochs=2, train__warmup_epochs=5, record__knn_every=0)
+    run = pretrain(settings, tmp_path / "run", console=QUIET)
+    means = ("loss", "contrastive_accuracy", "feature_std", "positive_similarity", "key_variance")
+    lines = [line for line in run.metrics if line["kind"] == "train"]
+    for line, steps in zip(lines, (seen[:3], seen[3:6], seen[6:8]), strict=True):
+        expected = [fmean(values) for values in zip(*steps, strict=True)][1:]
+        expected[1] *= 100  # in percent
+        assert [line[name] for name in means] == pytest.approx(expected, rel=1e-5)
+        assert line["lr"] == steps[-1][0] and line["covariance_scale"] == run.settings.method.covariance_scale
+    warming_up = [0.05 * (step + 1) / 20 for step in range(8)]  # five epochs of four steps
+    assert [lr for lr, *_ in seen] == pytest.approx(warming_up)
+    assert [line["queue_filled"] for line in lines] == [0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("step", "how"), [*((step, signal.SIGTERM) for step in (1, 4, 8, 9)), (7, Crash), (9, Crash)])
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(npz, unbroken, tmp_path, monkeypatch, undrawn, step, how):
+    """Mid-epoch, at the end of an epoch, right after a line of metrics and right after a checkpoint."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, step, how)
+        with pytest.raises(Crash if how is Crash else Interrupted):
+            pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
+
+
+def test_a_wish_to_stop_in_the_last_step_comes_too_late(npz, unbroken, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 12, signal.SIGINT)
+        assert_same(pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET), unbroken)
+
+
+def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, undrawn):
+    start, stops = (lambda: pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)), [2, 4, 5, 6, 8, 11]
+    for step in stops:
+        with monkeypatch.context() as patch:
+            stop_after(patch, step, signal.SIGINT)
+            with pytest.raises(
+                Interrupted, match=rf"stopped after step {step} and is saved; continue it with `jcl resume"
+            ):
+                start()
+        start = lambda: resume(tmp_path / "run", console=QUIET)  # noqa: E731
+    assert_same(start(), unbroken)
+
+
+def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later(
+    npz, unbroken, tmp_path, monkeypatch, undrawn
+):
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), console=QUIET)
+    (own,) = Path("runs").iterdir()
+    other = Path(shutil.copytree(own, own.with_name(own.name.replace("001", "002"))))  # the same command, elsewhere
+    monkeypatch.setenv("JCL_RESTARTS", "1")
+    with RunLock(other, warn=print):
+        assert_same(pretrain(tiny_settings(npz), console=QUIET), unbroken)
+    assert (own / "summary.json").exists() and not (other / "summary.json").exists()
+
+
+def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkeypatch, undrawn):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+    (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
+    before = float(read_tensors(checkpoint)[1]["seconds"])
+    line = resume(tmp_path / "run", console=QUIET).metrics[0]
+    assert line["step"] == 3 and line["kind"] == "train"  # it sums up three steps, of which one came after the stop
+    assert line["images_per_second"] == pytest.approx(8 / (line["seconds"] - before), rel=1e-6)
+
+
+def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, monkeypatch, undrawn):
+    """All other tests compute in one thread; what is summed by several must come out the same each time as well."""
+    one = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        whole = pretrain(tiny_settings(npz), tmp_path / "whole", console=QUIET)
+        with monkeypatch.context() as patch:
+            stop_after(patch, 6, signal.SIGTERM)
+            with pytest.raises(Interrupted):
+                pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+        assert_same(resume(tmp_path / "run", console=QUIET), whole)
+    finally:
+        torch.set_num_threads(one)
+
+
+def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypatch, undrawn):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 10, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    newest.write_bytes(newest.read_bytes()[:1000])
+    assert_same(resume(tmp_path / "run", console=QUIET), unbroken)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    return write_image_folder(tmp_path_factory.mktemp("images") / "photos")
+
+
+@pytest.fixture(scope="module")
+def unbroken_on_photos(photos, tmp_path_factory) -> Run:
+    return pretrain(tiny_settings(photos), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_an_image_folder_with_any_number_of_workers(
+    photos, unbroken_on_photos, tmp_path, monkeypatch, undrawn, workers
+):
+    """Stopped in the second epoch; on resuming the images are decoded again instead of coming from memory."""
+    settings = tiny_settings(photos, data__workers=workers, record__knn_every=0)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    run = resume(tmp_path / "run", console=QUIET)
+    mine, theirs = state(run), state(unbroken_on_photos)
+    assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
+    assert [line for line in figures(run) if line["kind"] == "train"] == [
+        line for line in figures(unbroken_on_photos) if line["kind"] == "train"
+    ]
+    assert figures(run)[-1] == figures(unbroken_on_photos)[-1]
+
+
+def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path, undrawn):
+    torch.manual_seed(12345)  # what was drawn elsewhere before does not matter
+    assert_same(pretrain(tiny_settings(npz), tmp_path / "same", console=QUIET), unbroken)
+    other = pretrain(tiny_settings(npz, train__seed=1), tmp_path / "other", console=QUIET)
+    assert figures(other)[0]["loss"] != figures(unbroken)[0]["loss"]
+
+
+@pytest.mark.parametrize("method", ["moco-v2", "moco-v1", "multi-key", "multi-key-backprop"])
+def test_the_other_methods_run_too(npz, tmp_path, undrawn, method):
+    run = pretrain(tiny_settings(npz, method, train__epochs=1), tmp_path / "run", console=QUIET)
+    assert run.summary["method"] == method and run.summary["loss"] > 0
+    assert run.summary["steps"] == 4
+
+
+def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, undrawn, monkeypatch):
+    settings = tiny_settings(npz, model__head_width=24, method__num_queries=2)
+    whole = pretrain(settings, tmp_path / "whole", console=QUIET)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    assert_same(resume(tmp_path / "run", console=QUIET), whole)
+    plain = pretrain(tiny_settings(npz), tmp_path / "plain", console=QUIET)
+    assert figures(plain)[0]["loss"] != figures(whole)[0]["loss"]
+
+
+def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path, undrawn):
+    runs = [
+        pretrain(tiny_settings(npz, method, method__num_keys=1, train__epochs=2), tmp_path / method, console=QUIET)
+        for method in ("jcl", "moco-v2")
+    ]
+    assert figures(runs[0]) == figures(runs[1])
+    assert_same_backbone(*runs)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_a_sentence(npz, tmp_path):
+    with pytest.raises(RunError, match=r"loss is not finite after step \d+, so training stopped.*lower --lr"):
+        pretrain(tiny_settings(npz, train__lr=1e30), tmp_path / "run", console=QUIET)
+    assert not (tmp_path / "run" / "backbone.safetensors").exists()
+    assert Run(tmp_path / "run").metrics[-1]["loss"] is None
+
+
+def test_a_run_that_broke_in_a_log_without_a_terminal_still_says_so(npz, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("jcl.train.bar.LOG_SECONDS", 0.0)
+    with pytest.raises(RunError, match="not finite"):
+        pretrain(tiny_settings(npz, train__lr=1e30), tmp_path / "run", console=Console(stderr=True, width=300))
+    assert "the loss is not finite" in capsys.readouterr().err
+
+
+def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, capsys):
+    (image_folder / "cats" / "000.png").write_bytes(b"no image")
+    (image_folder / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    (image_folder / "dogs" / "IMG_1.HEIC").touch()
+    console = Console(stderr=True, width=500)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/skipped.txt").write_text("old.png\tof an attempt that found nothing to train on\n")
+    run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=console)
+    listed = (run.path / "skipped.txt").read_text().splitlines()
+    assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]
+    assert all(line.split("\t")[1] for line in listed)
+    said = capsys.readouterr().err
+    assert "2 unreadable images were skipped" in said
+    assert "1 file below" in said.partition("Pre-training")[0] and said.count("(.heic 1)") == 1
+    with pytest.raises(DataError, match="cannot be read"):
+        pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
+
+
+def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
+    write_image_folder(tmp_path / "photos/train")
+    (write_image_folder(tmp_path / "photos/val") / "cats/000.png").write_bytes(b"no image")
+    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert list(read_skipped(run.path / "skipped.txt")) == ["cats/000.png of the test images"]
+    assert "1 unreadable image was skipped" in capsys.readouterr().err
+
+
+def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch, undrawn):
+    """One epoch that is not kept in memory: what was met before the stop is not met again."""
+    monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
+    for file in sorted(image_folder.glob("cats/*.png"))[::2]:
+        file.write_bytes(b"no image")
+    settings = tiny_settings(image_folder, train__epochs=1)
+    whole = pretrain(settings, tmp_path / "whole", console=QUIET).path / "skipped.txt"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGINT)
+        with pytest.raises(Interrupted):
+            pretrain(settings, tmp_path / "run", console=QUIET)
+    assert 0 < len((tmp_path / "run/skipped.txt").read_text()) < len(whole.read_text())
+    resume(tmp_path / "run", console=QUIET)
+    assert (tmp_path / "run/skipped.txt").read_text() == whole.read_text()
+
+
+@pytest.mark.parametrize("labels", [{"y_train": -1}, {"y_test": -1}])
+def test_where_knn_cannot_be_measured_training_goes_on_to_its_end(labels, tmp_path, capsys):
+    arrays = {"x_train": drawn_pixels(40), "x_test": drawn_pixels(8)}
+    known = {"y_train": np.arange(40) % 2, "y_test": np.arange(8) % 2}
+    hidden = {name: np.full_like(known[name], value) for name, value in labels.items()}
+    np.savez(tmp_path / "images.npz", **arrays, **(known | hidden))
+    run = pretrain(tiny_settings(tmp_path / "images.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert (run.path / "backbone.safetensors").exists() and "knn_top1" not in run.summary
+    assert capsys.readouterr().err.count("kNN cannot be measured, and training goes on without") == 1
+
+
+def test_where_no_test_image_can_be_read_training_goes_on_to_its_end(tmp_path, capsys):
+    write_image_folder(tmp_path / "photos/train")
+    for file in write_image_folder(tmp_path / "photos/val").rglob("*.png"):
+        file.write_text("version of a large file, which was not fetched")
+    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert "knn_top1" not in run.summary
+    assert capsys.readouterr().err.count("kNN cannot be measured, and training goes on without: None of the") == 1
+    assert len(read_skipped(run.path / "skipped.txt")) == 26
+
+
+def test_without_labels_there_is_no_knn(tmp_path):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=QUIET)
+    assert {line["kind"] for line in run.metrics} == {"train"}
+    assert "knn_top1" not in run.summary
+
+
+@pytest.mark.parametrize(("warmup", "told"), [(5, True), (0.5, False), ("auto", False)])
+def test_a_run_that_is_all_warm_up_says_so(tmp_path, warmup, told):
+    np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
+    heard = Console(file=io.StringIO(), width=300)
+    settings = tiny_settings(tmp_path / "bare.npz", train__epochs=1, train__warmup_epochs=warmup)
+    pretrain(settings, tmp_path / "run", console=heard)
+    assert ("will not get to train.lr" in heard.file.getvalue()) == told
+
+
+def test_labels_without_a_test_set_are_split(tmp_path):
+    np.savez(tmp_path / "labelled.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
+    run = pretrain(tiny_settings(tmp_path / "labelled.npz", train__epochs=1), tmp_path / "run", console=QUIET)
+    assert run.summary["knn_top1"] in {25.0 * right for right in range(5)}  # four of the forty are asked about
+
+
+def test_settings_of_a_finished_run_are_complete(photos, tmp_path):
+    values = {"data.location": str(photos), "train.epochs": 1, "model.backbone": TINY_BACKBONE}
+    settings = jcl.build_settings("folder", values=values | {"record.report": False, "record.tensorboard": False})
+    run = pretrain(settings, tmp_path / "run", console=QUIET)
+    assert "auto" not in {run.settings.train.batch_size, run.settings.method.queue_size, run.settings.data.canvas}
+    assert run.settings.views.image_size == 32
+
+
+def test_backbones_of_finished_runs_files_and_unfinished_runs(npz, unbroken, tmp_path, monkeypatch):
+    images = torch.randn(3, 3, 16, 16)
+    finished = jcl.load_backbone(unbroken.path)
+    assert not finished.training
+    wanted = finished(images)
+    assert wanted.shape == (3, finished.info.feature_width) and finished.info.image_size == 16
+    shutil.copy(unbroken.path / "backbone.safetensors", tmp_path / "weights.safetensors")
+    assert torch.equal(jcl.load_backbone(tmp_path / "weights.safetensors")(images), wanted)
+    assert torch.equal(unbroken.backbone()(images), wanted)
+
+    shutil.copytree(unbroken.path, tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "backbone.safetensors").unlink()
+    assert torch.equal(jcl.load_backbone(tmp_path / "unfinished")(images), wanted)  # its newest checkpoint is the last
+    list_checkpoints(tmp_path / "unfinished" / "checkpoints")[-1].unlink()
+    assert not torch.equal(jcl.load_backbone(tmp_path / "unfinished")(images), wanted)
+
+
+def test_backbones_that_are_none(unbroken, tmp_path):
+    with pytest.raises(RunError, match="no run or weights file"):
+        jcl.load_backbone(tmp_path / "missing")
+    with pytest.raises(RunError, match="holds no run"):
+        jcl.load_backbone(tmp_path)
+    checkpoint = list_checkpoints(unbroken.path / "checkpoints")[-1]
+    with pytest.raises(RunError, match="not a backbone written by this tool"):
+        jcl.load_backbone(checkpoint)
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(RunError, match="cannot be read"):
+        jcl.load_backbone(tmp_path / "text.safetensors")
+    shutil.copy(unbroken.path / "settings.yaml", tmp_path)
+    with pytest.raises(RunError, match="has no checkpoint yet"):
+        jcl.load_backbone(tmp_path)
+
+
+@pytest.mark.parametrize("info", [None, "{", "[]", "{}", '{"mean": 1, "std": 2}'])
+def test_a_weights_file_that_does_not_say_what_it_is(unbroken, tmp_path, info):
+    from safetensors.torch import save_file
+
+    tensors, metadata = read_tensors(unbroken.path / "backbone.safetensors")
+    metadata = {"format": metadata["format"]} | ({} if info is None else {"info": info})
+    save_file(tensors, tmp_path / "odd.safetensors", metadata)
+    with pytest.raises(RunError, match="does not say which network"):
+        jcl.load_backbone(tmp_path / "odd.safetensors")
+
+
+def test_a_damaged_summary_is_a_sentence(tmp_path):
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(RunError, match=r"summary\.json is damaged"):
+        _ = Run(tmp_path).summary
+
+
+def test_a_finished_run_is_not_trained_again(unbroken):
+    before = {path: path.stat().st_mtime_ns for path in unbroken.path.rglob("*")}
+    assert resume(unbroken.path, console=QUIET).summary == unbroken.summary
+    assert {path: path.stat().st_mtime_ns for path in unbroken.path.rglob("*")} == before
+
+
+def test_an_occupied_folder_is_left_byte_for_byte(npz, unbroken):
+    before = {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match="already holds a run"):
+        pretrain(tiny_settings(npz), unbroken.path, console=QUIET)
+    assert {path: path.read_bytes() for path in unbroken.path.rglob("*") if path.is_file()} == before
+
+
+def test_no_location_is_not_the_current_folder(tmp_path, monkeypatch, image_folder):
+    monkeypatch.chdir(image_folder)
+    with pytest.raises(SettingsError, match="say which images"):
+        pretrain(tiny_settings(""), tmp_path / "run", console=QUIET)
+
+
+@pytest.mark.parametrize("given", ["photos/", {"data.location": "photos/"}, None])
+def test_what_is_no_settings_is_told_how_to_become_some(given, tmp_path):
+    with pytest.raises(TypeError, match=r"make them with jcl\.build_settings"):
+        pretrain(given, tmp_path / "run", console=QUIET)
+
+
+def test_an_empty_name_is_not_the_current_folder(npz, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="an empty name is no folder"):
+        pretrain(tiny_settings(npz), "", console=QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_and_images_are_named_by_text_or_path(npz, unbroken, tmp_path, monkeypatch):
+    assert Run(str(unbroken.path)).summary == unbroken.summary
+    assert jcl.build_settings("folder", values={"data.location": npz}).data.location == str(npz)
+    monkeypatch.setenv("HOME", str(unbroken.path.parent))
+    assert Run("~/run") == unbroken
+    assert resume("~/run", console=QUIET) == unbroken
+
+
+def test_bad_settings_are_found_before_the_folder_is_made(npz, tmp_path):
+    for name, value, error in (
+        ("model.backbone", "resnet5", SettingsError),
+        ("train.batch_size", 128, DataError),
+        ("train.device", "warp", SettingsError),
+        ("train.device", "meta", SettingsError),
+    ):
+        with pytest.raises(error):
+            pretrain(tiny_settings(npz, **{name: value}), tmp_path / "run", console=QUIET)
+        assert not (tmp_path / "run").exists()
+
+
+def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_path, capsys):
+    pretrain(tiny_settings(npz, train__epochs=1), tmp_path / "[bold]run[", console=Console(stderr=True, width=40))
+    assert str(tmp_path / "[bold]run[") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["method.covariance_scale", "train.weight_decay", "views.recipe", "train.lr"])
+def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
+    values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "train.key_passes": 1, name: "auto"}
+    RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
+    with pytest.raises(RunError, match=rf"auto for {name}, but a run that has begun keeps its values"):
+        resume(tmp_path / "run", console=QUIET)

@@ -1,0 +1,415 @@
+"""The page of runs: whole whatever a run lacks, safe whatever its images are called, and never the end of a run."""
+
+import html
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from jcl.commands.pretrain import pretrain
+from jcl.commands.report import gather, run_names, write_report
+from jcl.commands.report_run import read_run
+from jcl.data import open_data, write_shards
+from jcl.report.contents import RunContents, ShownImage
+from jcl.report.page import render_page
+from jcl.settings.schema import with_values
+from page_tools import EVIL_CLASS, EVIL_FILE, small_run
+from run_tools import QUIET
+from small_runs import drawn_pixels, tiny_settings, write_image_folder
+
+CPU = torch.device("cpu")
+
+
+class Reader(HTMLParser):
+    """What is on a page: its elements, the addresses they name, the texts people see, and what scripts hold."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in ("script", "style"):
+            self.open.remove(tag)
+
+    def handle_data(self, data):
+        (self.scripts if "script" in self.open else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    def headings(self) -> set[str]:
+        return {attributes.get("id") or "" for attributes in self.all("section")}
+
+    def data(self) -> dict:
+        return json.loads(self.scripts[0])
+
+
+@pytest.fixture(scope="module")
+def arrays(page_runs: Path) -> RunContents:
+    return gather(page_runs / "arrays/run", "arrays", CPU)
+
+
+@pytest.fixture(scope="module")
+def evil(page_runs: Path) -> RunContents:
+    return gather(page_runs / "evil/run", "</title><script>x", CPU)
+
+
+@pytest.fixture(scope="module")
+def plain(page_runs: Path) -> RunContents:
+    return gather(page_runs / "plain", "plain", CPU)
+
+
+def read(paths: list[Path], file: Path) -> Reader:
+    return Reader(write_report(paths, file, device="cpu").file.read_text(encoding="utf-8"))
+
+
+def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> None:
+    page = Reader(render_page([arrays]))
+    sections = {"summary", "training", "worth", "invariance", "map", "neighbours", "views", "speed", "settings"}
+    assert page.headings() == sections
+    charts = page.data()["charts"]
+    assert {"loss", "accuracy", "knn", "rate", "similarity", "variance", "speed", "map-0"} <= charts.keys()
+    metrics = [json.loads(line) for line in (page_runs / "arrays/run/metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in metrics if line["kind"] == "train"]
+    assert [point[1] for point in charts["loss"]["series"][0]["points"]] == pytest.approx(losses, rel=1e-5)
+    summary = json.loads((page_runs / "arrays/run/summary.json").read_text())
+    assert f"{summary['knn_top1']:.1f} %" in page.text and "kNN, 5 nearest images vote" in page.text
+    assert all(image.get("alt") for image in page.all("img")) and len(page.all("img")) > 40
+
+
+def test_views_are_called_what_they_are(arrays: RunContents) -> None:
+    def called(page: str) -> list[str]:
+        return re.findall(r"<span>(image|(?:query|key)[ 0-9]*)</span>", page.partition('id="views"')[2])
+
+    assert called(render_page([arrays]))[:3] == ["image", "query", "key 1"]
+    settings = with_values(arrays.settings, {"method.num_queries": 2, "method.num_keys": 1})
+    page = render_page([replace(arrays, settings=settings)])
+    assert called(page)[:3] == ["image", "query 1", "query 2"]
+    assert ", 1 key and 2 queries an image" in page
+
+
+def test_what_auto_became_and_why(page_runs: Path, tmp_path: Path) -> None:
+    page = Reader(render_page([read_run(page_runs / "arrays/run", "run")]))
+    assert "train.lr 0.0075 0.24 for a batch of 256, as for CIFAR, in proportion to 8" in page.text
+    assert "train.precision float32" in page.text
+    old = tmp_path / "old"
+    shutil.copytree(page_runs / "arrays/run", old)
+    (old / "choices.json").unlink()
+    assert "did not keep why" in Reader(render_page([read_run(old, "old")])).text
+
+
+def test_nothing_is_asked_of_a_network(evil: RunContents, plain: RunContents) -> None:
+    text = render_page([evil, plain])
+    page = Reader(text)
+    for _, attributes in page.elements:
+        for name in ("src", "href", "srcset", "data", "action", "poster", "xlink:href"):
+            assert (attributes.get(name) or "#").startswith(("#", "data:"))
+    assert not re.search(r"https?:|url\(|@import|fetch\(|XMLHttpRequest|WebSocket|import\(", text)
+    policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv"))
+    assert policy and policy.startswith("default-src 'none'; img-src data:;") and "script-src 'sha256-" in policy
+
+
+def test_names_that_look_like_markup_stay_text(evil: RunContents) -> None:
+    page = Reader(render_page([evil], title="</script><b>"))
+    assert len(page.all("script")) == 2 and [len(page.all(tag)) for tag in ("style", "title")] == [1, 1]
+    assert all("onerror" not in attributes for _, attributes in page.elements)
+    name = f"{EVIL_CLASS}/{EVIL_FILE}"
+    assert name in page.text and "</title><script>x" in page.text and EVIL_CLASS in page.text
+    assert any(name in text for text in page.data()["charts"]["map-0"]["names"])
+    assert page.data()["runs"] == ["</title><script>x"]
+    assert f"{name}broken.png" in page.text and "1 image was left out" in page.text
+
+
+def test_a_run_without_labels(plain: RunContents) -> None:
+    page = Reader(render_page([plain]))
+    assert "worth" not in page.headings() and {"map", "neighbours", "views", "invariance"} <= page.headings()
+    assert "knn" not in page.data()["charts"] and "of queries find their own image first" in page.text
+    assert "✓" not in page.text and "✗" not in page.text
+
+
+def test_a_run_that_has_not_finished(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "half"
+    shutil.copytree(page_runs / "arrays/run", run)
+    (run / "summary.json").unlink()
+    (run / "backbone.safetensors").unlink()  # its newest checkpoint has the weights
+    page = read([run], tmp_path / "page.html")
+    assert "This run has not finished: it stands at epoch 3.0 of 3" in page.text and f"jcl resume {run}" in page.text
+    assert {"map", "neighbours"} <= page.headings()
+
+
+def test_figures_that_are_no_numbers_leave_gaps(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "odd"
+    shutil.copytree(page_runs / "arrays/run", run)
+    summary = json.loads((run / "summary.json").read_text())
+    odd = {"images_per_second": None, "seconds": "long", "peak_memory_bytes": "much"}
+    (run / "summary.json").write_text(json.dumps(summary | odd))
+    page = read([run], tmp_path / "page.html")
+    assert "peak memory" not in page.text and "training time" not in page.text
+
+
+def test_a_run_that_has_only_begun(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "begun"
+    run.mkdir()
+    shutil.copy(page_runs / "arrays/run/settings.yaml", run)
+    page = read([run], tmp_path / "page.html")
+    assert page.headings() == {"summary", "speed", "settings", "views"}
+    assert "nothing has been recorded yet" in page.text and "has no checkpoint yet" in page.text
+    assert "No step has been recorded yet." in page.text
+
+
+def elsewhere(run: Path, copy: Path, before: str, now: str) -> Path:
+    """A copy of a run whose images are said to be elsewhere."""
+    shutil.copytree(run, copy)
+    settings = (run / "settings.yaml").read_text()
+    assert before in settings
+    (copy / "settings.yaml").write_text(settings.replace(before, now))
+    return copy
+
+
+def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
+    run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), str(tmp_path / "images"))
+    page = read([run], tmp_path / "page.html")
+    assert page.headings() == {"summary", "training", "speed", "settings"}
+    assert f"They are no longer at {tmp_path / 'images'}." in page.text
+
+
+def test_images_that_were_passed_over(page_runs: Path, tmp_path: Path) -> None:
+    before, images = page_runs / "plain-images", tmp_path / "images"
+    shutil.copytree(before, images)
+    (images / "IMG_1.HEIC").touch()
+    page = read([elsewhere(page_runs / "plain", tmp_path / "run", str(before), str(images))], tmp_path / "page.html")
+    sentence = f"Passed over, because their kind cannot be read: 1 file below {images} (.heic 1);"
+    assert page.text.count(sentence) == 1 and "Nothing unusual was found" not in page.text
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "1" + "0" * 400, '"many"', "[1]"])
+def test_figures_that_are_none_leave_gaps(page_runs: Path, tmp_path: Path, odd: str) -> None:
+    shutil.copytree(page_runs / "plain", tmp_path / "run")
+    names = ("seconds", "images_per_second", "peak_memory_bytes", "steps", "knn_top1", "linear_top1")
+    (tmp_path / "run/summary.json").write_text("{" + ", ".join(f'"{name}": {odd}' for name in names) + "}")
+    with (tmp_path / "run/metrics.jsonl").open("a") as metrics:
+        metrics.write(f'{{"kind": "train", "step": 9, "epoch": 9, "loss": {odd}, "lr": {odd}}}\n')
+        metrics.write(f'{{"kind": "knn", "step": 9, "epoch": {odd}, "knn_top1": {odd}}}\n')
+    page = read([tmp_path / "run"], tmp_path / "page.html")
+    assert "Loss" in page.text and "Infinity" not in page.text and "0" * 100 not in page.text
+
+
+def test_an_address_is_not_opened_again(page_runs: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "touched"
+    location = f"pipe:touch {mark}; cat x.tar"
+    run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), location)
+    page = read([run], tmp_path / "page.html")
+    assert "which is not fetched again" in page.text and location in page.text and not mark.exists()
+
+
+def test_several_runs_on_different_data(
+    page_runs: Path, arrays: RunContents, evil: RunContents, plain: RunContents
+) -> None:
+    paths = [page_runs / "arrays/run", page_runs / "evil/run", page_runs / "plain"]
+    assert run_names(paths) == ["arrays/run", "evil/run", f"{page_runs.name}/plain"]
+    page = Reader(render_page([arrays, evil, plain], note="a <note>"))
+    assert "a <note>" in page.text
+    assert page.data()["runs"] == ["arrays", "</title><script>x", "plain"]
+    assert "their accuracies do not compare" in page.text
+    assert len([box for box in page.all("input") if box.get("name") == "run"]) == 3
+    assert len(page.data()["charts"]["loss"]["series"]) == 3 and len(page.data()["charts"]["knn"]["series"]) == 2
+    assert {"map-0", "map-1", "map-2"} <= page.data()["charts"].keys()
+
+
+def test_figures_of_other_commands(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(page_runs / "arrays/run", run)
+    (run / "linear.json").write_text('{"linear_top1": 71.25, "linear_top5": true, "other": 1}')
+    (run / "broken.json").write_text('{"finetune_top1": 1')
+    (run / "knn.json").write_text('{"knn_top1": 12.5}')  # measured later than what is in summary.json
+    page = Reader(render_page([read_run(run, "run")]))
+    assert "linear probe, first guess 71.2 %" in page.text and "kNN, first guess 12.5 %" in page.text
+    assert "linear probe, first five" not in page.text and "fine-tuned" not in page.text
+
+
+def test_figures_measured_in_different_ways_stand_in_rows_of_their_own(page_runs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(page_runs / "arrays/run", run)
+    written = {
+        "a": {"finetune_top1": 61.0, "labels": "100%", "from_scratch": False},
+        "b": {"finetune_top1": 62.0, "labels": "10%", "from_scratch": False},
+        "c": {"finetune_top1": 63.0, "labels": "20-per-class", "from_scratch": True},
+        "d": {"linear_top1": 64.0, "protocol": "fast"},
+        "e": {"linear_top1": 65.0, "protocol": "paper"},
+    }
+    for name, figures in written.items():
+        (run / f"{name}.json").write_text(json.dumps(figures))
+    contents = read_run(run, "run")
+    page = Reader(render_page([contents])).text
+    assert "fine-tuned, first guess 61.0 %" in page and "linear probe, first guess 64.0 %" in page
+    assert "fine-tuned (10% of the labels), first guess 62.0 %" in page
+    assert "fine-tuned (20-per-class labels, from scratch), first guess 63.0 %" in page
+    assert "linear probe (the paper's protocol), first guess 65.0 %" in page
+    assert {figure.plain() for figure in contents.measured} >= {
+        "finetune_top1",
+        "finetune_top1_10_percent_of_the_labels",
+        "linear_top1",
+        "linear_top1_the_paper_protocol",
+    }
+
+
+def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, plain: RunContents) -> None:
+    first, again = arrays.look, gather(page_runs / "arrays/run", "again", CPU).look
+    assert first is not None and again is not None and first.knn == again.knn and len(first.knn) == 3
+    assert (first.bank, first.queries, first.unseen) == (34, 10, True)
+    assert first.spread is not None and again.spread is not None
+    assert torch.equal(first.spread.similarity, again.spread.similarity)
+    held_out = plain.look
+    assert held_out is not None and (held_out.bank, held_out.queries, held_out.unseen) == (16, 8, False)
+    names = {image.name for answer in held_out.answers for image in answer.neighbours}
+    assert names.isdisjoint(answer.query.name for answer in held_out.answers)
+
+
+def test_many_runs_of_photographs_stay_small(plain: RunContents) -> None:
+    run = plain
+    assert run.look is not None and run.views is not None
+    noise = torch.randint(0, 256, (3, 200, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    answers = [
+        replace(answer, query=ShownImage(noise, "q"), neighbours=[ShownImage(noise, "n")] * 8, similarities=[0.5] * 8)
+        for answer in run.look.answers
+    ]
+    steps = [
+        {"kind": "train", "step": step, "epoch": step / 100, "loss": 1.0 / (step + 1), "lr": 0.1, "feature_std": 0.1,
+         "contrastive_accuracy": 50.0 + step % 7, "positive_similarity": 0.5, "images_per_second": 100.0 + step % 9}
+        for step in range(5000)
+    ]  # fmt: skip
+    busy: RunContents = replace(run, metrics=steps, look=replace(run.look, answers=answers))
+    page = render_page([replace(busy, name=f"run {number}") for number in range(12)])
+    assert len(page) < 5_000_000 and page.count("data:image/jpeg") >= 12 * 2 * 9
+
+
+def test_a_run_ends_with_a_page(npz: Path, tmp_path: Path) -> None:
+    run = small_run(npz, tmp_path / "run", record__report=True, train__epochs=1)
+    page = Reader((run.path / "report.html").read_text(encoding="utf-8"))
+    assert {"neighbours", "map", "views"} <= page.headings() and "not finished" not in page.text
+
+
+def test_a_page_that_cannot_be_written_is_a_sentence(npz: Path, tmp_path: Path) -> None:
+    (tmp_path / "run/report.html").mkdir(parents=True)
+    said = StringIO()
+    settings = tiny_settings(npz, record__report=True, train__epochs=1)
+    run = pretrain(settings, tmp_path / "run", console=Console(file=said, width=500))
+    assert run.summary["epochs"] == 1 and (run.path / "backbone.safetensors").exists()
+    assert said.getvalue().count("report.html could not be made: ") == 1 and "is a folder" in said.getvalue()
+
+
+def test_the_command(call, page_runs: Path, tmp_path: Path) -> None:
+    file, figures = tmp_path / "out/page.html", tmp_path / "page.json"
+    runs, names = [page_runs / "arrays/run", page_runs / "plain"], ["--name", "MoCo v2", "--name", "JCL"]
+    code, out, err = call("report", *runs, *names, "-o", file, "--json", figures)
+    assert (code, err) == (0, "") and str(file) in out and file.stat().st_size < 5_000_000
+    written = json.loads(figures.read_text())
+    assert {"moco_v2_knn_top1", "moco_v2_sample_knn_top1_k1", "jcl_mean_view_similarity"} <= written.keys()
+    assert written["bytes"] == file.stat().st_size and written["jcl_finished"] is True
+    assert html.escape("MoCo v2 and JCL") in file.read_text(encoding="utf-8")
+    copy = tmp_path / "copy"
+    shutil.copytree(page_runs / "plain", copy)
+    assert call("report", copy)[0] == 0 and (copy / "report.html").exists()
+    own = copy / "report.html"
+    own.write_text("old")
+    assert call("report", copy, "-o", own)[0] == 0 and own.stat().st_size > 1000, "a run's own page is made anew"
+    for arguments in ([copy, "-o", file], [*runs, "-o", own]):
+        before = Path(arguments[-1]).read_bytes()
+        code, _, err = call("report", *arguments)
+        assert code == 1 and err.endswith("is left as it is; choose another name or add --force.\n")
+        assert Path(arguments[-1]).read_bytes() == before
+    assert call("report", copy, "-o", file, "--force")[0] == 0
+
+
+def test_a_page_that_shows_more_than_can_be_made_now_stays(call, tmp_path: Path) -> None:
+    photos = write_image_folder(tmp_path / "photos")
+    own = small_run(photos, tmp_path / "run", record__report=True, train__epochs=1).path / "report.html"
+    whole = own.read_bytes()
+    photos.rename(tmp_path / "elsewhere")
+    for options in ([], ["-o", own]):
+        code, out, err = call("report", own.parent, *options, "--json", "page.json")
+        assert code == 1 and out == "" and err.count("\n") == 1 and own.read_bytes() == whole
+        assert f"{own} is left as it is, for a page made now would lack its invariance, map, neighbours and vie" in err
+        assert f"They are no longer at {photos}. Write the page to another file with -o FILE, or over" in err
+    assert not Path("page.json").exists()
+    code, out, _ = call("report", own.parent, "-o", "poor.html")
+    assert code == 0 and "neighbours, map and views are missing" in out and own.read_bytes() == whole
+    assert "views" not in Reader(Path("poor.html").read_text(encoding="utf-8")).headings()
+    code, out, _ = call("report", own.parent, "--force")
+    assert code == 0 and "neighbours, map and views are missing" in out and own.read_bytes() != whole
+    assert call("report", own.parent)[0] == 0, "nothing more is lost"
+    (tmp_path / "elsewhere").rename(photos)
+    assert call("report", own.parent)[0] == 0 and "views" in Reader(own.read_text(encoding="utf-8")).headings()
+
+
+def test_a_page_of_a_run_whose_backbone_has_gone_keeps_what_it_shows(call, page_runs: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(page_runs / "plain", copy)
+    assert call("report", copy)[0] == 0
+    whole = (copy / "report.html").read_bytes()
+    for path in [copy / "backbone.safetensors", *(copy / "checkpoints").iterdir()]:
+        path.unlink()
+    code, _, err = call("report", copy)
+    assert code == 1 and "would lack its invariance, map and neighbours. The network could not be shown any" in err
+    assert (copy / "report.html").read_bytes() == whole
+
+
+def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_runs: Path, tmp_path: Path) -> None:
+    runs, file = [page_runs / "arrays/run", page_runs / "plain"], tmp_path / "page.json"
+    assert call("report", *runs, "--name", "run-1", "--name", "run_1", "-o", "page.html", "--json", file)[0] == 0
+    assert {"run_1_finished", "run_1_2_finished"} <= json.loads(file.read_text()).keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["missing"], "holds no run"),
+        (["{run}", "{run}", "-o", "page.html"], "named twice"),
+        (["{run}", "{plain}"], "say where to write the page"),
+        (["{run}", "--name", "a", "--name", "b"], "--name is given 2 times for 1 run;"),
+        (["{run}", "{plain}", "--name", "a", "--name", "a", "-o", "page.html"], "calls two runs the same"),
+        (["{run}", "-o", "{plain}"], "is a folder"),
+        (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),
+    ],
+)
+def test_what_the_command_refuses(call, page_runs: Path, arguments: list[str], said: str) -> None:
+    places = {"run": page_runs / "arrays/run", "plain": page_runs / "plain"}
+    code, _, err = call("report", *(argument.format(**places) for argument in arguments))
+    assert code == 1 and said in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_class_whose_name_is_no_utf8_costs_no_page(tmp_path):
+    """As shards keep it from a folder of another encoding."""
+    write_image_folder(tmp_path / "photos", classes=("cats", os.fsdecode(b"b\xe4r")))
+    write_shards(open_data(str(tmp_path / "photos")), tmp_path / "shards")
+    run = pretrain(tiny_settings(tmp_path / "shards", record__report=True), tmp_path / "run", console=QUIET)
+    assert "b?r" in (run.path / "report.html").read_text()
+
+
+def test_large_numbers_of_classes_cost_no_memory(tmp_path):
+    labels = np.arange(40) % 2 * 2**40  # a counter for each number up to it would take eight terabytes
+    np.savez(tmp_path / "images.npz", x_train=drawn_pixels(40), y_train=labels)
+    settings = tiny_settings(tmp_path / "images.npz", record__report=True)
+    assert (pretrain(settings, tmp_path / "run", console=QUIET).path / "report.html").exists()

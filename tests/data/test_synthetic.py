@@ -1,0 +1,52 @@
+import torch
+
+from jcl.data.drawn_classes import CLASSES
+from jcl.data.synthetic import drawn_objects
+
+
+def nearest_neighbour_accuracy(pixels: torch.Tensor, labels: torch.Tensor, train: int, neighbours: int) -> float:
+    rows = torch.nn.functional.normalize(pixels.flatten(1).float(), dim=1)
+    nearest = (rows[train:] @ rows[:train].T).topk(neighbours).indices
+    votes = torch.nn.functional.one_hot(labels[nearest], len(CLASSES)).sum(1)
+    return (votes.argmax(1) == labels[train:]).float().mean().item()
+
+
+def test_pictures_are_a_function_of_the_seed():
+    first, labels = drawn_objects(60, seed=3)
+    again, _ = drawn_objects(60, seed=3)
+    other, _ = drawn_objects(60, seed=4)
+    assert first.shape == (60, 3, 32, 32) and first.dtype == torch.uint8
+    assert labels.shape == (60,) and labels.dtype == torch.int64
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_longer_set_begins_with_the_shorter():
+    short, _ = drawn_objects(130, seed=0)
+    long, _ = drawn_objects(250, seed=0)
+    assert torch.equal(long[:130], short)
+
+
+def test_other_size():
+    pixels, _ = drawn_objects(10, seed=0, size=48)
+    assert pixels.shape == (10, 3, 48, 48)
+
+
+def test_classes_are_balanced_and_pictures_differ():
+    pixels, labels = drawn_objects(1000, seed=0)
+    assert labels.bincount(minlength=len(CLASSES)).tolist() == [100] * 10
+    assert len(torch.unique(pixels.flatten(1), dim=0)) == 1000
+
+
+def test_raw_pixels_do_badly():
+    pixels, labels = drawn_objects(3000, seed=0)
+    for neighbours, bound in ((1, 0.34), (20, 0.23)):
+        assert nearest_neighbour_accuracy(pixels, labels, 2500, neighbours) < bound
+
+
+def test_background_says_nothing_about_the_class():
+    """The corners, which objects rarely reach, give the class away no better than a guess."""
+    pixels, labels = drawn_objects(4000, seed=0)
+    corners = torch.cat([pixels[:, :, :3, :3].flatten(1), pixels[:, :, -3:, -3:].flatten(1)], dim=1)
+    accuracy = nearest_neighbour_accuracy(corners, labels, 3000, 5)
+    assert accuracy < 0.16

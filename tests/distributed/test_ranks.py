@@ -1,0 +1,80 @@
+"""Several ranks train as one process does. Real processes, real exchanges (gloo)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from jcl.core.method import METHODS
+from jcl.data.dealing import Dealer
+from jcl.distributed.ranks import ALONE, Ranks
+from rank_steps import first_steps
+from small_runs import drawn_pixels
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same 50 images as an array file and as a folder."""
+    root = tmp_path_factory.mktemp("images")
+    pixels = drawn_pixels(50)
+    np.savez(root / "arrays.npz", x_train=pixels)
+    (root / "files").mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(root / "files" / f"{number:02}.png")
+    return root / "arrays.npz", root / "files"
+
+
+def on_ranks(count: int, images: tuple[Path, Path], out: Path) -> dict[str, dict[str, torch.Tensor]]:
+    script = Path(__file__).parents[1] / "rank_steps.py"
+    command = [sys.executable, str(script), str(count), *map(str, images), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, dict[str, torch.Tensor]] = torch.load(out, weights_only=True)
+    return results
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.faults)])
+def test_ranks_train_as_one_process_with_as_many_batch_norm_groups(images, tmp_path: Path, count: int):
+    together = on_ranks(count, images, tmp_path / "together.pt")
+    for method in METHODS:
+        alone = first_steps(method, str(images[0]), ALONE, count)
+        for kind in ("arrays", "files") if method == "jcl" else ("arrays",):
+            for name, expected in alone.items():
+                found = together[f"{method} {kind}"][name]
+                difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+                assert difference <= 1e-6, (method, kind, name, difference)
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("num_keys", [1, 5])
+def test_a_deal_holds_what_the_rank_encodes_and_what_is_sent_is_what_is_received(count: int, num_keys: int):
+    batch = 64
+    for step in range(5):
+        deals = [Dealer(Ranks(rank, count), 3, batch, num_keys).deal(step) for rank in range(count)]
+        for rank, deal in enumerate(deals):
+            own = torch.arange(batch).view(count, -1)[rank]
+            assert torch.equal(deal.rows[: len(own)], own)
+            held = deal.places >= 0
+            assert torch.equal(deal.rows[deal.places[held]], held.nonzero().flatten())
+            foreign = held.clone()
+            foreign[own] = False
+            assert deal.received == foreign.view(count, -1).sum(1).tolist()
+            for other in range(count):
+                assert deal.received[other] == len(deals[other].sent[rank])
+                sent = other * len(own) + deals[other].sent[rank]
+                assert foreign[sent].all()
+
+
+def test_at_eight_ranks_an_eighth_of_the_bytes_move():
+    """Against gathering every key view of 224 px as float32, with images on a canvas of 320 px; counted exactly."""
+    count, batch, num_keys = 8, 256, 5
+    moved = []
+    for step in range(5):
+        deal = Dealer(Ranks(3, count), 0, batch, num_keys).deal(step)
+        moved.append(sum(deal.received) * (3 * 320 * 320 + 3 * 8))
+    gathered = (count - 1) / count * batch * num_keys * 3 * 224 * 224 * 4
+    assert gathered / max(moved) > 8

@@ -1,0 +1,53 @@
+"""Exports for timm and for model hubs, opened by timm itself, and the model card."""
+
+import pytest
+import timm
+from sample_networks import assert_features, assert_the_way_back_is_the_identity, open_source, sample_file
+
+from jcl.errors import SettingsError
+from jcl.export import export_backbone
+
+pytestmark = pytest.mark.usefixtures("empty_starts")
+SIZE = 64
+
+
+@pytest.fixture(scope="module", params=["resnet18", "resnet50", "timm/convnext_atto"])
+def source(request, tmp_path_factory):
+    return open_source(tmp_path_factory.mktemp("backbones"), request.param)
+
+
+def test_timm_loads_everything(source, tmp_path):
+    out = tmp_path / "out.pth"
+    written = export_backbone(source.file, "timm", out)
+    name = source.name.removeprefix("timm/")
+    model = timm.create_model(name, checkpoint_path=str(out), num_classes=0)  # strict
+    assert_features(model, source)
+    assert f"timm.create_model({name!r}, checkpoint_path=" in written.hints[0]
+    assert_the_way_back_is_the_identity(out, source)
+
+
+def test_timm_opens_the_hub_folder(source, tmp_path):
+    out = tmp_path / "model"
+    export_backbone(source.file, "hub-folder", out)
+    assert {path.name for path in out.iterdir()} == {"README.md", "config.json", "model.safetensors"}
+    model = timm.create_model(f"local-dir:{out}", pretrained=True)
+    shown = timm.data.resolve_model_data_config(model)
+    assert (list(shown["mean"]), list(shown["std"])) == ([0.5, 0.4, 0.3], [0.25, 0.2, 0.3])
+    assert list(shown["input_size"]) == [3, SIZE, SIZE] and model.num_classes == 0
+    assert (shown["crop_pct"], shown["interpolation"]) == (1.0, "bilinear")  # as small images are shown here
+    assert_features(model, source)
+    assert_the_way_back_is_the_identity(out, source)
+
+
+def test_networks_built_for_one_image_size(tmp_path):
+    source = open_source(tmp_path, "timm/vit_tiny_patch16_224")
+    for target, out in (("timm", tmp_path / "out.pth"), ("hub-folder", tmp_path / "model")):
+        written = export_backbone(source.file, target, out)
+        assert_features(eval(written.hints[0], {"timm": timm}), source)
+        assert_the_way_back_is_the_identity(out, source)
+
+
+def test_networks_that_timm_has_not(tmp_path):
+    source = sample_file(tmp_path, "shufflenet_v2_x0_5", SIZE)
+    with pytest.raises(SettingsError, match="timm has no network that is the same as shufflenet_v2_x0_5"):
+        export_backbone(source, "timm", tmp_path / "out.pth")

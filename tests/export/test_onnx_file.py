@@ -1,0 +1,95 @@
+"""ONNX programs: the same features in onnxruntime, any batch size, and the network back bit for bit."""
+
+import json
+import sys
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from sample_networks import assert_close, assert_same_bits, images, sample_backbone, sample_file
+
+import jcl
+from jcl.errors import RunError, SettingsError
+from jcl.export import export_backbone
+from jcl.export.loading import open_backbone
+from jcl.export.onnx_file import check_onnx
+
+pytestmark = pytest.mark.usefixtures("empty_starts")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "stem"),
+    [
+        ("resnet18", 64, "imagenet"),
+        ("resnet18", 32, "small"),
+        pytest.param("resnet50", 64, "imagenet", marks=pytest.mark.faults),  # no other operations, and 14 seconds
+        ("timm/convnext_atto", 64, "imagenet"),
+        ("tiny_cnn", 32, "imagenet"),
+    ],
+)
+def test_onnxruntime_gives_the_same_features_for_any_batch(tmp_path, name, size, stem):
+    file = sample_file(tmp_path, name, size, stem)
+    network = jcl.load_backbone(file)
+    written = export_backbone(file, "onnx", tmp_path / "out.onnx")
+    assert "onnxruntime gives the same features" in written.hints[0]
+    session = onnxruntime.InferenceSession(tmp_path / "out.onnx", providers=["CPUExecutionProvider"])
+    for count in (1, 2, 5):
+        (found,) = session.run(["features"], {"images": images(size, count).numpy()})
+        with torch.inference_mode():
+            assert_close(torch.from_numpy(found), network(images(size, count)), 1e-4)
+    taken = open_backbone(tmp_path / "out.onnx")
+    assert_same_bits(taken.network, network.state_dict())
+    assert taken.info == network.info and taken.left_out == {}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("onnx")
+    export_backbone(sample_file(folder, "tiny_cnn", 32), "onnx", folder / "out.onnx")
+    return folder / "out.onnx"
+
+
+def test_the_file_says_what_to_show_it_and_nothing_about_the_machine(written):
+    model = onnx.load(written)
+    texts = {entry.key: entry.value for entry in model.metadata_props}
+    assert json.loads(texts["mean"]) == [0.5, 0.4, 0.3] and json.loads(texts["std"]) == [0.25, 0.2, 0.3]
+    assert texts["image_size"] == "32" and texts["backbone"] == "tiny_cnn" and "RGB in [0, 1]" in texts["input"]
+    assert [entry.version for entry in model.opset_import if entry.domain == ""] == [18]
+    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    assert b"site-packages" not in written.read_bytes() and b".py" not in written.read_bytes()
+
+
+def test_a_program_that_computes_something_else_is_not_written(written):
+    network, info = sample_backbone("tiny_cnn", 32)
+    assert check_onnx(written.read_bytes(), network, info)
+    network.layers[0].weight.data.mul_(1.5)
+    with pytest.raises(RunError, match=r"onnxruntime gives other features than PyTorch \(.* apart\)"):
+        check_onnx(written.read_bytes(), network, info)
+
+
+def test_values_of_a_type_that_there_is_not_are_damage(written, tmp_path):
+    model = onnx.load(written)
+    model.graph.initializer[0].data_type = 99
+    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(RunError, match="cannot be read; the file is damaged"):
+        jcl.load_backbone(tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxscript"])
+def test_what_is_not_installed_is_named(written, library, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    source = sample_file(tmp_path, "tiny_cnn", 32)
+    with pytest.raises(SettingsError, match=rf"needs {library}, .* pip install 'joint-contrastive-learning\[onnx\]'"):
+        export_backbone(source, "onnx", tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+    if library == "onnx":
+        with pytest.raises(SettingsError, match="needs onnx"):
+            jcl.load_backbone(written)
+
+
+def test_without_onnxruntime_the_program_is_written_untried(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    hints = export_backbone(sample_file(tmp_path, "tiny_cnn", 32), "onnx", tmp_path / "out.onnx").hints
+    assert "onnxruntime is not installed, so the program was not tried" in hints[0]
+    assert jcl.load_backbone(tmp_path / "out.onnx").info.backbone == "tiny_cnn"

@@ -1,0 +1,116 @@
+import subprocess
+import sys
+
+import pytest
+
+from jcl.errors import RunError
+from jcl.runs.folder import RunFolder, numbered_folders, starting_folder
+from jcl.settings.schema import Settings
+
+
+def test_a_run_is_created_once(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "b")
+    assert not folder.holds_run()
+    folder.create(Settings())
+    assert folder.holds_run() and folder.settings() == Settings()
+    content = folder.settings_file.read_bytes()
+    with pytest.raises(RunError, match=r"already holds a run and is left as it is; continue it with `jcl resume"):
+        folder.create(Settings(recipe="other"))
+    assert folder.settings_file.read_bytes() == content
+
+
+@pytest.mark.parametrize("left", ["settings.yaml", "metrics.jsonl", "checkpoints"])
+def test_any_trace_of_a_run_protects_it(tmp_path, left):
+    place = tmp_path / left
+    place.mkdir() if left == "checkpoints" else place.write_text("")
+    what = "a run and is left" if left == "settings.yaml" else "what another command trained and is left"
+    with pytest.raises(RunError, match=f"already holds {what} as it is"):
+        RunFolder(tmp_path).create(Settings())
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_file_in_the_way_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(RunError, match="is a file; give the run a folder"):
+        RunFolder(tmp_path / "file").create(Settings())
+    with pytest.raises(RunError, match="cannot be written"):
+        RunFolder(tmp_path / "file" / "below").create(Settings())
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_folder_without_a_run(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(RunError, match="holds no run"):
+            RunFolder(path).settings()
+
+
+def test_new_folders_are_numbered_and_made_at_once(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/jcl-x-002").write_text("")
+    (tmp_path / "runs/jcl-x-003").symlink_to("nowhere")
+    wanted = tmp_path / "runs/jcl-x"
+    with starting_folder(wanted, numbered=True) as first, starting_folder(wanted, numbered=True) as second:
+        assert (first.name, second.name) == ("jcl-x-001", "jcl-x-004") and first.is_dir() and second.is_dir()
+        (second / "settings.yaml").write_text("")
+    assert not first.exists() and second.exists(), "only what is empty goes"
+    with starting_folder(tmp_path / "new/deep/jcl-x", numbered=True) as path:
+        assert path == tmp_path / "new/deep/jcl-x-001" and path.is_dir()
+
+
+def test_a_folder_that_was_there_stays_and_one_that_was_not_does_not_stay_empty(tmp_path):
+    mine, new = tmp_path / "mine", tmp_path / "new"
+    mine.mkdir()
+    for wanted in (mine, new):
+        with pytest.raises(KeyboardInterrupt), starting_folder(wanted) as path:
+            assert path == wanted
+            wanted.mkdir(exist_ok=True)
+            raise KeyboardInterrupt
+    assert mine.is_dir() and not new.exists()
+
+
+def test_where_no_folder_can_be_made_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with (
+            pytest.raises(RunError, match=rf"{name} cannot be written: File exists\.$"),
+            starting_folder(tmp_path / name / "jcl-x", numbered=True),
+        ):
+            pass
+
+
+def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path):
+    """Each makes forty folders as fast as it can, beginning when all are ready."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from jcl.runs.folder import starting_folder\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+        "for number in range(40):\n"
+        "    with starting_folder(Path('runs/jcl-x'), numbered=True) as path:\n"
+        "        (path / sys.argv[1]).write_text('')\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
+        )
+        for number in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    folders = sorted((tmp_path / "runs").iterdir())
+    assert [path.name for path in folders] == [f"jcl-x-{number:03d}" for number in range(1, 121)]
+    assert all(len(list(path.iterdir())) == 1 for path in folders), "no folder is shared"
+
+
+def test_numbered_folders_are_those_of_their_own_name_last_first(tmp_path):
+    assert numbered_folders(tmp_path / "missing", "jcl-x") == []
+    for name in ("jcl-x-001", "jcl-x-2024-001", "jcl-x-001-kept", "jcl-xy-005", "jcl-x-999", "jcl-x-1000"):
+        (tmp_path / name).mkdir()
+    names = [path.name for path in numbered_folders(tmp_path, "jcl-x")]
+    assert names == ["jcl-x-1000", "jcl-x-999", "jcl-x-001"]

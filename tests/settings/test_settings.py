@@ -1,0 +1,182 @@
+import pytest
+import yaml
+
+from jcl.errors import SettingsError
+from jcl.settings.recipes import build_settings
+from jcl.settings.schema import (
+    Settings,
+    describe_settings,
+    read_settings,
+    setting_names,
+    settings_from,
+    settings_text,
+    with_values,
+)
+
+
+def refusal(**sections) -> str:
+    with pytest.raises(SettingsError) as caught:
+        settings_from(sections, "my.yaml")
+    return str(caught.value)
+
+
+def test_settings_survive_a_file(tmp_path):
+    settings = with_values(
+        Settings(),
+        {"train.lr": 0.1 + 0.2, "train.milestones": [3, 5], "views.std": [0.1, 0.2, 0.3], "train.seed": 2**62},
+    )
+    (tmp_path / "settings.yaml").write_text(settings_text(settings))
+    assert read_settings(tmp_path / "settings.yaml") == settings
+    assert read_settings(tmp_path / "settings.yaml").train.lr == 0.1 + 0.2  # to the last bit
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("train", "epochs", 0),
+        ("train", "batch_size", 1),
+        ("train", "lr", 0),
+        ("train", "lr", -0.1),
+        ("train", "lr", float("nan")),
+        ("train", "lr", float("inf")),
+        ("train", "lr", "fast"),
+        ("train", "seed", -1),
+        ("train", "seed", 2**63),
+        ("train", "momentum", 1.0),
+        ("train", "milestones", [0]),
+        ("train", "schedule", "cosin"),
+        ("method", "temperature", 0.0),
+        ("method", "covariance_scale", -1),
+        ("method", "num_keys", 0),
+        ("method", "num_keys", 2.5),
+        ("method", "queue_size", 0),
+        ("method", "key_momentum", 1.0),
+        ("method", "name", "mocov2"),
+        ("views", "min_scale", 0.0),
+        ("views", "min_scale", 1.1),
+        ("views", "mean", [0.5, 0.5]),
+        ("views", "std", [0.2, 0.0, 0.2]),
+        ("views", "image_size", "small"),
+        ("model", "bn_groups", 0),
+        ("model", "embedding_dim", -3),
+        ("data", "workers", -1),
+        ("record", "keep", 0),
+        ("record", "knn_every", -1),
+    ],
+)
+def test_impossible_values_are_named_in_one_sentence(section, key, value):
+    message = refusal(**{section: {key: value}})
+    assert message.startswith("In my.yaml the value") and f"{section}.{key}" in message and "does not work" in message
+    assert message.endswith(".") and "\n" not in message
+    assert message.count("does not work") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"method": {"name": "moco-v2", "num_keys": 5}}, "moco-v2 uses exactly one key"),
+        ({"train": {"batch_size": 10}, "model": {"bn_groups": 4}}, "train.batch_size=10 cannot be split"),
+        ({"train": {"batch_size": 8}, "model": {"bn_groups": 8}}, "leaves one image a group"),
+        ({"train": {"key_passes": 3}, "model": {"bn_groups": 4}}, "train.key_passes=3 does not divide"),
+    ],
+)
+def test_values_that_do_not_go_together(values, named):
+    assert named in refusal(**values)
+
+
+@pytest.mark.parametrize(
+    ("section", "typed", "meant"),
+    [
+        ("train", "learning_rate", "lr"),
+        ("train", "batchsize", "train.batch_size"),
+        ("method", "numkeys", "method.num_keys"),
+        ("model", "backbon", "model.backbone"),
+    ],
+)
+def test_unknown_keys_come_with_the_nearest(section, typed, meant):
+    message = refusal(**{section: {typed: 1}})
+    assert f"no setting called '{section}.{typed}'" in message
+    assert meant in message or "lists them all" in message
+
+
+def test_unknown_sections_and_things_that_are_no_sections():
+    assert "no setting called 'trane'" in refusal(trane={"lr": 1})
+    assert "train" in refusal(train=5)
+    assert "train" in refusal(train=None)
+    assert "1" in refusal(**{"1": 2})
+
+
+@pytest.mark.parametrize("name", ["train", "lr", "train.learningrate", "train.lr.x", ""])
+def test_with_values_takes_dotted_names_only(name):
+    with pytest.raises(SettingsError, match=f"no setting called '{name}'"):
+        with_values(Settings(), {name: 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!python/object/apply:os.system ['touch HACKED']",
+        "train: !!python/object/new:os.system [touch HACKED]",
+        "train: !!python/name:os.system",
+        "train: {lr: [",
+        "just text",
+        "- a\n- list",
+        "",
+        "a: b: c",
+        "\tx: 1",
+        "[" * 5000,
+        "train: {lr: 2020-13-45}",
+        f"train: {{lr: {'1' * 5000}}}",
+        "train: {lr: !!int one}",
+        "train: {lr: !!timestamp soon}",
+        "train: {lr: !!bool perhaps}",
+        "train: &own [*own]",
+    ],
+)
+def test_hostile_or_broken_yaml_is_one_sentence_and_runs_nothing(text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(SettingsError) as caught:
+        read_settings(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["settings.yaml"]
+
+
+def test_references_to_references_neither_fill_the_memory_nor_a_sentence(tmp_path):
+    """Each line holds the one before ten times: written out, these would be a billion values."""
+    lists = ["l0: &l0 [0]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10))]
+    merged = ["m0: &m0 {a: 0}", *(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}" for n in range(1, 10))]
+    for lines in (lists, merged):
+        (tmp_path / "settings.yaml").write_text("\n".join(lines))
+        with pytest.raises(SettingsError, match="not valid YAML: it has more than 10,000 values"):
+            read_settings(tmp_path / "settings.yaml")
+    (tmp_path / "settings.yaml").write_text("train: {lr: [" + "1, " * 9000 + "]}")
+    with pytest.raises(SettingsError) as caught:
+        read_settings(tmp_path / "settings.yaml")
+    assert len(str(caught.value)) < 1000
+
+
+def test_references_are_read(tmp_path):
+    (tmp_path / "settings.yaml").write_text("views: {mean: &half [0.5, 0.5, 0.5], std: *half}")
+    assert read_settings(tmp_path / "settings.yaml").views.std == (0.5, 0.5, 0.5)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(SettingsError, match="cannot read the settings"):
+        read_settings(tmp_path / "missing.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(SettingsError, match="not valid YAML"):
+        read_settings(tmp_path / "binary.yaml")
+
+
+def test_every_setting_is_described():
+    rows = describe_settings()
+    assert [row[0] for row in rows] == setting_names()
+    assert all(meaning for _, _, meaning in rows)
+    assert len(set(setting_names())) == len(setting_names()) > 30
+
+
+def test_a_dumped_recipe_is_plain_yaml():
+    values = yaml.safe_load(yaml.safe_dump(build_settings("cifar10").model_dump(mode="json")))
+    assert settings_from(values, "there") == build_settings("cifar10")

@@ -1,0 +1,120 @@
+"""Lines for people: whole words in a terminal, whole lines in a log, and numbers that read well."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jcl.console import duration, listed, plain_names, pluralize, print_line, readable_size, typed
+
+LONG = "the run stopped after step 4 and is saved in /a/path/that/is/longer/than/the/line; go on: `jcl resume x`."
+
+
+def told(text: str, *, terminal: bool, width: int = 30, lead: str = "") -> str:
+    file = io.StringIO()
+    print_line(Console(file=file, width=width, force_terminal=terminal, no_color=True, _environ={}), text, lead=lead)
+    return file.getvalue()
+
+
+def test_words_are_listed_as_people_do():
+    lists = [listed(["a", "b", "c"][:count]) for count in (1, 2, 3)]
+    assert lists == ["a", "a and b", "a, b and c"]
+
+
+def test_a_log_gets_the_whole_line():
+    assert told(LONG, terminal=False, lead="Error: ") == f"Error: {LONG}\n"
+
+
+def test_a_terminal_gets_lines_that_break_between_words():
+    lines = told(LONG, terminal=True).splitlines()
+    assert " ".join(line.strip() for line in lines) == LONG
+    assert all(len(line) <= 30 or line.split() == [line.strip()] for line in lines)
+    assert lines[1].startswith("  ") and not lines[0].startswith(" ")
+
+
+def test_paths_and_commands_can_be_copied_from_one_line():
+    lines = told(LONG, terminal=True).splitlines()
+    assert any("/a/path/that/is/longer/than/the/line;" in line for line in lines)
+    assert any("`jcl resume x`." in line for line in lines)
+    needed = "Parquet files need pyarrow; run: pip install 'joint-contrastive-learning[parquet]', or not."
+    assert any("pip install 'joint" in line for line in told(needed, terminal=True).splitlines())
+
+
+def test_a_line_that_is_set_in_stays_so_where_it_goes_on():
+    lines = told("  data.workers = 2: one per CPU core, 16 at most (2 cores here)", terminal=True).splitlines()
+    assert lines[0].startswith("  data") and all(line.startswith("    ") for line in lines[1:])
+
+
+def test_what_fits_is_left_as_it_is():
+    assert told("  two  spaces [stay]", terminal=True) == "  two  spaces [stay]\n"
+
+
+def test_wide_signs_count_as_two():
+    assert all(
+        sum(2 if sign > "ⅿ" else 1 for sign in line) <= 30 for line in told("写真 " * 20, terminal=True).split("\n")
+    )
+
+
+def test_counts():
+    assert [pluralize(number, "image") for number in (0, 1, 2000)] == ["0 images", "1 image", "2,000 images"]
+    assert pluralize(1, "class", "classes") == "1 class" and pluralize(3, "class", "classes") == "3 classes"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(6.32, "6.3 s"), (59.99, "1 min 0 s"), (100, "1 min 40 s"), (11_130, "3 h 5 min")]
+)
+def test_durations(seconds, said):
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(("count", "said"), [(2048, "2.0 KiB"), (884_396_032, "843.4 MiB"), (12 * 2**30, "12.00 GiB")])
+def test_sizes(count, said):
+    assert readable_size(count) == said
+
+
+def test_paths_are_quoted_where_a_shell_needs_it():
+    assert typed(Path("runs/photos")) == "runs/photos"
+    assert typed(Path("my runs/it's")) == """'my runs/it'"'"'s'"""
+
+
+def test_plain_names_are_told_apart():
+    assert plain_names(["MoCo v2", "run-1", "run_1", "Run 1", "猫"]) == [
+        "moco_v2",
+        "run_1",
+        "run_1_2",
+        "run_1_3",
+        "run",
+    ]
+
+
+@pytest.mark.parametrize("lost", ["reader", "room"])
+def test_work_goes_on_when_nobody_can_read_of_it(lost):
+    """The last line comes by another way: standard output, which is still there."""
+    program = (
+        "import os\n"
+        "from rich.progress import Progress\n"
+        "from jcl.console import StderrConsole, print_line\n"
+        "console = StderrConsole()\n"
+        "with Progress(console=console) as bar:\n"
+        "    task = bar.add_task('work', total=3)\n"
+        "    for step in range(3):\n"
+        "        print_line(console, f'step {step}')\n"
+        "        bar.advance(task)\n"
+        "print('done')"
+    )
+    if lost == "reader":
+        read, write = os.pipe()
+        os.close(read)
+    else:
+        if not Path("/dev/full").exists():
+            pytest.skip("there is no /dev/full here")
+        write = os.open("/dev/full", os.O_WRONLY)
+    try:
+        ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=write, check=False)
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stdout.split()) == (0, [b"done"])
