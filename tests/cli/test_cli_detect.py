@@ -82,7 +82,7 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     assert "named twice" in call("detect-table", "one", "one")[2]
     Path("t.md").write_text("my notes")
     code, _, err = call("detect-table", "one", "--markdown", "t.md")
-    assert code == 1 and "t.md is there already and is left as it is" in err and Path("t.md").read_text() == "my notes"
+    assert code == 1 and "t.md already exists" in err and Path("t.md").read_text() == "my notes"
     assert call("detect-table", "one", "--markdown", "t.md", "--force")[0] == 0 and "jcl" in Path("t.md").read_text()
     code, out, err = call("detect", "--resume", "one")
     assert code == 0 and "nothing to resume" in err

@@ -47,7 +47,7 @@ def test_a_released_checkpoint_is_imported_measured_and_exported(call, refused, 
     code, out, err = call("export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl")
     assert code == 0, err
     assert "FORMAT: RGB" in out and "PIXEL_MEAN: [123.675, 116.28, 103.53]" in out
-    assert "is there already and is left as it is" in refused(
+    assert "already exists" in refused(
         "export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl"
     )
     assert call("export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl", "--force")[0] == 0

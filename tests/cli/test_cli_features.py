@@ -93,7 +93,7 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert "is one of the images asked about" in refused("neighbours", asked, "--index", "mine.npz", "-o", asked)
     assert asked.read_text() == "mine"
     one_row = ("neighbours", "--row", 0, "--index", "mine.npz", "-o")
-    assert "asked.png is there already and is left as it is" in refused(*one_row, asked)
+    assert "asked.png already exists" in refused(*one_row, asked)
     Path("folder.png").mkdir()
     assert "folder.png is a folder" in refused(*one_row, "folder.png")
     assert call(*one_row, asked, "--force")[0] == 0 and asked.read_bytes().startswith(b"\x89PNG")

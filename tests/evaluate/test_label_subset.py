@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from jcl.data import ArrayImages, BatchLoader, ImageData, open_data
+from jcl.data.subset import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import classification_task, scores
 from jcl.evaluate.knn import leave_out_split
-from jcl.evaluate.label_subset import LabelAmount, balanced_split, label_amount, label_subset, part_of
+from jcl.evaluate.label_subset import LabelAmount, balanced_split, label_amount, label_subset
 from jcl.evaluate.places import positions
 
 # 100 images of class 0, 40 of class 3, 7 of class 5, 1 of class 9, 12 without a label, mixed up.
@@ -75,18 +76,18 @@ def test_a_balanced_split_has_every_class_on_both_sides_but_single_images():
 def test_a_part_of_arrays_is_an_array_that_keeps_names_and_labels():
     pixels = torch.arange(6, dtype=torch.uint8)[:, None, None, None].expand(6, 3, 4, 4).contiguous()
     source = ArrayImages(pixels, torch.tensor([0, 1, 0, 1, 0, 1]), ("a", "b"))
-    part = part_of(part_of(source, torch.tensor([1, 3, 4, 5])), torch.tensor([3, 1]))
+    part = select_images(select_images(source, torch.tensor([1, 3, 4, 5])), torch.tensor([3, 1]))
     assert isinstance(part, ArrayImages) and len(part) == 2
     assert [part.name_of(index) for index in range(2)] == ["number 5", "number 3"]
     assert part.labels.tolist() == [1, 1] and part.class_names == ("a", "b")
     assert part.pixels[:, 0, 0, 0].tolist() == [5, 3]
-    assert part_of(source, torch.arange(6)) is source
+    assert select_images(source, torch.arange(6)) is source
 
 
 def test_a_part_of_a_folder_reads_the_right_files_in_workers_too(image_folder: Path):
     source = open_data(str(image_folder)).train
     rows = torch.tensor([20, 3, 7])
-    part = part_of(source, rows)
+    part = select_images(source, rows)
     assert [part.name_of(index) for index in range(3)] == [source.name_of(row) for row in rows.tolist()]
     assert part.labels.tolist() == source.labels[rows].tolist()
     again = pickle.loads(pickle.dumps(part))

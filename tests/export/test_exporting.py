@@ -208,7 +208,7 @@ def test_what_is_there_is_kept(resnet18, target, tmp_path):
         out.mkdir()
         out = out / "mine.txt"
     out.write_text("precious")
-    with pytest.raises(RunError, match="left as it is"):
+    with pytest.raises(RunError, match="--force"):
         export_backbone(resnet18.file, target, tmp_path / NAMES[target])
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [out] and out.read_text() == "precious"
 

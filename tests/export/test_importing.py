@@ -249,7 +249,7 @@ def test_what_is_there_is_kept(tmp_path):
     torch.save(sample_resnet().state_dict(), tmp_path / "weights.pth")
     out = tmp_path / "out.safetensors"
     out.write_bytes(b"precious")
-    with pytest.raises(RunError, match="is there already and is left as it is"):
+    with pytest.raises(RunError, match="--force"):
         import_backbone(tmp_path / "weights.pth", out)
     with pytest.raises(SettingsError, match=r"should end in \.safetensors"):
         import_backbone(tmp_path / "weights.pth", tmp_path / "out.pth")

@@ -147,13 +147,13 @@ def detect_table(
     """Put finished transfers to COCO side by side, as the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
     from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
-    from jcl.export.exporting import demand_free_file
+    from jcl.runs.atomic import refuse_overwrite
 
     for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
         if file is not None and file.suffix.lower() != ending:
             raise SettingsError(f"the table is known by its ending: {file} should end in {ending}.")
         if file is not None:
-            demand_free_file(file, force)
+            refuse_overwrite(file, force=force)
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise SettingsError("a folder is named twice; give each once.")
     summaries = [DetectionFolder(folder).summary() for folder in folders]

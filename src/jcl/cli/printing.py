@@ -23,13 +23,13 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
 
 def demand_free_picture(picture: Path | None, *, force: bool) -> None:
     """Before anything is done: a picture is a .png file, and never takes the place of another file unasked."""
-    from jcl.export.exporting import demand_free_file
+    from jcl.runs.atomic import refuse_overwrite
 
     if picture is None:
         return
     if picture.suffix.lower() != ".png":
         raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
-    demand_free_file(picture, force)
+    refuse_overwrite(picture, force=force)
 
 
 def in_table(text: str) -> str:

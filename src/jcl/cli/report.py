@@ -32,7 +32,7 @@ def report(
     """
     from jcl.commands.report import write_report
     from jcl.errors import SettingsError
-    from jcl.export.exporting import demand_free_file
+    from jcl.runs.atomic import refuse_overwrite
 
     if name and len(name) != len(runs):
         raise SettingsError(
@@ -44,7 +44,7 @@ def report(
         raise SettingsError("Several runs have no folder in common; say where to write the page with -o FILE.")
     own = runs[0] / "report.html"  # which is made anew, unless it shows what cannot be made any more
     if out_file is not None and (len(runs) > 1 or out_file.resolve() != own.resolve()):
-        demand_free_file(out_file, force)
+        refuse_overwrite(out_file, force=force)
     made = write_report(runs, out_file or own, names=name, title=title, device=device, force=force)
     for run in made.runs:
         for sentence in run.absent:

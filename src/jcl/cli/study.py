@@ -67,14 +67,14 @@ def distribution(
     from jcl.cli.study_tables import print_distribution
     from jcl.commands.distribution import compare_views, split_arguments
     from jcl.evaluate.spread_file import check_values_file, write_values
-    from jcl.export.exporting import demand_free_file
+    from jcl.runs.atomic import refuse_overwrite
 
     demand_free_picture(picture, force=force)
     if views is not None and views.isdecimal():
         raise SettingsError(f"--views names a kind of views; for {views} of each image say --views-per-image {views}.")
     if values is not None:
         check_values_file(values)
-        demand_free_file(values, force)
+        refuse_overwrite(values, force=force)
     paths, location = split_arguments(arguments)
     tell_passed_over(location)
     with counting("views") as progress:

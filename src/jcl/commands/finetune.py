@@ -21,6 +21,7 @@ from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.data.opening import whole_location
+from jcl.data.subset import select_images
 from jcl.distributed.device import on_device
 from jcl.evaluate.classification import ClassificationTask, classification_task
 from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
@@ -32,7 +33,7 @@ from jcl.evaluate.finetune import (
     usual_batch_size,
 )
 from jcl.evaluate.finetune_folder import FinetuneFolder
-from jcl.evaluate.label_subset import label_amount, label_subset, part_of
+from jcl.evaluate.label_subset import label_amount, label_subset
 from jcl.evaluate.labelled_views import crop_and_flip
 from jcl.evaluate.supervised import Classifier
 from jcl.export import load_backbone, save_backbone
@@ -181,7 +182,7 @@ def _prepare(
     return _Work(
         subject=subject,
         task=task,
-        labelled=part_of(task.train, rows),
+        labelled=select_images(task.train, rows),
         names=[task.train.name_of(row) for row in rows.tolist()],
         network=on_device(network, subject.device),
         workers=usual_workers() if workers is None else workers,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource
+from jcl.data.subset import select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
 from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
@@ -20,7 +21,6 @@ from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode
 from jcl.evaluate.flat_map import neighbour_map, principal_map
 from jcl.evaluate.image_views import ViewPasses
 from jcl.evaluate.knn import KnnResult, knn_accuracy
-from jcl.evaluate.label_subset import part_of
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
 from jcl.export.loading import open_backbone
@@ -106,12 +106,16 @@ def _sample(data: ImageData, affordable: int) -> _Sample:
     most = _MOST_IMAGES if isinstance(data.train, ArrayImages) else _MOST_FILES
     images = max(_LEAST_IMAGES, min(most, affordable // 2))
     order = permutation(0, _STREAM, 0, len(data.train))
-    spread = part_of(data.train, order[: max(_LEAST_SPREAD, min(_MOST_SPREAD, affordable // 2 // _VIEWS))])
+    spread = select_images(data.train, order[: max(_LEAST_SPREAD, min(_MOST_SPREAD, affordable // 2 // _VIEWS))])
     if data.test is not None:
         asked = permutation(0, _STREAM, 1, len(data.test))[: images // 3]
-        return _Sample(part_of(data.train, order[: images * 2 // 3]), part_of(data.test, asked), spread, unseen=True)
+        return _Sample(
+            select_images(data.train, order[: images * 2 // 3]), select_images(data.test, asked), spread, unseen=True
+        )
     few = max(1, min(images, len(order)) // 3)
-    return _Sample(part_of(data.train, order[few:images]), part_of(data.train, order[:few]), spread, unseen=False)
+    return _Sample(
+        select_images(data.train, order[few:images]), select_images(data.train, order[:few]), spread, unseen=False
+    )
 
 
 def _knn(bank: Features, queries: Features) -> Sequence[KnnResult]:

@@ -1,7 +1,14 @@
-"""Lists of classes that pick a part of a data set with class folders, such as ImageNet-100 out of ImageNet."""
+"""Parts of a data set: some of its images by number, or the classes of a list such as ImageNet-100."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass, field
 from typing import Final
 
+import torch
+from torch import Tensor
+
+from jcl.data.source import ArrayImages, ImageSource
 from jcl.errors import DataError
 from jcl.paths import home_expanded
 
@@ -39,3 +46,48 @@ def class_list(subset: str) -> tuple[str, ...]:
     if not names:
         raise DataError(f"The class list {subset} names no class; write one class folder's name a line.")
     return names
+
+
+def select_images(source: ImageSource, rows: Tensor) -> ImageSource:
+    """The images `rows` (m,) of a source as a source, in that order; each image keeps its name."""
+    if torch.equal(rows, torch.arange(len(source))):
+        return source
+    labels = None if source.labels is None else source.labels[rows]
+    description = f"{len(rows):,} of {source.description}"
+    if isinstance(source, ArrayImages):
+        numbers = source.rows[rows] if isinstance(source, ArraySubset) else rows
+        return ArraySubset(source.pixels[rows], labels, source.class_names, description, numbers)
+    return SourceSubset(source, rows, labels, description)
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySubset(ArrayImages):
+    """Some images of an array. It is an array too, so a batch is one gather."""
+
+    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def name_of(self, index: int) -> str:
+        return f"number {int(self.rows[index])}"
+
+
+@dataclass(frozen=True, eq=False)
+class SourceSubset:
+    """Some images of another source, by their index there."""
+
+    whole: ImageSource
+    rows: Tensor
+    labels: Tensor | None
+    description: str
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.whole.class_names
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int, canvas: int | None = None) -> Tensor:
+        return self.whole.read(int(self.rows[index]), canvas)
+
+    def name_of(self, index: int) -> str:
+        return self.whole.name_of(int(self.rows[index]))

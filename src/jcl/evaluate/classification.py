@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from jcl.data import ImageData, ImageSource
+from jcl.data.subset import select_images
 from jcl.errors import DataError
 from jcl.evaluate.knn import leave_out_split
-from jcl.evaluate.label_subset import part_of
 from jcl.evaluate.places import NOWHERE, positions, rank_of_true_class
 
 
@@ -41,9 +41,11 @@ def classification_task(data: ImageData) -> ClassificationTask:
     _check_classes(labels, data.train.description)
     if data.test is not None and data.test.labels is not None:
         rows = (labels >= 0).nonzero().squeeze(1)
-        return ClassificationTask(part_of(data.train, rows), data.test, torch.unique(labels[rows]), held_out=False)
+        return ClassificationTask(
+            select_images(data.train, rows), data.test, torch.unique(labels[rows]), held_out=False
+        )
     kept, left_out = leave_out_split(labels)
-    train, test = part_of(data.train, kept), part_of(data.train, left_out)
+    train, test = select_images(data.train, kept), select_images(data.train, left_out)
     return ClassificationTask(train, test, _check_classes(labels[kept], train.description), held_out=True)
 
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from jcl.data import ImageSource, read_all
 from jcl.data.source import NoneReadable
+from jcl.data.subset import select_images
 from jcl.distributed.device import autocast
 from jcl.distributed.ranks import Ranks
-from jcl.evaluate.label_subset import part_of
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 
 
@@ -154,7 +154,7 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
     values, rows, skipped, error = torch.empty(0, 0), own[:0], dict[str, str](), None
     try:
-        found = extract(part_of(source, own))
+        found = extract(select_images(source, own))
         values, rows, skipped = found.values, own[found.samples], found.skipped
     except NoneReadable as met:  # of these images: the other ranks wait for this one, and may have read theirs
         error, skipped = met, met.skipped

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageBatch, ImageSource, read_all
+from jcl.data.subset import select_images
 from jcl.distributed.device import autocast
 from jcl.errors import DataError
-from jcl.evaluate.label_subset import part_of
 from jcl.random import permutation
 from jcl.views import ViewMaker, ViewRecipe
 
@@ -39,7 +39,7 @@ class ViewPasses:
         """The images `rows` of a source in batches, each small enough for `views` views of every image to be a pass."""
         at_once = max(1, self.batch_size // views)
         batches = read_all(
-            part_of(source, rows),
+            select_images(source, rows),
             canvas=self.canvas,
             batch_size=at_once,
             device=self.device,

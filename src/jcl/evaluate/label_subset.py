@@ -7,12 +7,11 @@ each class. So the images of 1 % are among those of 10 %, and both are the same 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from jcl.data import ArrayImages, ImageSource
 from jcl.errors import SettingsError
 from jcl.random import hash_words
 
@@ -62,51 +61,6 @@ def balanced_split(labels: Tensor, seed: int, *, share: float = 0.2) -> tuple[Te
     rows, places, counts = _ranked(labels, seed, _SPLIT_STREAM)
     taken = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
     return rows[places >= taken].sort().values, rows[places < taken].sort().values
-
-
-def part_of(source: ImageSource, rows: Tensor) -> ImageSource:
-    """The images `rows` (m,) of a source as a source of their own, in that order, each under the name it had."""
-    if torch.equal(rows, torch.arange(len(source))):
-        return source
-    labels = None if source.labels is None else source.labels[rows]
-    description = f"{len(rows):,} of {source.description}"
-    if isinstance(source, ArrayImages):
-        numbers = source.rows[rows] if isinstance(source, PartOfArrays) else rows
-        return PartOfArrays(source.pixels[rows], labels, source.class_names, description, numbers)
-    return PartOfSource(source, rows, labels, description)
-
-
-@dataclass(frozen=True, eq=False)
-class PartOfArrays(ArrayImages):
-    """Some images of an array; still an array, so that a batch of them is one gather."""
-
-    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-
-    def name_of(self, index: int) -> str:
-        return f"number {int(self.rows[index])}"
-
-
-@dataclass(frozen=True, eq=False)
-class PartOfSource:
-    """Some images of another source, by their rows there."""
-
-    whole: ImageSource
-    rows: Tensor
-    labels: Tensor | None
-    description: str
-
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        return self.whole.class_names
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
-        return self.whole.read(int(self.rows[index]), canvas)
-
-    def name_of(self, index: int) -> str:
-        return self.whole.name_of(int(self.rows[index]))
 
 
 def _ranked(labels: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import open_backbone
 from jcl.export.targets import TARGETS, Parcel
 from jcl.paths import home_expanded
-from jcl.runs.atomic import write_atomically
+from jcl.runs.atomic import refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder
 
 _ENDINGS = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
@@ -61,15 +61,7 @@ def _demand_room(source: Path, target: str, out: Path, force: bool) -> None:
     if target == "hub-folder":
         _demand_folder(out, force)
     else:
-        demand_free_file(out, force)
-
-
-def demand_free_file(out: Path, force: bool) -> None:
-    """Raise where a folder is in the way, or a file that is not to be overwritten."""
-    if out.is_dir():
-        raise RunError(f"{out} is a folder; give the name of a file in it.")
-    if out.exists() and not force:
-        raise RunError(f"{out} is there already and is left as it is; choose another name or add --force.")
+        refuse_overwrite(out, force=force)
 
 
 def _demand_folder(out: Path, force: bool) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from jcl.errors import RunError, SettingsError
 from jcl.export.backbone_file import save_backbone
-from jcl.export.exporting import demand_free_file
 from jcl.export.loading import open_backbone
 from jcl.export.recognising import Recognised
 from jcl.paths import home_expanded
+from jcl.runs.atomic import refuse_overwrite
 
 
 def import_backbone(
@@ -30,7 +30,7 @@ def import_backbone(
         raise SettingsError(f"backbone files are safetensors files: {out} should end in .safetensors.")
     if source.exists() and out.resolve() == source.resolve():
         raise RunError(f"{out} is what is to be imported; choose another place with -o.")
-    demand_free_file(out, force)
+    refuse_overwrite(out, force=force)
     recognised = open_backbone(source, backbone, image_size)
     save_backbone(recognised.network, recognised.info, out)
     return recognised

@@ -20,6 +20,14 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def refuse_overwrite(path: Path, *, force: bool) -> None:
+    """Raise if `path` is a folder, or a file that may not be overwritten without `force`."""
+    if path.is_dir():
+        raise RunError(f"{path} is a folder; give the name of a file.")
+    if path.exists() and not force:
+        raise RunError(f"{path} already exists; use --force to overwrite.")
+
+
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[BinaryIO]:
     """Give a file to write to, which takes the place of `path` in one step when the block ends without an error.
