@@ -60,12 +60,6 @@ def pretrained(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Saves the half second that the pictures of a run take, where they do not matter."""
-    monkeypatch.setattr("jcl.commands.train_run.draw_run", lambda *inputs: [])
-
-
-@pytest.fixture
 def image_folder(tmp_path: Path) -> Path:
     """26 images of 20 px in two class folders: three batches of 8 and two images left over."""
     return write_image_folder(tmp_path / "photos")

@@ -18,8 +18,6 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - which any optimiser imports: two seconds in every fork if it came after
 
-import jcl.commands.knn
-import jcl.commands.train_run
 from jcl.data.resident import GrowingStore
 from launch_tools import descendants, wait_until
 
@@ -31,7 +29,6 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     count = str(scenario["ranks"])
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
-    jcl.commands.train_run.draw_run = lambda *inputs: []  # half a second that has nothing to do with it
     if scenario.get("unkept"):
         GrowingStore.bytes_needed = staticmethod(lambda *_: 2**62)
     if "places" in scenario:

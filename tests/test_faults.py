@@ -36,9 +36,6 @@ from small_runs import drawn_pixels, tiny_settings, write_image_folder
 QUIET = Console(quiet=True)
 
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
-
 @pytest.fixture(scope="module")
 def unbroken(npz, tmp_path_factory) -> Run:
     """Three epochs of four steps: lines every 3 steps, kNN every epoch, a checkpoint after each epoch."""

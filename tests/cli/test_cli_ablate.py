@@ -53,7 +53,7 @@ def test_data_that_is_missing_or_cannot_be_measured_on(call, tmp_path):
         assert code == 1 and said in err and not (tmp_path / "out").exists()
 
 
-def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path, undrawn):
+def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, tmp_path):
     out = tmp_path / "out"
     # Under these one of the two is best.
     values = VALUES | {"method.covariance_scale": 4.0, "train.weight_decay": 1e-4, "views.min_scale": 0.2}
@@ -97,7 +97,7 @@ def test_one_cell_by_hand(call, npz, tmp_path):
 
 
 @pytest.fixture
-def one_cell(call, tmp_path, undrawn):
+def one_cell(call, tmp_path):
     """Ablates with a single cell, done in this process; gives what both commands printed, and the figures."""
 
     def ablate(file: Path, **arrays: np.ndarray) -> tuple[str, str, dict]:
@@ -129,7 +129,7 @@ def test_test_images_of_classes_without_training_images_are_told_of(one_cell, tm
     assert said in of_the_cell and said in printed and figures["unseen_class_images"] == 8
 
 
-def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path, undrawn):
+def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path):
     write_image_folder(tmp_path / "photos/train")
     write_image_folder(tmp_path / "photos/val")
     tests = sum(file.is_file() for file in (tmp_path / "photos/val").rglob("*"))

@@ -35,14 +35,6 @@ def carry_out_nothing(folders, stop):
     return iter(())
 
 
-@pytest.fixture(scope="module", autouse=True)
-def without_pictures_of_runs():
-    """Half a second a run that has nothing to do with it."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("jcl.commands.train_run.draw_run", lambda *inputs: [])
-        yield
-
-
 @pytest.fixture(scope="module")
 def two_cells(npz, tmp_path_factory) -> Path:
     """An ablation over two numbers of keys, one seed."""

@@ -51,9 +51,7 @@ def test_a_run_is_not_called_finished_because_its_settings_were_edited(npz, tmp_
     assert resume(folder, console=QUIET).summary["steps"] == 12
 
 
-def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(
-    npz, tmp_path, undrawn, monkeypatch
-):
+def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_were_not(npz, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
@@ -69,7 +67,7 @@ def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_
     assert "have changed" not in untold.file.getvalue()
 
 
-def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path, undrawn, monkeypatch):
+def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path, monkeypatch):
     photos, folder = write_image_folder(tmp_path / "photos", 32), tmp_path / "run"
     stopped_after_five_of_twelve_steps(photos, folder, monkeypatch)
 
@@ -97,7 +95,7 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
     assert "written; another version of an image library may be the reason. The run goes on" in said
 
 
-def test_other_images_to_test_with_are_told(tmp_path, undrawn, monkeypatch):
+def test_other_images_to_test_with_are_told(tmp_path, monkeypatch):
     photos, folder, said = tmp_path / "photos", tmp_path / "run", Console(file=io.StringIO(), width=1000)
     write_image_folder(photos / "train", 32)
     write_image_folder(photos / "val", 10)
@@ -108,7 +106,7 @@ def test_other_images_to_test_with_are_told(tmp_path, undrawn, monkeypatch):
     assert "of 32 image files" not in said.file.getvalue()
 
 
-def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, monkeypatch):
+def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, monkeypatch):
     folder, said = tmp_path / "run", Console(file=io.StringIO(), width=1000)
     stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
     edit_settings(folder, "batch_size: 8", "batch_size: 16")
@@ -117,7 +115,7 @@ def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, undrawn, mon
     assert "the run was at epoch 1.25 and is at 2.5." in said.file.getvalue()
 
 
-def test_what_the_page_shows_as_chosen_is_what_the_run_goes_on_with(npz, tmp_path, undrawn, monkeypatch):
+def test_what_the_page_shows_as_chosen_is_what_the_run_goes_on_with(npz, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
     file = folder / "choices.json"

@@ -44,9 +44,7 @@ def test_a_run_leaves_what_it_should(unbroken):
         "checkpoints",
         "backbone.safetensors",
         "summary.json",
-        "figures",
     }
-    assert {entry.name for entry in (unbroken.path / "figures").iterdir()} >= {"curves.png", "views.png"}
     assert [path.name for path in list_checkpoints(unbroken.path / "checkpoints")] == [
         "step-000000008.safetensors",
         "step-000000012.safetensors",
@@ -59,7 +57,7 @@ def test_a_run_leaves_what_it_should(unbroken):
     assert not any(isinstance(value, dict | list) for value in summary.values())
 
 
-def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch, undrawn):
+def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch):
     original, seen = TrainingStep.__call__, []
 
     def watched(self, batch, number, lr, scale):
@@ -83,7 +81,7 @@ def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_p
 
 
 @pytest.mark.parametrize(("step", "how"), [*((step, signal.SIGTERM) for step in (1, 4, 8, 9)), (7, Crash), (9, Crash)])
-def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(npz, unbroken, tmp_path, monkeypatch, undrawn, step, how):
+def test_a_run_stopped_at_any_step_ends_as_if_it_had_not(npz, unbroken, tmp_path, monkeypatch, step, how):
     """Mid-epoch, at the end of an epoch, right after a line of metrics and right after a checkpoint."""
     with monkeypatch.context() as patch:
         stop_after(patch, step, how)
@@ -99,7 +97,7 @@ def test_a_wish_to_stop_in_the_last_step_comes_too_late(npz, unbroken, tmp_path,
         assert_same(pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET), unbroken)
 
 
-def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, undrawn):
+def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch):
     start, stops = (lambda: pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)), [2, 4, 5, 6, 8, 11]
     for step in stops:
         with monkeypatch.context() as patch:
@@ -112,9 +110,7 @@ def test_a_run_stopped_again_and_again(npz, unbroken, tmp_path, monkeypatch, und
     assert_same(start(), unbroken)
 
 
-def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later(
-    npz, unbroken, tmp_path, monkeypatch, undrawn
-):
+def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later(npz, unbroken, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with monkeypatch.context() as patch:
         stop_after(patch, 5, signal.SIGTERM)
@@ -128,7 +124,7 @@ def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later
     assert (own / "summary.json").exists() and not (other / "summary.json").exists()
 
 
-def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkeypatch, undrawn):
+def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 2, signal.SIGTERM)
         with pytest.raises(Interrupted):
@@ -140,7 +136,7 @@ def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkey
     assert line["images_per_second"] == pytest.approx(8 / (line["seconds"] - before), rel=1e-6)
 
 
-def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, monkeypatch, undrawn):
+def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, monkeypatch):
     """All other tests compute in one thread; what is summed by several must come out the same each time as well."""
     one = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -155,7 +151,7 @@ def test_a_run_in_several_threads_ends_as_if_it_had_not_stopped(npz, tmp_path, m
         torch.set_num_threads(one)
 
 
-def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypatch, undrawn):
+def test_a_run_whose_newest_checkpoint_is_torn(npz, unbroken, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 10, signal.SIGTERM)
         with pytest.raises(Interrupted):
@@ -176,9 +172,7 @@ def unbroken_on_photos(photos, tmp_path_factory) -> Run:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_an_image_folder_with_any_number_of_workers(
-    photos, unbroken_on_photos, tmp_path, monkeypatch, undrawn, workers
-):
+def test_an_image_folder_with_any_number_of_workers(photos, unbroken_on_photos, tmp_path, monkeypatch, workers):
     """Stopped in the second epoch; on resuming the images are decoded again instead of coming from memory."""
     settings = tiny_settings(photos, data__workers=workers, record__knn_every=0)
     with monkeypatch.context() as patch:
@@ -194,7 +188,7 @@ def test_an_image_folder_with_any_number_of_workers(
     assert figures(run)[-1] == figures(unbroken_on_photos)[-1]
 
 
-def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path, undrawn):
+def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path):
     torch.manual_seed(12345)  # what was drawn elsewhere before does not matter
     assert_same(pretrain(tiny_settings(npz), tmp_path / "same", console=QUIET), unbroken)
     other = pretrain(tiny_settings(npz, train__seed=1), tmp_path / "other", console=QUIET)
@@ -202,13 +196,13 @@ def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path
 
 
 @pytest.mark.parametrize("method", ["moco-v2", "moco-v1", "multi-key", "multi-key-backprop"])
-def test_the_other_methods_run_too(npz, tmp_path, undrawn, method):
+def test_the_other_methods_run_too(npz, tmp_path, method):
     run = pretrain(tiny_settings(npz, method, train__epochs=1), tmp_path / "run", console=QUIET)
     assert run.summary["method"] == method and run.summary["loss"] > 0
     assert run.summary["steps"] == 4
 
 
-def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, undrawn, monkeypatch):
+def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkeypatch):
     settings = tiny_settings(npz, model__head_width=24, method__num_queries=2)
     whole = pretrain(settings, tmp_path / "whole", console=QUIET)
     with monkeypatch.context() as patch:
@@ -220,7 +214,7 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, undraw
     assert figures(plain)[0]["loss"] != figures(whole)[0]["loss"]
 
 
-def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path, undrawn):
+def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path):
     runs = [
         pretrain(tiny_settings(npz, method, method__num_keys=1, train__epochs=2), tmp_path / method, console=QUIET)
         for method in ("jcl", "moco-v2")
@@ -269,7 +263,7 @@ def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
     assert "1 unreadable image was skipped" in capsys.readouterr().err
 
 
-def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch, undrawn):
+def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):
     """One epoch that is not kept in memory: what was met before the stop is not met again."""
     monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
     for file in sorted(image_folder.glob("cats/*.png"))[::2]:

@@ -388,7 +388,7 @@ def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_ru
         (["missing"], "holds no run"),
         (["{run}", "{run}", "-o", "page.html"], "named twice"),
         (["{run}", "{plain}"], "say where to write the page"),
-        (["{run}", "--name", "a", "--name", "b"], "--name is given 2 times for 1 run;"),
+        (["{run}", "--name", "a", "--name", "b"], "--name"),
         (["{run}", "{plain}", "--name", "a", "--name", "a", "-o", "page.html"], "calls two runs the same"),
         (["{run}", "-o", "{plain}"], "is a folder"),
         (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),

@@ -16,7 +16,7 @@ from jcl.settings.schema import Settings, settings_text
 from run_tools import assert_same, stop_after
 from small_runs import tiny_settings
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("undrawn")]
+pytestmark = pytest.mark.faults
 QUIET = Console(quiet=True)
 KILLS = 50
 EVENTS_OF_THREE_WRITES = 125

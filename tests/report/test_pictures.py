@@ -2,44 +2,17 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from picture_tools import count, pixels
-from PIL import Image
+from picture_tools import count
 from torch import Tensor
 
 from jcl.report import style
-from jcl.report.pictures import draw_neighbours, draw_views
+from jcl.report.pictures import draw_neighbours
 
 
 def flat(colour: tuple[int, int, int], height: int = 32, width: int = 32) -> Tensor:
     return torch.tensor(colour, dtype=torch.uint8)[:, None, None].expand(3, height, width)
-
-
-def test_views_stand_in_a_row_each(tmp_path: Path) -> None:
-    shades = [(10 * row, 20, 30) for row in range(4)]
-    images = [flat(shade, 20 + 10 * row, 30) for row, shade in enumerate(shades)]
-    views = torch.stack([torch.stack([flat((200, 10 * row, number)) for number in range(6)]) for row in range(4)])
-    path = draw_views(images, views, tmp_path / "sheets/views.png")
-    width, height = Image.open(path).size
-    assert width == pytest.approx(150 * (7 * 1.02 + 0.64), abs=1)
-    assert height == pytest.approx(150 * (4 * 1.02 + 1.18), abs=1)
-    cell = (0.92 * 150) ** 2
-    assert all(
-        count(path, (200, 10 * row, number)) == pytest.approx(cell, rel=0.05) for row in range(4) for number in range(6)
-    )
-    assert count(path, shades[1]) == pytest.approx(cell, rel=0.05)  # a square image fills its cell
-    assert count(path, shades[0]) == pytest.approx(cell * 2 / 3, rel=0.05)  # the others keep their shape
-
-
-def test_order_is_image_query_keys(tmp_path: Path) -> None:
-    views = torch.stack([flat((0, 200, 0)), flat((0, 0, 200))])[None]
-    picture = pixels(draw_views([flat((200, 0, 0))], views, tmp_path / "views.png"))
-    columns = [
-        np.nonzero((picture == shade).all(axis=2))[1].mean() for shade in ((200, 0, 0), (0, 200, 0), (0, 0, 200))
-    ]
-    assert columns == sorted(columns)
 
 
 def test_frames_tell_right_from_wrong(tmp_path: Path) -> None:

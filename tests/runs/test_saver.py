@@ -229,7 +229,7 @@ class TestOnGpu:
         second = take_snapshot(trainee.model, trainee.optimiser, trainee.progress, first)
         assert {name: tensor.data_ptr() for name, tensor in second.copy._tensors.items()} == places
 
-    def test_a_write_in_flight_does_not_disturb_the_recording_of_a_step(self, npz, tmp_path, undrawn):
+    def test_a_write_in_flight_does_not_disturb_the_recording_of_a_step(self, npz, tmp_path):
         """Checkpoints are asked for after each of the first steps, so one is under way when the graph is recorded."""
         values = {"train__device": "cuda", "train__compile": False, "record__checkpoint_minutes": 1e-9}
         run = pretrain(tiny_settings(npz, **values), tmp_path / "run", console=Console(quiet=True))

@@ -128,7 +128,7 @@ def go_wrong_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
     monkeypatch.setattr(TrainingStep, "__call__", failing)
 
 
-def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_path, monkeypatch, undrawn):
+def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_path, monkeypatch):
     settings = tiny_settings(npz, train__on_nan="skip")
     go_wrong_at(monkeypatch, 2, 5, 7, 8, 9)
     whole = pretrain(settings, tmp_path / "whole", console=QUIET)
@@ -145,7 +145,7 @@ def test_a_run_leaves_out_what_went_wrong_counts_it_and_can_be_resumed(npz, tmp_
 
 
 @pytest.mark.parametrize("choices", [("stop", "skip"), ("skip", "stop")])
-def test_the_choice_may_be_changed_before_a_run_is_resumed(npz, tmp_path, monkeypatch, undrawn, choices):
+def test_the_choice_may_be_changed_before_a_run_is_resumed(npz, tmp_path, monkeypatch, choices):
     whole = pretrain(tiny_settings(npz), tmp_path / "whole", console=QUIET)
     with monkeypatch.context() as patch:
         stop_after(patch, 2, 15)
@@ -157,7 +157,7 @@ def test_the_choice_may_be_changed_before_a_run_is_resumed(npz, tmp_path, monkey
     assert [line.get("loss") for line in resumed.metrics] == [line.get("loss") for line in whole.metrics]
 
 
-def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, capsys, undrawn):
+def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, capsys):
     from jcl.cli import main
 
     def command(choice: str) -> object:

@@ -31,6 +31,7 @@ from jcl.cli.run_options import (
     run_settings,
 )
 from jcl.cli.run_table import run_table
+from jcl.console import typed
 
 if TYPE_CHECKING:
     from jcl.commands.run import Run
@@ -137,6 +138,6 @@ def _report_run(run: Run, json_file: Path | None) -> None:
     folder, summary = run.path, run.summary
     out.print(run_table(summary))
     page = folder / "report.html"
-    look = f"look at {page}" if page.exists() else f"curves and example views in {folder / 'figures'}"
+    look = f"look at {page}" if page.exists() else f"make a page of it with `jcl report {typed(folder)}`"
     say(f"Everything is in {folder} ({look}).")
     write_json(summary, json_file)

@@ -26,7 +26,7 @@ from jcl.distributed.device import PeakMemory
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate import Features, FeatureSettings, knn_accuracy, nearest_neighbours
 from jcl.report.pictures import draw_neighbours
-from jcl.report.plots import RunCurves, plot_comparison, plot_training
+from jcl.report.plots import plot_comparison
 from jcl.runs.folder import starting_folder
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings, known
@@ -143,8 +143,6 @@ def _top1(bank: Features, queries: Features, settings: Settings) -> float:
 
 
 def _draw(folder: Path, runs: dict[str, Run], rows: list[Row], data: ImageData, settings: Settings) -> None:
-    curves = [RunCurves(name, run.metrics, run.settings.method.queue_size) for name, run in runs.items()]  # type: ignore[arg-type]
-    plot_training(curves, folder / "curves.png", title="MoCo v2 and JCL on drawn objects")
     plot_comparison(
         {row.name: row.knn_top1 for row in rows},
         folder / "comparison.png",

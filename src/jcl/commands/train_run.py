@@ -20,10 +20,9 @@ from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.distributed.heartbeat import Heartbeat
 from jcl.distributed.ranks import Ranks
-from jcl.errors import Interrupted, JclError, RunError
+from jcl.errors import Interrupted, RunError
 from jcl.evaluate.online import online_knn
 from jcl.export import backbone_info, save_backbone
-from jcl.report.run_pictures import draw_run
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.metrics import Record
@@ -77,7 +76,7 @@ def train_run(
     label: str | None,
     resumed: bool = False,
 ) -> Run:
-    """Run the loop, then write the backbone, the pictures and the summary."""
+    """Run the loop, then write the backbone and the summary."""
     ranks, memory = context.ranks, PeakMemory(parts.device)
     progress = _restored(folder, parts, context) if resumed else Progress(ranks=ranks.count)
     tell_changes(progress, settings, context.say)
@@ -113,10 +112,6 @@ def train_run(
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
-        try:
-            draw_run(Run(folder.path).metrics, settings, data.train, run_view_recipe(settings), folder.figures)
-        except (OSError, JclError) as error:
-            context.say(f"The pictures in {folder.figures} could not be drawn: {error}")
         # Last, because it marks the run as finished.
         write_summary(folder, settings, record.newest, progress, memory.read())
 

@@ -14,29 +14,6 @@ _GAP = 0.1
 _LEFT, _RIGHT, _TOP, _BOTTOM = 0.22, 0.22, 0.98, 0.2
 
 
-def draw_views(
-    images: Sequence[Tensor],
-    views: Tensor,
-    path: Path,
-    *,
-    queries: int = 1,
-    title: str = "What the network sees",
-) -> Path:
-    """A row per image: the image (3, h, w) itself, then its views (n, v, 3, S, S), queries first; all uint8."""
-    rows, count = len(images), views.shape[1]
-    taken = "the view taken as query" if queries == 1 else "the views taken as queries"
-    subtitle = f"each row: an image, {taken}, and the views taken as its keys"
-    sheet = _Sheet(rows, count + 1, title, subtitle, caption=0)
-    for row, (image, own) in enumerate(zip(images, views, strict=True)):
-        _show(sheet.cell(row, 0), image)
-        for column, view in enumerate(own, start=1):
-            _show(sheet.cell(row, column), view)
-    heads = ["image", *view_names(queries, count - queries)]
-    for column, head in enumerate(heads[: count + 1]):
-        sheet.head(column, head)
-    return style.save(sheet.figure, path)
-
-
 def view_names(queries: int, keys: int) -> list[str]:
     """What the views of an image are called, in the order in which they are shown."""
     names = ["query"] if queries == 1 else [f"query {number}" for number in range(1, queries + 1)]

@@ -1,41 +1,16 @@
-"""The pictures every run leaves behind: its curves, and the views it was trained on."""
+"""The views that a run is trained on."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from jcl.data import ImageSource, read_all
 from jcl.errors import DataError
-from jcl.report.pictures import draw_views
-from jcl.report.plots import RunCurves, plot_training
 from jcl.settings.schema import Settings, known
 from jcl.views import ViewMaker, ViewRecipe, denormalise
 
 SHOWN_IMAGES = 6
-
-
-def draw_run(
-    metrics: Sequence[Mapping[str, Any]], settings: Settings, source: ImageSource, recipe: ViewRecipe, folder: Path
-) -> list[Path]:
-    """Draw `curves.png` and `views.png` into `folder` and name them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    queue = settings.method.queue_size
-    curves = RunCurves(settings.method.name, metrics, queue if isinstance(queue, int) else None)
-    return [plot_training([curves], folder / "curves.png"), draw_example_views(settings, source, recipe, folder)]
-
-
-def draw_example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe, folder: Path) -> Path:
-    """A picture of the first readable images of a source, each with its query and key views of the first step."""
-    samples, views = example_views(settings, source, recipe)
-    canvas = settings.data.canvas
-    assert isinstance(canvas, int), "settings of a run are resolved"
-    images = [source.read(sample, canvas) for sample in samples.tolist()]
-    return draw_views(images, views, folder / "views.png", queries=known(settings.method.num_queries))
 
 
 def example_views(settings: Settings, source: ImageSource, recipe: ViewRecipe) -> tuple[Tensor, Tensor]:

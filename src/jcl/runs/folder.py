@@ -17,8 +17,7 @@ from jcl.settings.schema import Settings, read_settings, settings_text
 
 
 class RunFolder:
-    """`settings.yaml`, `metrics.jsonl`, `checkpoints/`, `backbone.safetensors`, `tensorboard/`, `report.html`
-    and pictures."""
+    """`settings.yaml`, `metrics.jsonl`, `checkpoints/`, `backbone.safetensors`, `tensorboard/`, `report.html`."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = home_expanded(path)
@@ -29,7 +28,6 @@ class RunFolder:
         self.skipped_file = self.path / "skipped.txt"
         self.choices_file = self.path / "choices.json"
         self.report_file = self.path / "report.html"
-        self.figures = self.path / "figures"
 
     @property
     def how_to_resume(self) -> str:
