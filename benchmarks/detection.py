@@ -35,7 +35,8 @@ from jcl.evaluate.detection.settings import ITERATIONS, CocoSettings, DetectionS
 from jcl.evaluate.detection.training import DetectionTraining
 from jcl.evaluate.detection.transforms import make_target
 from jcl.runs.checkpoint import Progress
-from jcl.runs.null import NullRecord, NullSaver
+from jcl.runs.metrics import NullRecord
+from jcl.runs.saver import NullSaver
 
 LEFT_OUT = 20  # iterations before the clock starts: workers start and kernels are chosen
 

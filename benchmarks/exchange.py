@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import start_processes
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, open_data
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.data.dealing import Dealer
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 
 RESULTS = Path(__file__).with_name("results")
 CANVAS, EMBEDDING, NUM_KEYS, QUEUE = 320, 128, 5, 65_536

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from jcl.core.encoder import Encoder
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, open_data
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 

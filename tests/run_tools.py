@@ -8,8 +8,7 @@ import torch
 from rich.console import Console
 
 from jcl.commands.run import Run
-from jcl.runs.checkpoint import list_checkpoints
-from jcl.runs.sealed import read_tensors
+from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.train.step import TrainingStep
 
 QUIET = Console(quiet=True)

@@ -9,7 +9,7 @@ import torch
 from jcl.core.encoder import build_backbone
 from jcl.evaluate.supervised import SupervisedTraining
 from jcl.export import BackboneInfo, save_backbone
-from jcl.runs.sealed import read_tensors
+from jcl.runs.checkpoint import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 

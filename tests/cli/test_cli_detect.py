@@ -14,8 +14,7 @@ import torchvision
 from jcl.commands.detect_start import build_resnet
 from jcl.evaluate.detection.training import DetectionTraining
 from jcl.export import BackboneInfo, save_backbone
-from jcl.runs.checkpoint import newest_checkpoint
-from jcl.runs.sealed import read_tensors
+from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from launch_tools import wait_until
 from small_coco import edit, write_coco
 

@@ -17,9 +17,8 @@ from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.evaluate.supervised import SupervisedTraining
-from jcl.runs.checkpoint import list_checkpoints
+from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import RunLock
-from jcl.runs.sealed import read_tensors
 from small_runs import snapshot, write_image_folder
 from supervised_tools import same_tensors, stop_after, untrained_weights
 

@@ -15,11 +15,9 @@ import jcl
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
-from jcl.runs.checkpoint import list_checkpoints
-from jcl.runs.folder import RunFolder
+from jcl.runs.checkpoint import list_checkpoints, read_tensors
+from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.lock import RunLock
-from jcl.runs.sealed import read_tensors
-from jcl.runs.skipped import read_skipped
 from jcl.train.step import TrainingStep
 from run_tools import QUIET, assert_same, assert_same_backbone, figures, state, stop_after
 from small_runs import TINY_BACKBONE, drawn_pixels, tiny_settings, write_image_folder

@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from jcl.distributed import heartbeat
+from jcl.distributed.group import Ranks
 from jcl.distributed.heartbeat import Heartbeat
-from jcl.distributed.ranks import Ranks
 
 
 @pytest.fixture

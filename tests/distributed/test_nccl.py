@@ -9,7 +9,7 @@ import torch.distributed as dist
 from test_undo import batch, build, differing, state
 from torch import Tensor
 
-from jcl.distributed.ranks import Ranks, SharedGradients, _Gather
+from jcl.distributed.group import Ranks, SharedGradients, _Gather
 from jcl.train.step import STEPS_BEFORE_RECORDING
 
 pytestmark = [

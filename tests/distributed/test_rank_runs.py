@@ -14,10 +14,9 @@ import torch
 
 from jcl.commands.run import Run
 from jcl.random import DATA_ORDER, permutation
-from jcl.runs.checkpoint import list_checkpoints, search_checkpoints
+from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints
+from jcl.runs.folder import read_skipped
 from jcl.runs.lock import RunLock
-from jcl.runs.sealed import read_tensors
-from jcl.runs.skipped import read_skipped
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, settings_options, wait_until
 from run_tools import assert_same
 from small_runs import TINY_VALUES, write_image_folder

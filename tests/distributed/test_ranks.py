@@ -11,7 +11,7 @@ from PIL import Image
 
 from jcl.core.method import METHODS
 from jcl.data.dealing import Dealer
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from rank_steps import first_steps
 from small_runs import drawn_pixels
 

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from jcl.data import ArrayImages, ImageSource, open_data
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 from jcl.evaluate.features import Features, FeatureSettings, extract_over_ranks
 from jcl.views import centre_views
 

@@ -17,9 +17,8 @@ from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
-from jcl.runs.checkpoint import list_checkpoints
+from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import RunLock
-from jcl.runs.sealed import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 from supervised_tools import same_tensors, stop_after, untrained_weights
 

@@ -18,11 +18,13 @@ from jcl.runs.checkpoint import (
     list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
+    read_tensors,
+    save_with_checksum,
     search_checkpoints,
     take_snapshot,
+    verify_checksum,
     write_snapshot,
 )
-from jcl.runs.sealed import read_tensors, verify_checksum, write_sealed
 from jcl.settings.recipes import build_settings
 from jcl.train.build import build_learner
 from small_runs import TINY_VALUES
@@ -187,7 +189,7 @@ def test_checkpoints_written_before_there_was_a_checksum_are_read(tmp_path):
 
 def test_text_that_looks_like_a_checksum_is_none(tmp_path):
     text = '"sha256":"' + "1" * 64 + '"'
-    write_sealed(tmp_path / "file", {text: torch.arange(3.0)}, {"a": text, "z": text})
+    save_with_checksum(tmp_path / "file", {text: torch.arange(3.0)}, {"a": text, "z": text})
     assert verify_checksum(tmp_path / "file")
     tensors, metadata = read_tensors(tmp_path / "file")
     assert metadata["a"] == metadata["z"] == text and torch.equal(tensors[text], torch.arange(3.0))
@@ -246,7 +248,7 @@ def test_other_safetensors_files_are_refused(tmp_path, metadata, said):
 def test_metadata_that_makes_no_sense_is_a_sentence(tmp_path, change):
     tensors, metadata = read_tensors(saved(tmp_path, 3))
     metadata = {name: value for name, value in (metadata | change).items() if value is not None}
-    write_sealed(tmp_path / "changed.safetensors", tensors, metadata)
+    save_with_checksum(tmp_path / "changed.safetensors", tensors, metadata)
     with pytest.raises(RunError, match="does not fit"):
         load_checkpoint(tmp_path / "changed.safetensors", *model_and_optimiser(), CPU)
 
@@ -350,7 +352,7 @@ def test_reading_a_checkpoint_cannot_run_code(tmp_path, kind):
         path.write_bytes((2).to_bytes(8, "little") + b"{}" + pickled)
     else:
         text = {"format": "jcl-checkpoint-2", "step": "1", "optimiser": base64.b64encode(pickled).decode()}
-        write_sealed(path, {"progress.window": torch.zeros(1)}, text)
+        save_with_checksum(path, {"progress.window": torch.zeros(1)}, text)
     with pytest.raises(RunError):
         load_checkpoint(path, *model_and_optimiser(), CPU)
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoints"]

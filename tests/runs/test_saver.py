@@ -11,9 +11,15 @@ from torch import nn
 from jcl.commands.pretrain import pretrain
 from jcl.errors import RunError
 from jcl.runs import saver as saver_module
-from jcl.runs.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint, take_snapshot
+from jcl.runs.checkpoint import (
+    Progress,
+    list_checkpoints,
+    load_checkpoint,
+    newest_checkpoint,
+    read_tensors,
+    take_snapshot,
+)
 from jcl.runs.saver import CheckpointSaver
-from jcl.runs.sealed import read_tensors
 from small_runs import tiny_settings
 
 ON_GPU = [

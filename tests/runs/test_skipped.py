@@ -1,6 +1,6 @@
 """The list of images that could not be read."""
 
-from jcl.runs.skipped import add_skipped, read_skipped
+from jcl.runs.folder import add_skipped, read_skipped
 
 
 def test_a_list_that_is_not_there_is_empty_and_none_is_written_for_nothing(tmp_path):

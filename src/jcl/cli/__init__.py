@@ -16,7 +16,7 @@ from jcl.cli.arguments import normalize_argv
 from jcl.cli.standard_output import outlast_readers
 from jcl.cli.usage import ParserError, WrongUsage, wrong_usage
 from jcl.console import print_line
-from jcl.distributed.launch import tell_launcher
+from jcl.distributed.launch import report_to_launcher
 from jcl.errors import Interrupted, JclError, OtherRankFailed
 
 __all__ = ["app", "main"]
@@ -69,7 +69,7 @@ def _write_any_sign() -> None:
 
 
 def _leave_with(error: JclError) -> NoReturn:
-    if tell_launcher(error, rank):
+    if report_to_launcher(error, rank):
         sys.exit(error.exit_code)
     whose = f" on rank {rank}" if rank > 0 else ""
     # Whoever asked a run to stop has made no error.
@@ -82,7 +82,7 @@ def _leave_with(error: JclError) -> NoReturn:
 def _leave_interrupted() -> NoReturn:
     nothing_left = JclError("Interrupted.")
     nothing_left.exit_code = INTERRUPTED
-    if not tell_launcher(nothing_left, rank):
+    if not report_to_launcher(nothing_left, rank):
         if err.is_terminal:
             err.print()  # what was typed, ^C, stands on this line
         print_line(err, str(nothing_left))

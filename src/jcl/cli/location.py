@@ -10,7 +10,7 @@ import typer
 
 from jcl.cli.app import err, rank
 from jcl.console import print_line
-from jcl.distributed.launch import SENTENCES
+from jcl.distributed.launch import ERROR_FOLDER
 
 
 def location_argument(help: str) -> Any:
@@ -20,7 +20,7 @@ def location_argument(help: str) -> Any:
 
 def tell_passed_over(location: str | None) -> str | None:
     """Say so where a data set's name is that of a folder here too; whoever means the folder learns how to write it."""
-    said = rank > 0 or SENTENCES in os.environ  # by the first rank, or by our launcher
+    said = rank > 0 or ERROR_FOLDER in os.environ  # by the first rank, or by our launcher
     if location is not None and not said and Path(location).is_dir():
         from jcl.data.opening import KNOWN_SETS
 

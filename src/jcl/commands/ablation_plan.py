@@ -15,7 +15,7 @@ from jcl.console import print_line
 from jcl.data import ImageData, ImageSource
 from jcl.data.fingerprint import fingerprint
 from jcl.data.loader import refuse_large_batch
-from jcl.distributed.group import launched
+from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.settings.resolve import DataFacts, choose
@@ -54,7 +54,7 @@ def plan_ablation(
 
     They are all combinations of the axes' values, or, where each is to be varied alone, one axis at a time.
     """
-    if launched():
+    if launch_environment().world_size > 1:
         raise SettingsError(
             "`jcl ablate` starts its cells by itself; start it once, without a launcher such as torchrun."
         )

@@ -11,8 +11,7 @@ import torch
 from rich.console import Console
 
 from jcl.console import StderrConsole, print_line
-from jcl.distributed.group import fail_together
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks, fail_together
 from jcl.runs.folder import starting_folder
 from jcl.runs.lock import RunLock
 

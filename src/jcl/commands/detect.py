@@ -28,8 +28,8 @@ from jcl.commands.detect_work import (
 )
 from jcl.console import pluralize
 from jcl.cores import usual_workers
-from jcl.distributed.group import fail_together, joined_ranks, restarted
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks, fail_together, joined_ranks
+from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, JclError, RunError
 from jcl.evaluate.detection.batching import training_batches
 from jcl.evaluate.detection.display import DetectionDisplay
@@ -41,9 +41,8 @@ from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import numbered_folders
 from jcl.runs.lock import held
-from jcl.runs.metrics import Record
-from jcl.runs.null import NullRecord, NullSaver
-from jcl.runs.saver import CheckpointSaver
+from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.saver import CheckpointSaver, NullSaver
 
 
 def detect(
@@ -62,7 +61,7 @@ def detect(
     given = dict(values)
     with joined_ranks(str(given.get("device", "auto")), _rank_timeout(given)) as (ranks, device):
         context = _context(ranks, device, console, workers)
-        again = ranks.any(restarted())  # a launcher that joined anew does not know of it
+        again = ranks.any(launch_environment().restarts > 0)  # a launcher that joined anew does not know of it
         begun = _interrupted(given) if again and ranks.first and out is None else None
         known = ranks.from_first(str(out or begun or "").encode()).decode()
         if ranks.any(again and known != "" and DetectionFolder(known).settings_file.exists()):

@@ -24,8 +24,8 @@ from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData, ImageSource
 from jcl.data.fingerprint import fingerprint_of_listing
 from jcl.distributed.device import choose_device
-from jcl.distributed.group import fail_together, joined_ranks, ranks_on_this_machine, restarted
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks, fail_together, joined_ranks
+from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.runs.folder import RunFolder, numbered_folders
 from jcl.runs.lock import held
@@ -82,7 +82,7 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
 
 def _begun_before(ranks: Ranks, find: Callable[[], RunFolder | None]) -> Path | None:
     """The run that the launcher interrupted by starting all ranks again, as the first rank sees it."""
-    again = ranks.any(restarted())  # a launcher that joined anew does not know of it
+    again = ranks.any(launch_environment().restarts > 0)  # a launcher that joined anew does not know of it
     folder = find() if again and ranks.first else None
     path = ranks.from_first(str(folder.path).encode() if folder is not None and folder.holds_run() else b"")
     return Path(path.decode()) if path else None
@@ -172,7 +172,7 @@ def _begin(
 
 def _chosen(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[Settings, list[Choice]]:
     """The settings with every "auto" replaced, and what was chosen."""
-    facts = replace(data_facts(data.train), ranks_on_machine=ranks_on_this_machine())
+    facts = replace(data_facts(data.train), ranks_on_machine=launch_environment().local_world_size)
     settings, choices = choose(with_whole_path(settings), facts)
     settings, changes = fit_to_ranks(settings, ranks.count)
     return settings, [*choices, *changes]

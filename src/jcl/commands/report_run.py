@@ -19,10 +19,9 @@ from jcl.errors import DataError
 from jcl.paths import home_expanded
 from jcl.report.contents import Measured, RunContents
 from jcl.report.page_tables import MEASURED_NAMES
-from jcl.runs.folder import RunFolder
+from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import is_figure
 from jcl.runs.metrics import read_metrics
-from jcl.runs.skipped import read_skipped
 from jcl.settings.schema import Settings, with_values
 
 _MOST_SKIPPED = 1_000_000  # letters of skipped.txt that are read

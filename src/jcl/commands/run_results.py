@@ -13,9 +13,8 @@ import torch
 from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.runs.checkpoint import Progress
-from jcl.runs.folder import RunFolder
+from jcl.runs.folder import RunFolder, add_skipped
 from jcl.runs.json_object import read_object, write_object
-from jcl.runs.skipped import add_skipped
 from jcl.settings.resolve import Choice
 from jcl.settings.schema import Settings
 from jcl.train.build import step_options

@@ -17,17 +17,15 @@ from jcl.console import pluralize, typed
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.distributed.device import PeakMemory
-from jcl.distributed.group import fail_together
+from jcl.distributed.group import Ranks, fail_together
 from jcl.distributed.heartbeat import Heartbeat
-from jcl.distributed.ranks import Ranks
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.online import online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
-from jcl.runs.metrics import Record
-from jcl.runs.null import NullRecord, NullSaver
-from jcl.runs.saver import CheckpointSaver
+from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.schema import Settings, known
 from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
 from jcl.train.display import RunDisplay

@@ -10,8 +10,7 @@ import torch
 
 from jcl.core.method import ContrastiveLearner
 from jcl.errors import RunError
-from jcl.runs.checkpoint import list_checkpoints, read_learner
-from jcl.runs.fitting import load_fitting
+from jcl.runs.checkpoint import list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder
 from jcl.settings.schema import Settings
 from jcl.train.build import build_learner
@@ -29,7 +28,7 @@ class TrainedRun:
         """The learner as a checkpoint has it, in evaluation mode, and how many steps it had been trained for."""
         state, step = read_learner(checkpoint)
         learner, _ = build_learner(self.settings, device)
-        load_fitting(learner, state, checkpoint)
+        load_weights(learner, state, checkpoint)
         return learner.eval(), step
 
     def newest(self, device: torch.device) -> ContrastiveLearner:

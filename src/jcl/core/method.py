@@ -24,7 +24,7 @@ from jcl.core.batchnorm import (
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
 from jcl.core.queue import KeyQueue
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation
 
 # Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it: 0 the query, 1..M' the keys,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jcl.data.batch import ImageBatch
-from jcl.distributed.ranks import Ranks, contact
+from jcl.distributed.group import Ranks, contact
 from jcl.random import KEY_SHUFFLE, permutation
 
 

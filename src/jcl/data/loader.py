@@ -15,7 +15,7 @@ from jcl.data.reading import Decoded, ImageReader, canvas_for
 from jcl.data.resident import GrowingStore, ResidentImages
 from jcl.data.source import ArrayImages, ImageSource, NoneReadable, UnreadableImage
 from jcl.data.workers import DecodingPool
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import CollectiveDataError, DataError
 from jcl.random import DATA_ORDER, permutation
 

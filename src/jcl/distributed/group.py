@@ -1,79 +1,188 @@
-"""The processes that a launcher started, brought together so that they can exchange tensors."""
+"""Several processes that train one model together.
+
+A step on W ranks equals the step of one process on the whole batch: each rank encodes its share of the queries and of
+the shuffled keys, the keys are gathered, and the gradients are averaged. Everything else is computed from equal inputs
+on every rank, so nothing needs to be broadcast.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from jcl.console import pluralize
 from jcl.distributed.device import choose_device
-from jcl.distributed.ranks import ALONE, Ranks, contact
-from jcl.errors import JclError, OtherRankFailed, SettingsError
+from jcl.distributed.launch import launch_environment
+from jcl.errors import JclError, OtherRankFailed, RunError, SettingsError
 
 Result = TypeVar("Result")
 
-# Set by torchrun, and by anything else that follows its conventions.
-_RANK, _COUNT, _LOCAL_RANK, _LOCAL_COUNT = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+
+class LostContact(RunError):
+    """Another rank did not answer."""
+
+    exit_code = 69  # the conventional "service unavailable"
 
 
-def launched() -> bool:
-    """Whether a launcher started this process as one of several ranks."""
-    return int(os.environ.get(_COUNT) or 1) > 1
-
-
-def restarted() -> bool:
-    """Whether a launcher started this process anew after another rank, or this one, had failed."""
-    return any(int(os.environ.get(name) or 0) > 0 for name in ("JCL_RESTARTS", "TORCHELASTIC_RESTART_COUNT"))
-
-
-def ranks_on_this_machine() -> int:
-    """How many ranks the launcher started here."""
-    return int(os.environ.get(_LOCAL_COUNT) or 1)
+class SilentRank(LostContact):
+    """Another rank did not answer, and the message names it."""
 
 
 @contextlib.contextmanager
-def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ranks, torch.device]]:
-    """The ranks and this rank's device; alone on the chosen device where no launcher started several.
-
-    A process group that the caller has set up already is used and left as it is.
-    """
-    if dist.is_initialized():
-        yield Ranks(dist.get_rank(), dist.get_world_size()), _own_device(device_name)
-        return
-    if not launched():
-        yield ALONE, choose_device(device_name)
-        return
-    device = _own_device(device_name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    with contact():
-        _meet(device, datetime.timedelta(seconds=timeout_seconds))
+def contact() -> Iterator[None]:
+    """Wrap a collective operation: an error of the backend becomes `LostContact`."""
     try:
-        yield Ranks(dist.get_rank(), dist.get_world_size()), device
-    finally:
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:  # the backends have no narrower type
+        reason = re.sub(r"\[\S+:\d+\] ", "", " ".join(str(error).split()))  # drops the line in the backend's source
+        raise LostContact(f"contact with another rank was lost ({reason[:200].rstrip('.')}).") from error
 
 
-def _meet(device: torch.device, timeout: datetime.timedelta) -> None:
-    store, rank, count = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # The launcher's store outlives the ranks: started again, they must not find each other's former addresses.
-        # With several launchers, whose counts may differ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 sees to that.
-        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = dist.PrefixStore(f"start-{start}", store)  # type: ignore[attr-defined]
-    # What ranks agree on as hosts goes over the CPU's network whatever the device, hence gloo besides NCCL.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
+@dataclass(frozen=True)
+class Ranks:
+    """The rank of this process and the number of ranks. One process alone needs no process group."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes files and prints."""
+        return self.rank == 0
+
+    def share(self, rows: Tensor) -> Tensor:
+        """This rank's part of rows that all ranks hold: contiguous and of equal size."""
+        return rows.view(self.count, -1, *rows.shape[1:])[self.rank] if self.count > 1 else rows
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Gather rows (n, ...) of every rank into (count * n, ...), in rank order. Keeps gradients."""
+        if self.count == 1:
+            return rows
+        gathered: Tensor = _Gather.apply(rows, self)
+        return gathered
+
+    def gather_all(self, rows: Tensor) -> Tensor:
+        """Gather rows of every rank, in rank order, where ranks may have different numbers of rows."""
+        if self.count == 1:
+            return rows
+        counts = self.gather(torch.tensor([len(rows)])).tolist()
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        parts = self.gather(padded).view(self.count, *padded.shape)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def from_all(self, value: Any) -> list[Any]:
+        """Gather a value that JSON can hold from every rank, in rank order."""
+        if self.count == 1:
+            return [value]
+        line = torch.frombuffer(bytearray(json.dumps(value).encode() + b"\n"), dtype=torch.uint8)
+        return [json.loads(each) for each in self.gather_all(line).numpy().tobytes().splitlines()]
+
+    def from_first(self, content: bytes) -> bytes:
+        """Broadcast the bytes of the first rank; what the others pass is ignored."""
+        if self.count == 1:
+            return content
+        length = int(self.total(torch.tensor(len(content) if self.first else 0)))
+        if length == 0:
+            return b""
+        block = torch.zeros(length, dtype=torch.uint8)
+        if self.first:
+            block[:] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        with contact():
+            dist.broadcast(block, 0)
+        return block.numpy().tobytes()
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sum over the ranks, in place."""
+        if self.count > 1:
+            with contact():
+                dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank."""
+        return bool(self.total(torch.tensor(int(flag)))) if self.count > 1 else flag
+
+    def average(self, values: Tensor) -> Tensor:
+        """Average over the ranks, in place."""
+        if self.count > 1:
+            self.total(values)
+            values /= self.count
+        return values
+
+
+ALONE = Ranks()
+
+
+class _Gather(torch.autograd.Function):
+    """All-gather whose backward pass sums the gradients of a row over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        gathered = rows.new_empty(ranks.count * rows.shape[0], *rows.shape[1:])
+        with contact():
+            dist.all_gather_into_tensor(gathered, rows.contiguous())
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        return ctx.ranks.share(ctx.ranks.total(gradient.contiguous().clone())), None
+
+
+class SharedGradients:
+    """The gradients of all parameters in one buffer, averaged over the ranks by one all-reduce."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        size = sum(parameter.numel() for parameter in self._parameters)
+        self._buffer = torch.zeros(size, device=self._parameters[0].device)
+
+    def clear(self) -> None:
+        """Zero the buffer and make every parameter's gradient a view of it."""
+        self._buffer.zero_()
+        start = 0
+        for parameter in self._parameters:
+            part = self._buffer[start : start + parameter.numel()]
+            # In the parameter's memory format, which backward passes keep (channels-last on a GPU).
+            parameter.grad = torch.as_strided(part, parameter.shape, parameter.stride())
+            start += parameter.numel()
+
+    def average(self) -> None:
+        self._ranks.average(self._buffer)
+
+
+@torch.no_grad()
+def average_statistics(module: nn.Module, ranks: Ranks) -> None:
+    """Average the running statistics of batch norms over the ranks, as one process with all groups would."""
+    if ranks.count == 1:
+        return
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    buffers = [buffer for norm in norms for buffer in (norm.running_mean, norm.running_var) if buffer is not None]
+    if buffers:
+        block = ranks.average(torch.cat([buffer.flatten() for buffer in buffers]))
+        means = torch.split(block, [buffer.numel() for buffer in buffers])
+        torch._foreach_copy_(buffers, [mean.view_as(buffer) for mean, buffer in zip(means, buffers, strict=True)])
 
 
 def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
-    """Do what may fail with a sentence; where it fails on one rank it has failed on all, and only one rank says why."""
+    """Run `work`; a `JclError` on one rank ends it on all.
+
+    The first rank that failed raises its own error, the others `OtherRankFailed`, so it is reported once. Call it on
+    all ranks at the same point.
+    """
     if ranks.count == 1:
         return work()
     result, error = None, None
@@ -89,17 +198,55 @@ def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
     raise OtherRankFailed
 
 
-def _own_device(name: str) -> torch.device:
-    """Each rank of a machine has a GPU of its own; on CPUs they share."""
+@contextlib.contextmanager
+def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the process group and yield the ranks and this rank's device.
+
+    Without a launcher this process is alone. A process group that the caller has initialized is used and kept.
+    """
+    joins = not dist.is_initialized() and launch_environment().world_size > 1
+    if not joins and not dist.is_initialized():
+        yield ALONE, choose_device(device_name)
+        return
+    device = _rank_device(device_name)
+    if joins:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        with contact():
+            _init_process_group(device, datetime.timedelta(seconds=timeout_seconds))
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size()), device
+    finally:
+        if joins:
+            dist.destroy_process_group()
+
+
+def _init_process_group(device: torch.device, timeout: datetime.timedelta) -> None:
+    try:
+        store, rank, count = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
+    except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or no number
+        raise SettingsError(f"the ranks cannot meet: {error}. Start them with torchrun or --devices.") from None
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # The launcher's store outlives the ranks: restarted ranks must not find addresses of before.
+        # With several launchers, whose counts may differ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same.
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = dist.PrefixStore(f"start-{start}", store)  # type: ignore[attr-defined]
+    # CPU tensors are exchanged whatever the device, hence gloo besides NCCL.
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
+
+
+def _rank_device(name: str) -> torch.device:
+    """Each rank of a machine has its own GPU; on CPUs they share."""
     device = choose_device(name)
     if device.type != "cuda":
         return device
-    local = int(os.environ.get(_LOCAL_RANK) or 0)
+    environment = launch_environment()
     if ":" in name:
-        raise SettingsError(f"every rank needs a GPU of its own, so the device cannot be {name}; use --device cuda.")
-    if local >= torch.cuda.device_count():
+        raise SettingsError(f"every rank needs its own GPU, so the device cannot be {name}; use --device cuda.")
+    if environment.local_rank >= torch.cuda.device_count():
         raise SettingsError(
-            f"{ranks_on_this_machine()} ranks were started on a machine with "
-            f"{pluralize(torch.cuda.device_count(), 'GPU')}; start one for each GPU, or use --device cpu."
+            f"{environment.local_world_size} ranks were started on a machine with "
+            f"{pluralize(torch.cuda.device_count(), 'GPU')}; start one per GPU, or use --device cpu."
         )
-    return torch.device("cuda", local)
+    return torch.device("cuda", environment.local_rank)

@@ -1,4 +1,4 @@
-"""Ranks that say where they are, so that one that has fallen silent can be named."""
+"""Ranks publish what they are doing, so that a rank that stops answering can be named."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ import os
 import socket
 import threading
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import torch.distributed as dist
 
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 
-SECONDS = 2.0  # between two signs of life
+SECONDS = 2.0  # between two beats
 _WAITING = "waiting for another rank"
-_STORE_SECONDS = 10.0  # in which the store answers, if it ever does
+_STORE_SECONDS = 10.0  # in which the store answers, if at all
 
 
 class Heartbeat:
-    """Publishes, every few seconds, what this rank is at; and tells of the others when contact is lost.
+    """Publishes every few seconds what this rank is doing, in the launcher's store.
 
-    A process that was stopped or whose machine is gone gives no sign at all; one that waits for a slow disk does, and
-    says so. Signs are kept by the launcher's store.
+    A process that is stopped or whose machine is gone no longer beats; one that waits for a slow disk does.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._at = "starting"
-        self._store: Any = _store() if ranks.count > 1 else None
+        self._store: Any = _connect_store() if ranks.count > 1 else None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def at(self, what: str) -> None:
-        """Say what comes now, to complete the sentence "rank 3 is ..."."""
+        """Set what this rank is doing, to complete the sentence "rank 3 is ..."."""
         self._at = what
 
     def __enter__(self) -> Self:
@@ -45,73 +43,62 @@ class Heartbeat:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._over.set()
         if self._thread is not None:
-            self._thread.join(timeout=SECONDS)  # it may wait for ever for a store that does not answer
+            self._thread.join(timeout=SECONDS)  # a store that does not answer would block it forever
 
     def whereabouts(self) -> str:
-        """A sentence on the ranks that keep the others waiting, as far as it can be told; takes a few seconds."""
+        """A sentence that names the ranks the others wait for, if that can be found out; takes a few seconds."""
         self._at = _WAITING
         if self._store is None:
-            return "Nothing can be learned about the other ranks, because no launcher keeps their signs of life."
-        looks: list[dict[int, dict[str, Any]]] = []
-        # In a thread, because a store whose process was stopped keeps whoever asks it waiting for ever.
-        looking = threading.Thread(target=self._look_twice, args=(looks,), daemon=True)
-        looking.start()
-        looking.join(timeout=2 * SECONDS + _STORE_SECONDS)
-        if len(looks) < 2:
-            return "Nothing can be learned about the other ranks, because the machine of the first one does not answer."
-        before, after = looks
+            return "The state of the other ranks is unknown."
+        beats: list[dict[int, dict[str, Any]]] = []
+        # In a thread, because a store whose process is stopped never answers.
+        thread = threading.Thread(target=self._read_twice, args=(beats,), daemon=True)
+        thread.start()
+        thread.join(timeout=2 * SECONDS + _STORE_SECONDS)
+        if len(beats) < 2:
+            return "The state of the other ranks is unknown: the machine of rank 0 does not answer."
+        before, after = beats
         others = [rank for rank in range(self._ranks.count) if rank != self._ranks.rank]
-        silent = [rank for rank in others if after.get(rank) == before.get(rank)]  # or never heard of
-        if silent:
-            return f"No sign of life comes from {_named(silent, after)}."
-        slow = [rank for rank in others if after[rank]["at"] != _WAITING]
-        if slow:
-            return f"All ranks are alive; waiting for {_named(slow, after)}, which is {after[slow[0]]['at']}."
+        if silent := [rank for rank in others if after.get(rank) == before.get(rank)]:  # or never heard of
+            return f"No sign of life from {_names(silent, after)}."
+        if slow := [rank for rank in others if after[rank]["at"] != _WAITING]:
+            return f"All ranks are alive; waiting for {_names(slow, after)}, which is {after[slow[0]]['at']}."
         return "All ranks are alive."
 
-    def _look_twice(self, looks: list[dict[int, dict[str, Any]]]) -> None:
-        """Append the signs of now and those of a little later, or less where they cannot be had."""
+    def _read_twice(self, beats: list[dict[int, dict[str, Any]]]) -> None:
+        """Append the last beats of all ranks now and a little later, or fewer if the store does not answer."""
+        names = [str(rank) for rank in range(self._ranks.count)]
         with contextlib.suppress(RuntimeError, ValueError):
-            looks.append(self._signs())
-            time.sleep(2 * SECONDS + 0.5)
-            looks.append(self._signs())
+            for wait in (0.0, 2 * SECONDS + 0.5):
+                time.sleep(wait)
+                beats.append({int(n): json.loads(self._store.get(n)) for n in names if self._store.check([n])})
 
     def _beat(self) -> None:
         count = 0
         while not self._over.wait(SECONDS if count else 0):
             count += 1
-            sign = {"count": count, "at": self._at, "host": socket.gethostname()}
-            with contextlib.suppress(RuntimeError):  # the store is gone when the first machine is
-                self._store.set(str(self._ranks.rank), json.dumps(sign))
-
-    def _signs(self) -> dict[int, dict[str, Any]]:
-        """The last sign of every rank that has given one."""
-        names = [str(rank) for rank in range(self._ranks.count)]
-        return {int(name): json.loads(self._store.get(name)) for name in names if self._store.check([name])}
+            beat = {"count": count, "at": self._at, "host": socket.gethostname()}
+            with contextlib.suppress(RuntimeError):  # the store is gone
+                self._store.set(str(self._ranks.rank), json.dumps(beat))
 
 
-def _named(ranks: list[int], signs: dict[int, dict[str, Any]]) -> str:
-    named = [f"rank {rank} (on {signs[rank]['host']})" if rank in signs else f"rank {rank}" for rank in ranks[:4]]
-    return " and ".join(named) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
+def _names(ranks: list[int], beats: dict[int, dict[str, Any]]) -> str:
+    names = [f"rank {rank} (on {beats[rank]['host']})" if rank in beats else f"rank {rank}" for rank in ranks[:4]]
+    return " and ".join(names) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
 
 
-def _store() -> Any:
-    """A connection of our own to the launcher's store; without a launcher there is none."""
+def _connect_store() -> Any:
+    """A separate connection to the launcher's store; None without a launcher."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not address or not port:
         return None
+    timeout = datetime.timedelta(seconds=_STORE_SECONDS)
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
-            address,
-            int(port),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=datetime.timedelta(seconds=_STORE_SECONDS),
+            address, int(port), is_master=False, wait_for_workers=False, timeout=timeout
         )
     except (RuntimeError, ValueError):
         return None

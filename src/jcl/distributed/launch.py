@@ -1,4 +1,4 @@
-"""Starting one process for each device of this machine, through PyTorch's elastic launcher."""
+"""Start one process per device of this machine with PyTorch's elastic launcher; read what a launcher has set."""
 
 from __future__ import annotations
 
@@ -11,63 +11,82 @@ import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from jcl.cores import cpu_cores
-from jcl.errors import Interrupted, JclError, RunError
+from jcl.errors import Interrupted, JclError, RunError, SettingsError
 
-SENTENCES = "JCL_SENTENCES"
-"""Names the folder in which ranks leave the sentences they end with, for the launcher to say one of them once."""
+ERROR_FOLDER = "JCL_ERROR_FOLDER"
+"""Environment variable with the folder in which ranks leave their errors, so that the launcher prints one of them."""
 RESTARTS = "JCL_RESTARTS"
-"""Says how often the launcher has started the ranks again."""
+"""Environment variable with the number of times our launcher has restarted the ranks."""
 
-_HEALTHY_SECONDS = 3600.0  # ranks that lived so long have their restarts forgiven
-_SECONDS_TO_SAVE = "300"  # before ranks that were asked to stop are killed; the elastic launcher's 30 may be too few
+_HEALTHY_SECONDS = 3600.0  # after which the count of restarts begins anew
+_SECONDS_TO_SAVE = "300"  # before ranks that were asked to stop are killed; 30 by default
+
+
+class LaunchEnvironment(NamedTuple):
+    """What torchrun, or a launcher with its conventions, has set for this process."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    restarts: int
+
+
+def launch_environment() -> LaunchEnvironment:
+    """Read the launcher's environment variables; without a launcher this is rank 0 of 1."""
+    rank, world_size = _read_variable("RANK", 0), _read_variable("WORLD_SIZE", 1)
+    if rank >= world_size:
+        raise SettingsError(
+            f"the environment variable RANK is {rank}, but WORLD_SIZE is {world_size}; unset both, or use torchrun."
+        )
+    restarts = max(_read_variable(RESTARTS, 0), _read_variable("TORCHELASTIC_RESTART_COUNT", 0))
+    local_rank, local_world_size = _read_variable("LOCAL_RANK", 0), _read_variable("LOCAL_WORLD_SIZE", 1)
+    return LaunchEnvironment(rank, world_size, local_rank, local_world_size, restarts)
+
+
+def _read_variable(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if text and not (text.isascii() and text.isdigit()):
+        raise SettingsError(f"invalid value {text!r} for the environment variable {name}; unset it or set a number.")
+    return int(text) if text else default
 
 
 class RankFailed(JclError):
-    """What the ranks ended with, said once for all of them."""
+    """Why the ranks ended, reported once for all of them. `retry`: another start may succeed."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, *, retry: bool = False) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code, self.retry = exit_code, retry
 
 
-class _RanksDied(Exception):
-    """Ranks were killed, or lost contact with one that was: worth another start."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
-@dataclass(frozen=True)
-class _Sentence:
-    """How one rank ended: with what words and exit code, and how much weight they have beside those of others."""
+class _RankError(NamedTuple):
+    """The error one rank ended with. The one of highest priority is reported."""
 
     rank: int
-    text: str
+    message: str
     exit_code: int
-    weight: int
+    priority: int
 
 
-# An error of a rank's own, or a wish to stop, is why the others lost contact; one that looked for them knows who it is.
+# A rank's own error, or a request to stop, is why others lost contact. Some errors of lost contact name the lost rank.
 _LOST, _NAMED, _OWN = range(3)
 
 
-def tell_launcher(error: JclError, rank: int) -> bool:
-    """Leave what this rank ends with to our launcher, which says it once for all; False where none started it."""
-    folder = os.environ.get(SENTENCES)
+def report_to_launcher(error: JclError, rank: int) -> bool:
+    """Leave the error this rank ends with to our launcher; False where none started it."""
+    folder = os.environ.get(ERROR_FOLDER)
     if folder is None:
         return False
-    from jcl.distributed.ranks import LostContact, SilentRank
+    from jcl.distributed.group import LostContact, SilentRank
 
-    weight = _NAMED if isinstance(error, SilentRank) else _LOST if isinstance(error, LostContact) else _OWN
-    sentence = _Sentence(rank, str(error), error.exit_code, weight)
-    partial = Path(folder) / f"{rank}.partial"  # a rank may be killed while it writes, and half of it is no JSON
+    priority = _NAMED if isinstance(error, SilentRank) else _LOST if isinstance(error, LostContact) else _OWN
+    partial = Path(folder) / f"{rank}.partial"  # a rank may be killed while it writes
     try:
-        partial.write_text(json.dumps(asdict(sentence)), encoding="utf-8")
+        partial.write_text(json.dumps(_RankError(rank, str(error), error.exit_code, priority)), encoding="utf-8")
         partial.replace(partial.with_suffix(".json"))
     except OSError:
         return False
@@ -77,32 +96,31 @@ def tell_launcher(error: JclError, rank: int) -> bool:
 def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> None:
     """Run `jcl ARGUMENTS`, without its `--devices`, as `devices` ranks.
 
-    When one of them is killed or falls silent, all start again and go on with the run; an error that they can put into
-    a sentence would only come again, and ends them all. Several machines are started with torchrun, which is the same
-    launcher.
+    When a rank is killed or stops answering, all are restarted and resume the run. An error that a rank reports would
+    only come again and ends all. For several machines use torchrun, which is the same launcher.
     """
-    # Each rank of a CPU gets its share of the cores; left alone, each would take all of them.
+    # By default, each rank would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // devices)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SECONDS_TO_SAVE)
-    # The ranks say what went wrong in sentences; the launcher's own words about it are for its developers.
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # the elastic launcher's messages repeat what the ranks report
     command = ["-m", "jcl", *_without_devices(arguments)]
     left, restarts = max_restarts, 0
     while True:
-        begun = time.monotonic()
+        started = time.monotonic()
         try:
-            _launch_once(command, devices, restarts)
-            return
-        except _RanksDied as died:
-            left = max_restarts if time.monotonic() - begun > _HEALTHY_SECONDS else left
+            return _launch_once(command, devices, restarts)
+        except RankFailed as failure:
+            if not failure.retry:
+                raise
+            left = max_restarts if time.monotonic() - started > _HEALTHY_SECONDS else left
             if left == 0:
-                raise RankFailed(f"{died} The ranks were started {restarts + 1} times.", died.exit_code) from None
+                raise RankFailed(f"{failure} Gave up after {restarts + 1} starts.", failure.exit_code) from None
             left, restarts = left - 1, restarts + 1
-            print(f"{died} All ranks start again ({left} more times if need be).", file=sys.stderr, flush=True)
+            print(f"{failure} Restarting all ranks ({left} more restarts allowed).", file=sys.stderr, flush=True)
 
 
 def _launch_once(command: list[str], devices: int, restarts: int) -> None:
-    """One life of the ranks; a rendezvous of its own keeps them from finding former addresses of each other."""
+    """Start the ranks and wait for them. A new rendezvous keeps them from finding addresses of a start before."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -117,64 +135,56 @@ def _launch_once(command: list[str], devices: int, restarts: int) -> None:
         max_restarts=0,
     )
     with tempfile.TemporaryDirectory(prefix="jcl-ranks-") as folder:
-        os.environ |= {SENTENCES: folder, RESTARTS: str(restarts)}
+        os.environ |= {ERROR_FOLDER: folder, RESTARTS: str(restarts)}
         try:
             elastic_launch(config, sys.executable)(*command)
         except SignalException as error:
-            raise _stopped(_sentences(folder), signal.Signals(error.sigval).name) from None
+            name = signal.Signals(error.sigval).name
+            unsaved = Interrupted(f"{name} received: the ranks ended before they could save a checkpoint.")
+            raise _own_failure(_read_errors(folder)) or unsaved from None
         except ChildFailedError as error:
-            codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-            raise _failed(_sentences(folder), codes) from None
+            raise _failure(_read_errors(folder), {rank: at.exitcode for rank, at in error.failures.items()}) from None
         except OSError as error:
             raise RunError(f"the ranks could not be started: {error}.") from None
         finally:
-            del os.environ[SENTENCES], os.environ[RESTARTS]
+            del os.environ[ERROR_FOLDER], os.environ[RESTARTS]
 
 
-def _sentences(folder: str) -> list[_Sentence]:
-    """What the ranks left, the most telling first."""
-    left = [_Sentence(**json.loads(file.read_text(encoding="utf-8"))) for file in Path(folder).glob("*.json")]
-    return sorted(left, key=lambda sentence: (-sentence.weight, sentence.rank))
+def _read_errors(folder: str) -> list[_RankError]:
+    """The errors of the ranks, highest priority first."""
+    errors = [_RankError(*json.loads(file.read_text(encoding="utf-8"))) for file in Path(folder).glob("*.json")]
+    return sorted(errors, key=lambda error: (-error.priority, error.rank))
 
 
-def _stopped(sentences: list[_Sentence], signal_name: str) -> JclError:
-    if sentences and sentences[0].weight == _OWN:
-        return RankFailed(_attributed(sentences[0]), sentences[0].exit_code)
-    return Interrupted(f"{signal_name} received: the ranks ended before they could save; the newest checkpoint stays.")
+def _own_failure(errors: list[_RankError]) -> RankFailed | None:
+    if not errors or errors[0].priority != _OWN:
+        return None
+    rank, message, code, _ = errors[0]
+    return RankFailed(message if rank == 0 else f"on rank {rank}: {message}", code)
 
 
-def _failed(sentences: list[_Sentence], codes: Mapping[int, int]) -> JclError | _RanksDied:
-    """What to make of exit codes by rank: an error of a rank's own goes before deaths, and deaths before lost contact.
-
-    A rank that ends with an error code and without a sentence has shown a trace.
-    """
-    if sentences and sentences[0].weight == _OWN:
-        return RankFailed(_attributed(sentences[0]), sentences[0].exit_code)
-    speaking = {sentence.rank for sentence in sentences}
+def _failure(errors: list[_RankError], codes: Mapping[int, int]) -> RankFailed:
+    """Why the ranks with these exit codes ended: own errors go before deaths, and deaths before lost contact."""
+    if own := _own_failure(errors):
+        return own
+    reported = {error.rank for error in errors}
     for rank, code in codes.items():
-        if code > 0 and rank not in speaking:
+        if code > 0 and rank not in reported:  # it has printed a trace
             return RankFailed(f"rank {rank} ended with exit code {code}.", code)
-    # The launcher ends by SIGTERM those that are left.
-    dead = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM] or list(codes)
-    first = dead[0]
-    if sentences and sentences[0].weight == _NAMED:
-        return _RanksDied(sentences[0].text, sentences[0].exit_code)
-    if codes[first] < 0:
-        return _RanksDied(f"Rank {first} was ended by {signal.Signals(-codes[first]).name}.", 128 - codes[first])
-    return _RanksDied(sentences[0].text, sentences[0].exit_code)
-
-
-def _attributed(sentence: _Sentence) -> str:
-    return sentence.text if sentence.rank == 0 else f"on rank {sentence.rank}: {sentence.text}"
+    # The launcher ends the remaining ranks by SIGTERM.
+    killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM] or list(codes)
+    code = codes[killed[0]]
+    if code < 0 and not (errors and errors[0].priority == _NAMED):
+        return RankFailed(f"Rank {killed[0]} was killed by {signal.Signals(-code).name}.", 128 - code, retry=True)
+    return RankFailed(errors[0].message, errors[0].exit_code, retry=True)
 
 
 def _without_devices(arguments: Sequence[str]) -> list[str]:
     """The same command for one rank."""
-    kept, option = [], "--devices"
-    waiting = iter(arguments)
-    for argument in waiting:
-        if argument == option:
-            next(waiting, None)
-        elif not argument.startswith(f"{option}="):
+    kept, rest = [], iter(arguments)
+    for argument in rest:
+        if argument == "--devices":
+            next(rest, None)
+        elif not argument.startswith("--devices="):
             kept.append(argument)
     return kept

@@ -20,9 +20,9 @@ from jcl.evaluate.supervised import KEPT_CHECKPOINTS, Classifier, SupervisedFile
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
+from jcl.runs.folder import add_skipped, read_skipped
 from jcl.runs.metrics import Record
 from jcl.runs.saver import CheckpointSaver
-from jcl.runs.skipped import add_skipped, read_skipped
 from jcl.settings.schema import TrainSettings
 from jcl.views import ViewRecipe
 

@@ -11,7 +11,7 @@ from jcl.data import ImageSource, read_all
 from jcl.data.source import NoneReadable
 from jcl.data.subset import select_images
 from jcl.distributed.device import autocast
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 
 

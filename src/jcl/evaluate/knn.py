@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.evaluate.places import NOWHERE, positions, rank_of_true_class

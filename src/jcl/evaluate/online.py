@@ -10,7 +10,7 @@ from torch import nn
 from jcl.data import ImageData, ImageSource
 from jcl.data.source import NoneReadable
 from jcl.distributed.device import choose_precision
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.knn import KnnResult, knn_accuracy, leave_out_split
 from jcl.settings.schema import Settings

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.runs.atomic import write_atomically
+from jcl.runs.checkpoint import read_tensors
 from jcl.runs.folder import RunFolder, starting_folder
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock
-from jcl.runs.sealed import read_tensors
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
 

@@ -13,9 +13,8 @@ from jcl.export.reading import read_weights
 from jcl.export.recognising import Recognised, recognise
 from jcl.export.weights import WeightsFile
 from jcl.paths import home_expanded
-from jcl.runs.checkpoint import newest_checkpoint
+from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.runs.folder import RunFolder
-from jcl.runs.sealed import read_tensors
 from jcl.settings.schema import Settings
 
 

@@ -21,7 +21,7 @@ from jcl.export.backbone_file import FORMAT, BackboneInfo
 from jcl.export.hub_folder import WEIGHTS, read_hub_config
 from jcl.export.torch_file import LEGACY_START, noted_info, read_torch_file
 from jcl.export.weights import INFO_KEY, WeightsFile, weights_within
-from jcl.runs.sealed import read_tensors
+from jcl.runs.checkpoint import read_tensors
 
 
 def read_weights(path: Path) -> WeightsFile:

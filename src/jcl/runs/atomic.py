@@ -1,4 +1,4 @@
-"""Files that are replaced in one step: a reader sees the old one or the new one, never half of it."""
+"""Atomic file replacement: a reader sees the old file or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import contextlib
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from jcl.errors import RunError
-from jcl.runs.lock import try_lock
+
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
+_DAY = 24 * 3600.0  # a partial file unchanged for so long belongs to a killed process
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step that survives a crash at any moment."""
+    """Replace `path` by `content`, atomically and durably."""
     with replacing(path) as file:
         file.write(content)
 
@@ -30,11 +33,10 @@ def refuse_overwrite(path: Path, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[BinaryIO]:
-    """Give a file to write to, which takes the place of `path` in one step when the block ends without an error.
+    """Yield a file that replaces `path` when the block ends without an error.
 
-    `check` is given the new file before that, once it is on the disk, and raises if it is not what it should be. What
-    is no plain file, such as /dev/stdout, a pipe or a link, is written to and stays what it is. What killed writers of
-    `path` have left is cleared away.
+    `check` gets the new file, once it is on the disk, and raises if it is not valid. Links, pipes and devices such as
+    /dev/stdout are written to directly.
     """
     if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         try:
@@ -43,82 +45,47 @@ def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iter
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}.") from error
         return
-    partial: Path | None = None
+    # A random name, because several processes may write the same file.
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
-        partial, half = _open_partial(path)
-        with half:  # to the end: closed, it would pass for one that a killed writer has left
-            yield half
-            half.flush()
-            os.fsync(half.fileno())
+        remove_partial_files(path.parent, unchanged_for=_DAY)
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
             if check is not None:
-                _forget_cached(half)
+                _drop_page_cache(file)
                 check(partial)
-            partial.replace(path)
-        _flush_folder(path.parent)
+        partial.replace(path)
+        _fsync_folder(path.parent)
     except BaseException as error:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                partial.unlink()
+        with contextlib.suppress(OSError):
+            partial.unlink()
         if not isinstance(error, OSError):
             raise
         reason = error.strerror or error
-        raise RunError(f"{path} could not be written: {reason}; what was there before is untouched.") from error
+        raise RunError(f"{path} could not be written: {reason}. The previous file, if any, is unchanged.") from error
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Clear away what writers that were killed have left in a folder, for the one who alone writes there.
-
-    Locks are not asked for, so that it works on file systems without them too.
-    """
-    for partial in folder.glob(".*.partial"):
-        with contextlib.suppress(OSError):
-            partial.unlink()
-
-
-def _open_partial(path: Path) -> tuple[Path, BinaryIO]:
-    """A new file beside `path`, locked for as long as it is open, which tells other writers that it is in use.
-
-    It has a name of its own: of two programs that write the same file neither may get into the other's half.
-    """
-    while True:
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        file = partial.open("wb")
-        if _lock(file) is not False and partial.exists():
-            return partial, file
-        file.close()  # it was taken for an abandoned one before it could be locked
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Clear away what killed writers of `path` have left: a lock ends with its process."""
-    ours = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.partial")
+def remove_partial_files(folder: Path, unchanged_for: float = 0.0) -> None:
+    """Remove partial files that killed processes left, unchanged for that many seconds."""
     with contextlib.suppress(OSError):
-        for partial in [entry for entry in path.parent.iterdir() if ours.fullmatch(entry.name)]:
-            with contextlib.suppress(OSError), partial.open("r+b") as file:
-                if _lock(file):
-                    partial.unlink()
+        for entry in [entry for entry in folder.iterdir() if _PARTIAL.fullmatch(entry.name)]:
+            if time.time() - entry.lstat().st_mtime >= unchanged_for:
+                entry.unlink()
 
 
-def _lock(file: BinaryIO) -> bool | None:
-    """Whether the file is now ours alone; None where there are no locks."""
-    try:
-        return try_lock(file.fileno())
-    except OSError:
-        return None
-
-
-def _forget_cached(file: BinaryIO) -> None:
-    """Have the next reader get the content from the disk rather than from memory, where the system knows how to."""
+def _drop_page_cache(file: BinaryIO) -> None:
+    """Make the next reader read from the disk rather than from memory, where supported."""
     if hasattr(os, "posix_fadvise"):
         with contextlib.suppress(OSError):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _flush_folder(folder: Path) -> None:
-    """Put a change of names in a folder on the disk."""
-    directory = os.open(folder, os.O_RDONLY)
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

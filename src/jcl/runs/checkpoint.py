@@ -1,151 +1,192 @@
-"""Checkpoints: everything a run needs to go on exactly, in one safetensors file, written atomically.
+"""Checkpoints: the full state of a run in one safetensors file, written atomically and with a checksum.
 
-Safetensors holds tensors and plain text only, so reading a checkpoint can never run code. A checkpoint is made in two
-parts: a snapshot, which copies the state to the host and is all that training waits for, and the writing of it, which
-can happen in the background.
+Safetensors holds tensors and text only, so reading a checkpoint never runs code. A checkpoint is made in two parts: a
+snapshot copies the state to the host, which is all that training waits for, and is then written in the background.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.runs.fitting import load_fitting
-from jcl.runs.host_copy import HostCopy
-from jcl.runs.sealed import read_tensors, verify_checksum, write_sealed
+from jcl.runs.atomic import replacing
 
 FORMAT = "jcl-checkpoint-2"
-FORMAT_WITHOUT_CHECKSUM = "jcl-checkpoint-1"
 _GROUP = "group."
 _NAME = re.compile(r"step-(\d+)\.safetensors")
+
+# Which settings shape which tensors of a learner. A part determines those after it, which are then not to blame.
+_SETTINGS = {
+    "_encoder.backbone.": "model.backbone, model.stem or views.image_size",
+    "_encoder.head.": "model.head, model.head_width or model.embedding_dim",
+    "queue.rows": "method.queue_size",
+}
+
+_CHECKSUM = "sha256"
+_ZEROS = b"0" * 64
+_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside a value are escaped, so only the key matches
+_LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
+_CHUNK = 1 << 20
 
 
 @dataclass
 class Progress:
-    """How far a run is; together with the weights this is all there is to restore."""
+    """How far a run is; with the weights and the optimizer state, all there is to restore."""
 
     step: int = 0  # steps done
     seconds: float = 0.0  # spent training, over all resumptions
     window: Tensor = field(default_factory=lambda: torch.zeros(0))  # sums since the last line of metrics
     window_steps: int = 0
-    ranks: int = 1  # that took the last step
-    skipped_steps: int = 0  # up to the last line of metrics; the window knows of those since
-    steps_per_epoch: int = 0  # when the last step was taken; 0 where that is not known
-    settings: dict[str, Any] = field(default_factory=dict)  # that it rested on, by dotted names; empty likewise
-    images: dict[str, str] = field(default_factory=dict)  # fingerprints of those it was trained on; empty likewise
+    ranks: int = 1  # at the last step
+    skipped_steps: int = 0  # up to the last line of metrics; `window` counts those since
+    steps_per_epoch: int = 0  # at the last step; 0 if unknown
+    settings: dict[str, Any] = field(default_factory=dict)  # by dotted names; empty if unknown
+    images: dict[str, str] = field(default_factory=dict)  # fingerprints of the images; empty if unknown
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state after `step` steps, on its way to the host."""
+    """A copy of the state after `step` steps, on its way to the host."""
 
     step: int
-    copy: HostCopy
+    tensors: dict[str, Tensor]
+    copied: torch.cuda.Event | None  # after which the tensors may be read
     metadata: dict[str, str]
-    optimiser: dict[str, Any]  # what of it is no tensor
+    optimizer: dict[str, Any]  # its state that is not tensors
 
 
 def take_snapshot(
     learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, before: Snapshot | None = None
 ) -> Snapshot:
-    """Copy the state as it is now; training may go on at once. Memory of `before`, no longer needed, is used again."""
+    """Copy the state as it is now; training may continue at once.
+
+    From a GPU it is copied into pinned memory on the current stream: after the last step that was launched and before
+    the next one, also if that is the replay of a CUDA graph. Pinned memory is slow to allocate, so that of `before`,
+    which must no longer be needed, is reused.
+    """
     tensors = {f"model.{name}": value for name, value in learner.state_dict().items()}
-    optimiser_tensors, optimiser_rest = _split_optimiser(optimiser)
-    tensors |= optimiser_tensors
-    tensors["progress.window"] = progress.window
-    metadata = {
-        "format": FORMAT,
-        "step": str(progress.step),
-        "seconds": repr(progress.seconds),
-        "window_steps": str(progress.window_steps),
-        "skipped_steps": str(progress.skipped_steps),
-        "ranks": str(progress.ranks),
-        "steps_per_epoch": str(progress.steps_per_epoch),
-        "settings": json.dumps(progress.settings),
-        "images": json.dumps(progress.images),
-    }
-    copy = HostCopy(tensors, None if before is None else before.copy)
-    return Snapshot(progress.step, copy, metadata, optimiser_rest)
+    optimizer_tensors, optimizer_rest = _split_optimizer(optimiser)
+    tensors |= optimizer_tensors | {"progress.window": progress.window}
+    metadata = {name: json.dumps(getattr(progress, name)) for name in _progress_fields()}
+    pinned = {} if before is None else before.tensors
+    with torch.no_grad():
+        copies = {name: _copy_to_host(value, pinned.get(name)) for name, value in tensors.items()}
+    copied: torch.cuda.Event | None = None
+    device = next((value.device for value in tensors.values() if value.is_cuda), None)
+    if device is not None:
+        copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        copied.record(torch.cuda.current_stream(device))
+    return Snapshot(progress.step, copies, copied, {"format": FORMAT} | metadata, optimizer_rest)
+
+
+def _progress_fields() -> list[str]:
+    return [each.name for each in fields(Progress) if each.name != "window"]
+
+
+def _copy_to_host(value: Tensor, pinned: Tensor | None) -> Tensor:
+    if not value.is_cuda:
+        return value.detach().clone()
+    layout = (value.shape, value.stride(), value.dtype)
+    if pinned is None or (pinned.shape, pinned.stride(), pinned.dtype) != layout:
+        pinned = torch.empty_like(value, device="cpu", pin_memory=True)  # same strides, so a plain copy
+    return pinned.copy_(value, non_blocking=True)
 
 
 def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     """Write a checkpoint, read it back, and only then remove all but the newest `keep`.
 
-    A state with a weight that is not finite is refused, so that every checkpoint is one worth going back to.
+    A state that is not finite is refused, so that every checkpoint is worth resuming from.
     """
-    tensors = snapshot.copy.finished()
-    optimiser = _with_numbers_of_groups(snapshot.optimiser, tensors)
+    if snapshot.copied is not None:
+        snapshot.copied.synchronize()
+    tensors = {name: value.contiguous() for name, value in snapshot.tensors.items()}
+    optimizer = _move_group_values(snapshot.optimizer, tensors)
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RunError(f"the state after step {snapshot.step} was not saved, because {name} is not finite.")
+            raise RunError(f"step {snapshot.step} was not saved: {name} is not finite.")
     path = folder / f"step-{snapshot.step:09d}.safetensors"
-    write_sealed(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimiser)})
-    # Files beyond this step are damaged, or the run would have gone on from them: they must not push this one out.
+    save_with_checksum(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimizer)})
+    # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
     for old in [found for found in list_checkpoints(folder) if found <= path][:-keep]:
-        with contextlib.suppress(OSError):  # it is tried again after the next one
+        with contextlib.suppress(OSError):  # tried again after the next checkpoint
             old.unlink()
     return path
 
 
 def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> Progress:
-    """Restore model and optimiser in place from `path`; returns how far the run was."""
-    tensors, metadata = _read_good(path)
-    model = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+    """Restore model and optimizer in place from `path`; returns how far the run was."""
+    tensors, metadata = _read_checkpoint(path)
+    load_weights(learner, _model_weights(tensors), path)
     try:
-        load_fitting(learner, model, path)
-        _restore_optimiser(optimiser, tensors, json.loads(metadata["optimiser"]))
-        return Progress(
-            step=int(metadata["step"]),
-            seconds=float(metadata["seconds"]),
-            window=tensors["progress.window"].to(device),
-            window_steps=int(metadata["window_steps"]),
-            skipped_steps=int(metadata.get("skipped_steps", 0)),
-            ranks=int(metadata.get("ranks", 1)),
-            steps_per_epoch=int(metadata.get("steps_per_epoch", 0)),
-            settings=dict(json.loads(metadata.get("settings", "{}"))),
-            images=dict(json.loads(metadata.get("images", "{}"))),
-        )
+        _restore_optimizer(optimiser, tensors, json.loads(metadata["optimiser"]))
+        progress = Progress(window=tensors["progress.window"].to(device))
+        for name in _progress_fields():
+            setattr(progress, name, type(getattr(progress, name))(json.loads(metadata[name])))
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
+    return progress
 
 
 def read_learner(path: Path) -> tuple[dict[str, Tensor], int]:
-    """What a checkpoint holds of the learner (both encoders and the queue), and after how many steps that was."""
-    tensors, metadata = _read_good(path)
-    own = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-    return own, int(metadata["step"])
+    """The weights of the learner (both encoders and the queue) in a checkpoint, and its step."""
+    tensors, metadata = _read_checkpoint(path)
+    return _model_weights(tensors), int(metadata["step"])
+
+
+def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Load weights from the checkpoint at `path`; an error names the settings that do not fit."""
+    wanted = network.state_dict()
+    names = [name for name in {**wanted, **weights} if _shape(wanted, name) != _shape(weights, name)]
+    if names:
+        part = next((part for part in _SETTINGS if any(part in name for name in names)), "")
+        name = next(name for name in names if part in name)
+        cause = f"{_SETTINGS[part]} has changed" if part else "it holds another network"
+        raise RunError(
+            f"{path} does not fit the run's settings: {cause} ({name} is {_shape(weights, name)} in the checkpoint "
+            f"and {_shape(wanted, name)} in the network). Restore the settings, or start a new run."
+        )
+    network.load_state_dict(weights)
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
+    return str(list(tensors[name].shape)) if name in tensors else "missing"
+
+
+def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
-    found = [
-        (int(match[1]), path) for path in folder.glob("step-*.safetensors") if (match := _NAME.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(found)]
+    paths = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(paths)]
 
 
 class Search(NamedTuple):
-    """The newest checkpoint that is whole, and what is wrong with those after it, newest first."""
+    """The newest valid checkpoint, and what is wrong with those after it, newest first."""
 
     newest: Path | None
     damaged: list[str]
 
 
 def search_checkpoints(folder: Path) -> Search:
-    """Find the newest good checkpoint; torn or damaged ones are passed over, each with a sentence that says why."""
+    """Find the newest valid checkpoint; torn or damaged ones are skipped."""
     damaged = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            _read_good(path)
+            _read_checkpoint(path)
         except RunError as error:
             damaged.append(str(error))
         else:
@@ -153,42 +194,92 @@ def search_checkpoints(folder: Path) -> Search:
     return Search(None, damaged)
 
 
-def checkpoint_to_resume(folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest good checkpoint; says which it is and which ones are passed over for what reason."""
-    found = search_checkpoints(folder)
-    for reason in found.damaged:
-        say(f"Passed over: {reason}")
-    if found.newest is None and found.damaged:
-        raise RunError(
-            f"none of the checkpoints in {folder} is whole; put a good copy of one back, "
-            "or remove them to train from the first step."
-        )
-    if found.newest is None:
-        say(f"No checkpoint in {folder} yet: starting from the first step.")
-    else:
-        say(f"Resuming from {found.newest}.")
-    return found.newest
-
-
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint that is whole."""
     return search_checkpoints(folder).newest
 
 
-def _read_good(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What a checkpoint holds, once its checksum has been found to be right; the first format had none."""
-    sealed = verify_checksum(path)
+def checkpoint_to_resume(folder: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest valid checkpoint; reports which it is and which were skipped."""
+    newest, damaged = search_checkpoints(folder)
+    for reason in damaged:
+        say(f"Skipped checkpoint: {reason}")
+    if newest is None and damaged:
+        raise RunError(
+            f"all checkpoints in {folder} are damaged; restore one from a backup, "
+            "or remove them to train from the first step."
+        )
+    say(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")
+    return newest
+
+
+def save_with_checksum(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file with a checksum and verify it on the disk before it replaces `path`.
+
+    The SHA-256 is part of the metadata. It covers every byte of the file, with zeros in place of its own digits.
+    """
+    content = memoryview(save(tensors, metadata | {_CHECKSUM: _ZEROS.decode()}))
+    header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    digits = _DIGEST.search(content, 0, header_end)
+    assert digits is not None, "safetensors writes its header as compact JSON"
+    with replacing(path, check=_verify_written) as file:
+        file.write(content[: digits.start(1)])
+        file.write(hashlib.sha256(content).hexdigest().encode())
+        file.write(content[digits.end(1) :])
+
+
+def verify_checksum(path: Path) -> None:
+    """Raise unless the file has a checksum and its content matches it."""
+    _require_file(path)
+    try:
+        with path.open("rb") as file:
+            length = file.read(_LENGTH_BYTES)
+            header = file.read(min(int.from_bytes(length, "little"), path.stat().st_size))
+            digits = _DIGEST.search(header)
+            if digits is None:
+                raise RunError(f"{path} is damaged or not a checkpoint of this tool: it has no checksum.")
+            digest = hashlib.sha256(length + header[: digits.start(1)] + _ZEROS + header[digits.end(1) :])
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    if digest.hexdigest().encode() != digits[1]:
+        raise RunError(f"{path} is damaged: its content does not match its checksum.")
+
+
+def _verify_written(path: Path) -> None:
+    try:
+        verify_checksum(path)
+    except RunError:
+        raise RunError(f"{path} reads back differently from what was written; the disk may be failing.") from None
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file."""
+    _require_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
+
+
+def _require_file(path: Path) -> None:
+    """Reading a named pipe would block forever."""
+    if not path.is_file():
+        raise RunError(f"{path} cannot be read: {'not a regular file' if path.exists() else 'no such file'}.")
+
+
+def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    verify_checksum(path)
     tensors, metadata = read_tensors(path)
-    if metadata.get("format") not in (FORMAT, FORMAT_WITHOUT_CHECKSUM):
+    if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
-    if metadata["format"] == FORMAT and not sealed:
-        raise RunError(f"{path} is damaged: its checksum is missing.")
     return tensors, metadata
 
 
-def _split_optimiser(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimiser's state as tensors by name, and the rest as plain data."""
-    state = optimiser.state_dict()
+def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's state as named tensors, and the rest as plain data."""
+    state = optimizer.state_dict()
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, values in state["state"].items():
@@ -199,14 +290,14 @@ def _split_optimiser(optimiser: torch.optim.Optimizer) -> tuple[dict[str, Tensor
                 numbers[f"{index}.{name}"] = value
     groups = []
     for index, group in enumerate(state["param_groups"]):
-        # A learning rate may be a tensor on the device: it travels with the others, since reading it would wait.
+        # A learning rate may be a tensor on the device: copied with the others, since reading it would synchronize.
         tensors |= {f"{_GROUP}{index}.{name}": value for name, value in group.items() if isinstance(value, Tensor)}
         groups.append({name: value for name, value in group.items() if not isinstance(value, Tensor)})
     return tensors, {"groups": groups, "numbers": numbers}
 
 
-def _with_numbers_of_groups(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Move the numbers of the optimiser's groups that came as tensors back to where they belong."""
+def _move_group_values(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Move values of parameter groups that were tensors from `tensors` back to their groups, as numbers."""
     groups = [dict(group) for group in rest["groups"]]
     for name in [name for name in tensors if name.startswith(_GROUP)]:
         index, _, key = name.removeprefix(_GROUP).partition(".")
@@ -214,10 +305,10 @@ def _with_numbers_of_groups(rest: dict[str, Any], tensors: dict[str, Tensor]) ->
     return rest | {"groups": groups}
 
 
-def _restore_optimiser(optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
     state: dict[int, dict[str, Any]] = {}
     entries = {name.removeprefix("optimiser."): v for name, v in tensors.items() if name.startswith("optimiser.")}
     for name, value in (entries | rest["numbers"]).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
-    optimiser.load_state_dict({"state": state, "param_groups": rest["groups"]})
+    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})

@@ -1,4 +1,4 @@
-"""The folder of a run: which file is where, and that no run is ever overwritten."""
+"""The folder of a run: where its files are, and that no run is overwritten."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import contextlib
 import glob
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jcl.console import typed
+from jcl.console import typed, visible
 from jcl.errors import RunError
 from jcl.paths import home_expanded
 from jcl.runs.atomic import write_atomically
@@ -17,7 +17,7 @@ from jcl.settings.schema import Settings, read_settings, settings_text
 
 
 class RunFolder:
-    """`settings.yaml`, `metrics.jsonl`, `checkpoints/`, `backbone.safetensors`, `tensorboard/`, `report.html`."""
+    """The files of a pre-training run."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = home_expanded(path)
@@ -34,37 +34,34 @@ class RunFolder:
         return f"jcl resume {typed(self.path)}"
 
     def refuse_occupied(self) -> None:
-        """Raise if something is here already."""
+        """Raise if the folder already holds a run."""
         if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; give the run a folder of its own with --out.")
+            raise RunError(f"{self.path} is a file; choose a folder with --out.")
         if self.settings_file.exists():
             raise RunError(
-                f"{self.path} already holds a run and is left as it is; "
-                f"continue it with `{self.how_to_resume}` or choose another folder with --out."
+                f"{self.path} already holds a run; continue it with `{self.how_to_resume}`, "
+                "or choose another folder with --out."
             )
         if self.holds_run():
             raise RunError(
-                f"{self.path} already holds what another command trained and is left as it is; "
-                "choose another folder with --out."
+                f"{self.path} already holds the results of another command; choose another folder with --out."
             )
 
     def create(self, settings: Settings) -> None:
-        """Start a run here, unless one is here already."""
+        """Start a run here, unless the folder already holds one."""
         self.refuse_occupied()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}.") from None
-        # Half of the settings would read as other settings.
         write_atomically(self.settings_file, settings_text(settings).encode())
 
     def forget_unless_begun(self) -> None:
-        """Take back what `create` and a first look at the data left, unless training has got to a checkpoint."""
+        """Remove what a run has written before its first checkpoint, if it has none."""
         if self.checkpoints.exists():
             return
-        self.settings_file.unlink(missing_ok=True)
-        self.metrics_file.unlink(missing_ok=True)
-        self.choices_file.unlink(missing_ok=True)
+        for file in (self.settings_file, self.metrics_file, self.choices_file):
+            file.unlink(missing_ok=True)
         shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def holds_run(self) -> bool:
@@ -72,13 +69,13 @@ class RunFolder:
 
     def settings(self) -> Settings:
         if not self.settings_file.is_file():
-            why = "there is no settings.yaml in it" if self.path.exists() else "there is no such folder"
-            raise RunError(f"{self.path} holds no run: {why}.")
+            reason = "it has no settings.yaml" if self.path.exists() else "no such folder"
+            raise RunError(f"{self.path} is not a run folder: {reason}.")
         return read_settings(self.settings_file)
 
 
 def numbered_folders(parent: Path, name: str) -> list[Path]:
-    """Those of `name-001`, `name-002`, ... under `parent` that exist, last first; `name-2024-001` has another name."""
+    """The existing folders `name-001`, `name-002`, ... under `parent`, highest number first."""
     numbers = [
         int(match[1])
         for path in parent.glob(f"{glob.escape(name)}-*")
@@ -89,24 +86,24 @@ def numbered_folders(parent: Path, name: str) -> list[Path]:
 
 @contextlib.contextmanager
 def starting_folder(wanted: Path, *, numbered: bool = False) -> Iterator[Path]:
-    """The folder of work that starts now: `wanted`, or with a number the first of `wanted-001`, ... that is free.
+    """The folder of a command: `wanted`, or with `numbered` the first free one of `wanted-001`, `wanted-002`, ...
 
-    One with a number is made at once, since of commands that start at the same moment only one can make it, and the
-    others go on to the next number. Whatever ends the block, a folder that was not there before does not stay empty.
+    A numbered folder is created at once, so that commands which start at the same moment get different ones. A new
+    folder that is still empty when the block ends is removed.
     """
-    path, was_there = (_made_anew(wanted), False) if numbered else (wanted, wanted.exists())
+    path, existed = (_create_numbered(wanted), False) if numbered else (wanted, wanted.exists())
     try:
         yield path
     finally:
-        if not was_there:
-            with contextlib.suppress(OSError):  # not empty, or never made
+        if not existed:
+            with contextlib.suppress(OSError):  # not empty, or never created
                 path.rmdir()
 
 
-def _made_anew(wanted: Path) -> Path:
+def _create_numbered(wanted: Path) -> Path:
     number, path = 1, wanted.parent
     try:
-        path.mkdir(parents=True, exist_ok=True)  # by itself: a link to nowhere in its place exists for every number
+        path.mkdir(parents=True, exist_ok=True)  # separately: below a dangling link every number seems to exist
         while True:
             path = _numbered(wanted.parent, wanted.name, number)
             with contextlib.suppress(FileExistsError):
@@ -119,3 +116,28 @@ def _made_anew(wanted: Path) -> Path:
 
 def _numbered(parent: Path, name: str, number: int) -> Path:
     return parent / f"{name}-{number:03d}"
+
+
+def read_skipped(file: Path, most: int = -1) -> dict[str, str]:
+    """The unreadable images listed in `skipped.txt` and why, from its first `most` characters; {} without the file."""
+    try:
+        with file.open(encoding="utf-8", errors="replace", newline="\n") as stream:
+            lines = stream.read(most).split("\n")
+    except OSError:
+        return {}
+    pairs = (line.rpartition("\t") for line in lines)
+    return {name: reason for name, _, reason in pairs if name}
+
+
+def add_skipped(file: Path, skipped: Mapping[str, str], *, anew: bool = False) -> dict[str, str]:
+    """Add images to `skipped.txt` and return all; with `anew` the entries of an earlier training are dropped."""
+    listed = read_skipped(file)
+    added = {_one_line(name): _one_line(reason) for name, reason in skipped.items()}
+    together = added if anew else listed | added
+    if together != listed:
+        write_atomically(file, "".join(f"{name}\t{reason}\n" for name, reason in sorted(together.items())).encode())
+    return together
+
+
+def _one_line(text: str) -> str:
+    return visible(text).replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Plain facts kept in a folder as a JSON object: written in one step, read back with a sentence where that fails."""
+"""JSON objects in files, and the figures in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAMED_DIFFERENCES = 3
 
 
 def write_object(file: Path, content: Mapping[str, Any]) -> None:
-    """Write an object in one step; figures that are not finite, which JSON has no word for, are null as in metrics."""
+    """Write an object atomically; numbers that are not finite become null, as in metrics."""
     write_atomically(file, json.dumps(_finite(content), indent=2, allow_nan=False).encode() + b"\n")
 
 
@@ -28,7 +28,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of ours."""
+    """Read the object in a JSON file that this tool wrote."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -36,12 +36,12 @@ def read_object(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise RunError(f"{file} is damaged: it holds no JSON object; remove it to have it made again.")
+        raise RunError(f"{file} is damaged: it is not a JSON object. Remove it to have it written again.")
     return content
 
 
 def is_figure(value: Any) -> bool:
-    """Whether something read from JSON is a number to calculate with: it may be NaN there, or too large for a float."""
+    """Whether a value from JSON is a finite number; integers may be too large for a float."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -49,7 +49,7 @@ def is_figure(value: Any) -> bool:
 
 
 def may_hold_figures(file: Path) -> bool:
-    """Whether a file looks like figures, which are one flat object of plain names; an empty one has nothing to lose."""
+    """Whether a file is empty or one flat JSON object, as `--json` writes it."""
     try:
         content = json.loads(file.read_bytes() or b"{}")
     except (OSError, ValueError, RecursionError):
@@ -63,19 +63,19 @@ def _flat(value: Any) -> bool:
 
 
 def written(value: Any) -> str:
-    """A value as briefly as it can be written without becoming another."""
+    """A value in its shortest exact notation."""
     if isinstance(value, float) and float(f"{value:g}") == value:
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def named_differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What was otherwise in `begun`, as in "lr = 30 instead of 10 and 2 more"; nothing where the two are equal."""
-    names = [name for name in {**begun, **now} if begun.get(name) != now.get(name)]
-    told = [f"{name} = {_shown(begun, name)} instead of {_shown(now, name)}" for name in names[:_NAMED_DIFFERENCES]]
-    more = len(names) - len(told)
-    return ", ".join(told) + (f" and {more} more" if more else "")
+def named_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How `before` differs from `now`, as in "lr = 30 instead of 10 and 2 more"; empty if they are equal."""
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    shown = [f"{name} = {_value(before, name)} instead of {_value(now, name)}" for name in names[:_NAMED_DIFFERENCES]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
+def _value(values: Mapping[str, Any], name: str) -> str:
     return written(values[name]) if name in values else "nothing"

@@ -1,4 +1,4 @@
-"""One process a run: a lock on the run folder that no crash leaves behind."""
+"""A lock on a run folder: one process at a time trains in it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from jcl.errors import RunError
 
 NAME = ".lock"
 _HELD = (errno.EAGAIN, errno.EACCES)
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-_HOLDER_BYTES = 4096  # more than a process writes about itself
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_MAX_OWNER_BYTES = 4096
 
 
-def try_lock(descriptor: int) -> bool:
-    """Whether an open file is now ours alone, until it is closed or the process ends; OSError where it has no locks."""
-    return _try(descriptor, fcntl.LOCK_EX)
+class RunHeld(RunError):
+    """Another process trains in the folder."""
 
 
 def held(folder: Path) -> bool:
-    """Whether a process trains in the folder, as far as its file system tells."""
+    """Whether a process trains in the folder; False where the file system has no locks."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY)
     except OSError:
         return False
     try:
-        return not _try(descriptor, fcntl.LOCK_SH)  # several may ask at once
+        return not _flock(descriptor, fcntl.LOCK_SH)  # shared, so that several can ask at once
     except OSError:
         return False
     finally:
         os.close(descriptor)
 
 
-def _try(descriptor: int, kind: int) -> bool:
+def _flock(descriptor: int, operation: int) -> bool:
+    """Try to lock an open file; False if another process holds it."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _HELD:
             return False
@@ -50,15 +49,12 @@ def _try(descriptor: int, kind: int) -> bool:
     return True
 
 
-class RunHeld(RunError):
-    """Another process trains in the folder."""
-
-
 class RunLock:
-    """Keeps other processes from training in a folder, for as long as the block lasts or the process lives.
+    """Keeps other processes from training in a folder until the block ends or the process dies.
 
-    The lock is the kernel's (`flock`), so it ends with its process, however that ends. The file only says who holds
-    it; reading a run never needs the lock. Where a file system knows no locks, that is said through `warn`.
+    It is the kernel's lock (`flock`), so a dead process never holds it. The file only names the owner. On a file
+    system without locks `warn` is called instead. `filelock` cannot replace it: it opens the file for writing, which
+    keeps a disk from being remounted read-only, and has no shared lock to ask with.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
@@ -72,63 +68,48 @@ class RunLock:
                 self._descriptor = self._acquire()
             self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
         except OSError as error:
-            self._release()
-            if error.errno in _WITHOUT_LOCKS:
-                self._warn(
-                    f"The file system of {self._folder} knows no locks ({error.strerror}): "
-                    "take care that no second process trains in this folder."
-                )
-                return self
-            raise RunError(f"the run folder {self._folder} cannot be written: {error.strerror}.") from None
+            self.__exit__()
+            if error.errno not in _UNSUPPORTED:
+                raise RunError(f"the run folder {self._folder} cannot be written: {error.strerror}.") from None
+            self._warn(
+                f"The file system of {self._folder} does not support locks ({error.strerror}). "
+                "Make sure that no second process trains in this folder."
+            )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release()
+    def __exit__(self, *exception: object) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):  # before closing: once unlocked, the file may be another's
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _acquire(self) -> int | None:
-        """The locked file, or None if it was removed in between by a process that had just finished."""
-        descriptor = self._open_locked()
+        """The locked file; None if its last owner has just removed it."""
+        try:  # read-only, so that the file system can still be remounted read-only
+            descriptor = self._open_locked(os.O_RDONLY)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            descriptor = self._open_locked(os.O_RDWR)  # network file systems lock only what can be written
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(descriptor).st_ino == self._path.stat().st_ino:
                 return descriptor
         os.close(descriptor)
         return None
 
-    def _open_locked(self) -> int:
-        try:  # open for reading only, it does not stand in the way of turning the file system read-only
-            return self._locked(os.O_RDONLY)
-        except OSError as error:
-            if error.errno != errno.EBADF:
-                raise
-            return self._locked(os.O_RDWR)  # network file systems lock only what can be written
-
-    def _locked(self, mode: int) -> int:
+    def _open_locked(self, mode: int) -> int:
         descriptor = os.open(self._path, mode | os.O_CREAT, 0o644)
         try:
-            free = try_lock(descriptor)
-        except OSError:
+            if _flock(descriptor, fcntl.LOCK_EX):
+                return descriptor
+            raise RunHeld(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
+        except BaseException:
             os.close(descriptor)
             raise
-        if not free:
-            os.close(descriptor)
-            raise RunHeld(
-                f"the run in {self._folder} is being trained by {self._holder()}; wait for it to end, or stop it first."
-            )
-        return descriptor
 
-    def _holder(self) -> str:
-        """Who holds the lock, as far as its file tells."""
+    def _owner(self) -> str:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), self._path.open("rb") as file:
-            holder = json.loads(file.read(_HOLDER_BYTES))
-            return f"process {int(holder['pid'])} on {str(holder['host'])!r}"
+            owner = json.loads(file.read(_MAX_OWNER_BYTES))
+            return f"process {int(owner['pid'])} on {str(owner['host'])!r}"
         return "another process"
-
-    def _release(self) -> None:
-        """Remove the file first: once unlocked, it may be another's."""
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
-            os.close(self._descriptor)
-            self._descriptor = None

@@ -1,4 +1,4 @@
-"""What a run writes down: `metrics.jsonl`, one object a line, and the same figures as TensorBoard events."""
+"""The metrics of a run: `metrics.jsonl`, one JSON object per line, and the same figures as TensorBoard events."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
-from jcl.runs.events import EventFile
 from jcl.runs.json_object import is_figure
 
 
 def print_warning(text: str) -> None:
-    """To standard error, where nobody listens otherwise."""
     print(text, file=sys.stderr)
 
 
 class Record:
-    """Appends figures to a run's files.
+    """Appends metrics to a run's files.
 
-    A line is there at once and whole. Lines that cannot be written (a full disk) are said so once, through `warn`, and
-    kept to be written with a later one. On resuming at a step, lines beyond that step are dropped first, since the
-    steps they speak of are about to be done again. `newest` has the last line of each kind.
+    Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
+    kept and written later. When a run resumes at a step, lines of later steps are dropped first. `newest` has the last
+    line of each kind.
     """
 
     def __init__(
@@ -40,57 +38,54 @@ class Record:
         warn: Callable[[str], None] = print_warning,
     ) -> None:
         self.path = folder / "metrics.jsonl"
-        self.newest: dict[str, dict[str, Any]] = {}
         self._warn = warn
-        self._waiting: list[str] = []
+        self._pending: list[str] = []
         self._failing = False
         kept = [line for line in read_metrics(self.path) if line["step"] <= resumed_at] if self.path.exists() else []
-        self.newest |= {line["kind"]: line for line in kept}
+        self.newest: dict[str, dict[str, Any]] = {line["kind"]: line for line in kept}
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
-        self._end = len(content)  # of what is known to be whole
-        self._events = EventFile(folder / "tensorboard", resumed_at, warn) if tensorboard else None
+        self._end = len(content)  # of the complete lines
+        self._events = _EventFile(folder / "tensorboard", resumed_at, warn) if tensorboard else None
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
-        """One line; figures that are not finite are written as null, since JSON has no such number."""
+        """Append a line; figures that are not finite become null, since JSON has no such number."""
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
         self.newest[kind] = line
-        self._waiting.append(json.dumps(line) + "\n")
-        self._write_waiting()
+        self._pending.append(json.dumps(line) + "\n")
+        self._write_pending()
         if self._events is not None:
             self._events.write(kind, step, figures)
         return line
 
     def close(self) -> None:
-        self._write_waiting()
+        self._write_pending()
         if self._events is not None:
             self._events.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _write_waiting(self) -> None:
+    def _write_pending(self) -> None:
         try:
-            self._append("".join(self._waiting).encode())
+            self._append("".join(self._pending).encode())
         except OSError as error:
             if not self._failing:
                 self._warn(
-                    f"{self.path} could not be written: {error.strerror}. Training goes on; "
-                    "the lines are kept and written when it can be."
+                    f"{self.path} could not be written: {error.strerror}. Training continues; "
+                    "the lines are kept and written later."
                 )
             self._failing = True
         else:
-            self._waiting.clear()
+            self._pending.clear()
             self._failing = False
 
     def _append(self, content: bytes) -> None:
-        """Add to the file behind what is whole; part of a line that a failed attempt has left is cut off."""
+        """Write after the complete lines; a partial line of a failed attempt is cut off."""
         if not content:
             return
         with self.path.open("ab", buffering=0) as file:
@@ -109,22 +104,82 @@ class Record:
             self._end = end + len(content)
 
 
+class NullRecord:
+    """A record that writes nothing, for ranks other than the first."""
+
+    def __init__(self) -> None:
+        self.newest: dict[str, dict[str, Any]] = {}
+
+    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
+        return {"kind": kind, "step": step, "epoch": epoch, **figures}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+
+class _EventFile:
+    """The TensorBoard events of a run. Where they cannot be written, training continues without them."""
+
+    def __init__(self, folder: Path, resumed_at: int, warn: Callable[[str], None]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder, self._warn = folder, warn
+        self._writer: Any = None
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._ignore_writer_errors
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=resumed_at + 1)
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, kind: str, step: int, figures: dict[str, float]) -> None:
+        if self._writer is None:
+            return
+        try:
+            for name, value in figures.items():
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+            self._writer.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # reported already
+            if self._writer is not None:
+                self._writer.close()
+        self._writer = None
+        threading.excepthook = self._excepthook
+
+    def _give_up(self, error: OSError) -> None:
+        self._warn(
+            f"TensorBoard events in {self._folder} could not be written: {error.strerror or error}. "
+            "Training continues without them; metrics.jsonl has the same figures."
+        )
+        self._writer = None
+
+    def _ignore_writer_errors(self, failure: threading.ExceptHookArgs) -> None:
+        """TensorBoard's writer thread hands its errors to the next call as well, so no trace is needed."""
+        ours = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (ours and isinstance(failure.exc_value, OSError)):
+            self._excepthook(failure)
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` that say where they belong; one that is damaged is left out, and no other."""
-    lines = []
+    """The valid lines of a `metrics.jsonl`; torn or damaged lines are skipped."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    lines = []
     for line in text.splitlines():
-        # The last line may be torn by a crash, any other damaged by a disk.
         with contextlib.suppress(ValueError, RecursionError):
             lines.append(json.loads(line))
-    return [line for line in lines if _belongs_somewhere(line)]
+    return [line for line in lines if _is_valid(line)]
 
 
-def _belongs_somewhere(line: Any) -> bool:
-    """Whether it says what it is, of which step and epoch, and holds nothing but figures and gaps."""
+def _is_valid(line: Any) -> bool:
+    """Whether it has a kind, a step and an epoch, and otherwise only numbers and nulls."""
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return False
     figures = [value for name, value in line.items() if name != "kind" and value is not None]

@@ -1,11 +1,10 @@
-"""Checkpoints written beside training."""
+"""Checkpoints written in the background."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -17,11 +16,11 @@ from jcl.runs.checkpoint import Progress, Snapshot, take_snapshot, write_snapsho
 
 
 class CheckpointSaver:
-    """Writes checkpoints into a folder in a thread of its own; training waits only for the snapshot.
+    """Writes checkpoints to a folder in a thread; training waits only for the snapshot.
 
-    There is never more than one write in flight. A write that fails (a full disk, one that became read-only) does not
-    end training: it is said once, through `warn`, and the next checkpoint is tried as if nothing had been. Only
-    `finish` insists. All methods are for the thread that trains.
+    At most one write is in progress. A write that fails (a full or read-only disk) does not stop training: `warn` is
+    called once, and the next checkpoint is tried again. Only `finish` raises. Call all methods from the training
+    thread.
     """
 
     def __init__(self, folder: Path, keep: int, warn: Callable[[str], None]) -> None:
@@ -39,7 +38,7 @@ class CheckpointSaver:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
-        """Save the state as it is now, once the write before is over."""
+        """Save the current state in the background, once the previous write has ended."""
         self.wait()
         self._snapshot = take_snapshot(learner, optimiser, progress, self._snapshot)
         self._written, self._error = None, None
@@ -47,7 +46,7 @@ class CheckpointSaver:
         self._thread.start()
 
     def finish(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
-        """Save the state as it is now, wait for it and raise if it cannot be written."""
+        """Save the current state, wait for it, and raise if it cannot be written."""
         self.start(learner, optimiser, progress)
         self._join()
         self._thread = None
@@ -55,19 +54,19 @@ class CheckpointSaver:
             raise self._error
 
     def wait(self) -> None:
-        """Wait for the write in flight, and say what came of it."""
+        """Wait for the write in progress, and report on it."""
         self._join()
         self.report()
 
     def report(self) -> None:
-        """Say, once, that checkpoints cannot be written, and that they can be again."""
+        """Warn, once each, when checkpoints cannot be written and when they can be written again."""
         if self._thread is None or self.busy:
             return
         self._thread = None
         if self._error is not None and not isinstance(self._error, RunError):
             raise self._error
         if self._error is not None and not self._failing:
-            self._warn(f"{self._error} Training goes on and tries again at the next checkpoint.")
+            self._warn(f"{self._error} Training continues and tries again at the next checkpoint.")
         if self._error is None and self._failing:
             self._warn(f"Checkpoints can be written again: {self._written}.")
         self._failing = self._error is not None
@@ -75,10 +74,8 @@ class CheckpointSaver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._join()  # whatever ended training, what was begun is completed
+    def __exit__(self, *exception: object) -> None:
+        self._join()  # whatever ended training, a write in progress is completed
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -89,3 +86,22 @@ class CheckpointSaver:
             self._written = write_snapshot(self._folder, snapshot, self._keep)
         except BaseException as error:
             self._error = error
+
+
+class NullSaver:
+    """A saver that saves nothing, for ranks other than the first, whose state is the same."""
+
+    busy = False
+
+    def start(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None: ...
+
+    def finish(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def report(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...

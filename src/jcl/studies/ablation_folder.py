@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import RunError
-from jcl.runs.folder import RunFolder
+from jcl.runs.folder import RunFolder, add_skipped, read_skipped
 from jcl.runs.json_object import named_differences, read_object, write_object
-from jcl.runs.skipped import add_skipped, read_skipped
 from jcl.settings.schema import settings_from
 from jcl.studies.cells import Cell
 

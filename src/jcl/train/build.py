@@ -9,7 +9,7 @@ import torch
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.distributed.device import choose_precision, on_device
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.settings.schema import Settings, known
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe

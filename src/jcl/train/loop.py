@@ -12,15 +12,13 @@ from torch.nn import functional as F
 
 from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import BatchLoader, ImageBatch
-from jcl.distributed.group import fail_together
+from jcl.distributed.group import LostContact, Ranks, SilentRank, fail_together
 from jcl.distributed.heartbeat import Heartbeat
-from jcl.distributed.ranks import LostContact, Ranks, SilentRank
 from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import RunFolder
-from jcl.runs.metrics import Record
-from jcl.runs.null import NullRecord, NullSaver
-from jcl.runs.saver import CheckpointSaver
+from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.schema import Settings
 from jcl.train.clock import TrainingClock
 from jcl.train.nonfinite import MOST_IN_A_ROW

@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 
 MOST_IN_A_ROW = 100  # steps taken back, after which it is no accident any more
 

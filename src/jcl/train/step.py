@@ -18,7 +18,7 @@ from torch import Tensor
 from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import ImageBatch
 from jcl.distributed.device import autocast
-from jcl.distributed.ranks import SharedGradients, average_statistics
+from jcl.distributed.group import SharedGradients, average_statistics
 from jcl.train.nonfinite import NonFiniteGuard
 from jcl.views import ViewMaker, ViewRecipe
 

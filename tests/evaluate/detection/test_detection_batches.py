@@ -8,7 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 from pycocotools import mask as coder
 
-from jcl.distributed.ranks import Ranks
+from jcl.distributed.group import Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.batching import (
     TrainingImages,

@@ -13,8 +13,7 @@ from jcl.evaluate.detection import batching
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.predicting import KINDS
 from jcl.evaluate.detection.training import DetectionTraining
-from jcl.runs.checkpoint import newest_checkpoint
-from jcl.runs.sealed import read_tensors
+from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from small_coco import small_values, write_coco
 
 QUIET = Console(quiet=True)

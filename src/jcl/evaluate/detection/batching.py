@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from jcl.data.decode import decode, open_image
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.coco_data import CocoImage, CocoSet
 from jcl.evaluate.detection.packed import PackedImages

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from jcl.distributed.device import autocast
-from jcl.distributed.ranks import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.batching import leave_signals_to_trainer, read_image
 from jcl.evaluate.detection.coco_data import CocoImage, CocoSet

@@ -14,16 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from jcl.distributed.device import autocast
-from jcl.distributed.ranks import ALONE, Ranks, SharedGradients, average_statistics
+from jcl.distributed.group import ALONE, Ranks, SharedGradients, average_statistics
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection.batching import DetectionBatch
 from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
 from jcl.random import hash_words
 from jcl.runs.checkpoint import Progress
-from jcl.runs.metrics import Record
-from jcl.runs.null import NullRecord, NullSaver
-from jcl.runs.saver import CheckpointSaver
+from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.train.clock import TrainingClock
 from jcl.train.stop import StopRequest
 
