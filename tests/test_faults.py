@@ -86,11 +86,7 @@ class TestDisk:
         folder = disk.place / "run"
         with monkeypatch.context() as patch:
             at_steps(patch, {6: once_written(begin)})
-            said = (
-                r"step-000000012.safetensors could not be written: .*; what was there before is untouched. The run "
-                r"stopped after step 12, and the last good checkpoint is .*step-000000004.safetensors; once that is "
-                rf"mended, continue it with `jcl resume {folder}`"
-            )
+            said = rf"step-000000012.safetensors could .* step 12, .*step-000000004.safetensors.*`jcl resume {folder}`"
             with pytest.raises(RunError, match=said):
                 pretrain(settings_for(npz), folder, console=QUIET)
         with pytest.raises(RunError, match=FULL if trouble == "full" else READ_ONLY):  # nor can it be resumed yet
@@ -147,7 +143,7 @@ def test_a_bit_flipped_in_the_newest_checkpoint(unbroken, broken_off, console, p
     newest.write_bytes(content)
     run = resume(broken_off, console=console)
     said = console.export_text()
-    assert f"Passed over: {newest} " in said and "Resuming from" in said and "step-000000008.safetensors" in said
+    assert f"{newest} is" in said and "Resuming from" in said and "step-000000008.safetensors" in said
     assert_same(run, unbroken)
 
 
@@ -155,7 +151,7 @@ def test_no_good_checkpoint_left_is_a_sentence_and_nothing_is_begun_anew(broken_
     for path in list_checkpoints(broken_off / "checkpoints"):
         path.write_bytes(path.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match=r"none of the checkpoints in .* is whole; put a good copy of one back"):
+    with pytest.raises(RunError, match=r"checkpoints in .* are damaged"):
         resume(broken_off, console=QUIET)
     assert {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()} == before
 
@@ -224,7 +220,7 @@ class TestTwoAtOnce:
         at_steps(monkeypatch, {9: meanwhile})
         run = pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
         resumed, trained, features = found
-        assert f"is being trained by process {os.getpid()} on" in resumed and "already holds a run" in trained
+        assert f"process {os.getpid()} on" in resumed and "already holds a run" in trained
         assert features.shape == (1, 128) and features.isfinite().all()
         assert run.summary["steps"] == 12 and not (run.path / ".lock").exists()
 
@@ -273,7 +269,7 @@ class TestFromElsewhere:
         assert search_checkpoints(broken_off / "checkpoints").newest == good
         for path in list_checkpoints(broken_off / "checkpoints"):
             torch.save({"model": Hostile()}, path)
-        with pytest.raises(RunError, match="none of the checkpoints"):
+        with pytest.raises(RunError, match="all checkpoints in"):
             resume(broken_off, console=QUIET)
         assert not (tmp_path / "hacked").exists()
 

@@ -163,7 +163,7 @@ def test_too_few_images_to_choose_a_batch(refused, tmp_path):
         (["--num-keys", "0"], "method.num_keys does not work"),
         (["--seed", "-1"], "train.seed does not work"),
         (["--backbone", "resnet5"], "did you mean"),
-        (["--device", "gpu"], "no device called 'gpu'"),
+        (["--device", "gpu"], "unknown device 'gpu'"),
         (["--batch-size", "10", "--set", "model.bn_groups=4"], "cannot be split"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_folder_that_holds_a_run_or_is_a_file(refused, npz, tmp_path):
 
 
 def test_other_commands_refuse_in_a_sentence_too(refused, npz, tmp_path):
-    assert "holds no run: there is no such folder" in refused("resume", tmp_path / "missing")
+    assert "no such folder" in refused("resume", tmp_path / "missing")
     assert "no run or weights file" in refused("knn", tmp_path / "missing")
     assert "no recipe called" in refused("recipes", "cifar")
     assert "There is no folder" in refused("check", tmp_path / "missing")

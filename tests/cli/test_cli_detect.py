@@ -177,7 +177,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_pa
     assert "both say how long" in refused(*BOX, *where, "--schedule", "2x")
     assert "cannot be split into 3" in refused(*BOX, *where, "--accumulate", "3")
     assert "the first short side is larger" in refused(*BOX, *where, "--short-side", "96", "64")
-    assert "no device called" in refused(*BOX, *where, "--device", "gpu")
+    assert "unknown device" in refused(*BOX, *where, "--device", "gpu")
     (tmp_path / "file").write_text("mine")
     assert "is a file" in refused(*BOX, *where, "--out", tmp_path / "file")
     assert "holds no detector" in refused("detect", "--resume", tmp_path / "none")

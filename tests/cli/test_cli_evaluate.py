@@ -151,7 +151,7 @@ def test_linear_refuses(refused, pretrained, npz, tmp_path):
     assert "one learning rate" in refused("linear", pretrained, "--protocol", "paper", "--lr", 1, "--lr", 2)
     assert "one learning rate" in refused("linear", pretrained, "--protocol", "paper", "--weight-decay", 0.1)
     assert "does not work" in refused("linear", pretrained, "--protocol", "paper", "--lr", -1)
-    assert "no device called" in refused("linear", pretrained, "--device", "gpu")
+    assert "unknown device" in refused("linear", pretrained, "--device", "gpu")
     assert "add --protocol paper" in refused("linear", pretrained, "--out", tmp_path / "probe")
 
 

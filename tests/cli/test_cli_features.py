@@ -80,7 +80,7 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert "has no split called val; use --split train or test or all" in refused(
         "embed", run_folder, npz, "-o", "f.npz", "--split", "val"
     )
-    assert "no precision called" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half")
+    assert "unknown precision" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half")
     assert "There is no feature file" in refused("neighbours", "--row", 0, "--index", "f.npz")
     assert "cannot be read as a feature file" in refused("neighbours", "--row", 0, "--index", "mine.npz")
     assert "does not end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")

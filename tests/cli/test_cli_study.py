@@ -107,7 +107,7 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     assert "at least two are needed, but there is 1" in refused("distribution", run, tmp_path / "single.npz")
     assert "at least two" in refused("distribution", run, "--images", 1)
     assert "at least two of them per image" in refused("distribution", run, "--views-per-image", 1)
-    assert "no precision called 'half'" in refused("distribution", run, "--precision", "half")
+    assert "unknown precision 'half'" in refused("distribution", run, "--precision", "half")
     assert "named twice" in refused("distribution", run, run)
     assert "no run or weights file" in refused("distribution", tmp_path / "missing")
     assert "There is no folder" in refused("distribution", run, tmp_path / "missing")
@@ -121,7 +121,7 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     shutil.copy(npz, tmp_path / "mine.npz")  # a slip of the pen must not cost the images themselves
     assert "--force" in refused("distribution", run, tmp_path / "mine.npz", "--values", tmp_path / "mine.npz")
     assert (tmp_path / "mine.npz").read_bytes() == Path(npz).read_bytes()
-    assert "no device called" in refused("distribution", run, "--device", "gpu")
+    assert "unknown device" in refused("distribution", run, "--device", "gpu")
 
 
 def test_the_last_argument_may_be_data(runs, npz):
@@ -258,5 +258,5 @@ def test_cost_refuses(refused):
     assert "each at least 1" in refused("cost", "--keys", "0,1")
     assert "with commas between them" in refused("cost", "--keys", "one")
     assert "no recipe called" in refused("cost", "--recipe", "nothing")
-    assert "no device called" in refused("cost", "--device", "gpu")
+    assert "unknown device" in refused("cost", "--device", "gpu")
     assert "does not end in .png" in refused("cost", "-o", "cost.svg")

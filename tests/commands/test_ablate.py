@@ -313,7 +313,7 @@ def test_a_cell_waits_for_a_process_that_still_has_its_folder(npz, tmp_path):
 
 def test_two_at_once_in_one_folder_are_refused(npz, tmp_path):
     def meddle(folders, stop):
-        with pytest.raises(JclError, match="is being trained by process"):
+        with pytest.raises(JclError, match="is training in"):
             ablated(plan, tmp_path / "out")
         return iter(())
 

@@ -170,7 +170,7 @@ def test_what_cannot_be_is_refused_before_anything_is_written(run, npz, tmp_path
     file = tmp_path / "f.npz"
     with pytest.raises(DataError, match="has no split called test; use --split train or all"):
         embed(run, str(folder), file, split="test", device="cpu")
-    with pytest.raises(SettingsError, match="no precision called 'float16'"):
+    with pytest.raises(SettingsError, match="unknown precision 'float16'"):
         embed(run, str(npz), file, precision="float16", device="cpu")
     with pytest.raises(RunError, match="no run or weights file"):
         embed(tmp_path / "missing", str(npz), file, device="cpu")

@@ -348,7 +348,7 @@ def test_backbones_of_finished_runs_files_and_unfinished_runs(npz, unbroken, tmp
 def test_backbones_that_are_none(unbroken, tmp_path):
     with pytest.raises(RunError, match="no run or weights file"):
         jcl.load_backbone(tmp_path / "missing")
-    with pytest.raises(RunError, match="holds no run"):
+    with pytest.raises(RunError, match="not a run folder"):
         jcl.load_backbone(tmp_path)
     checkpoint = list_checkpoints(unbroken.path / "checkpoints")[-1]
     with pytest.raises(RunError, match="not a backbone written by this tool"):

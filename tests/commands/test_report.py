@@ -385,13 +385,13 @@ def test_names_that_differ_in_their_signs_alone_keep_their_figures(call, page_ru
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["missing"], "holds no run"),
+        (["missing"], "not a run folder"),
         (["{run}", "{run}", "-o", "page.html"], "named twice"),
         (["{run}", "{plain}"], "say where to write the page"),
         (["{run}", "--name", "a", "--name", "b"], "--name"),
         (["{run}", "{plain}", "--name", "a", "--name", "a", "-o", "page.html"], "calls two runs the same"),
         (["{run}", "-o", "{plain}"], "is a folder"),
-        (["{run}", "--device", "tpu", "-o", "page.html"], "no device called 'tpu'"),
+        (["{run}", "--device", "tpu", "-o", "page.html"], "unknown device 'tpu'"),
     ],
 )
 def test_what_the_command_refuses(call, page_runs: Path, arguments: list[str], said: str) -> None:

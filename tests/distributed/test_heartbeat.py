@@ -1,6 +1,6 @@
-"""What a rank can tell of the others. Real launches are in test_rank_runs.py."""
+"""What a rank can find out about the others. Real launches are in test_rank_runs.py."""
 
-import json
+import socket
 
 import pytest
 import torch.distributed as dist
@@ -10,20 +10,25 @@ from jcl.distributed.group import Ranks
 from jcl.distributed.heartbeat import Heartbeat
 
 
-@pytest.fixture
-def watcher(monkeypatch) -> Heartbeat:
-    """Rank 0 of three, with a store to which the others may write."""
+def test_ranks_that_stopped_or_never_started_to_beat_are_named(monkeypatch):
     monkeypatch.setattr(heartbeat, "SECONDS", 0.01)
-    monkeypatch.setattr(heartbeat, "_store", dist.HashStore)
-    return Heartbeat(Ranks(0, 3))
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    with Heartbeat(Ranks(0, 3)) as watcher:
+        with Heartbeat(Ranks(1, 3)) as other, Heartbeat(Ranks(2, 3)) as third:
+            other.at("in step 7")
+            third.whereabouts()  # waits, as all but the slow one do
+            said = watcher.whereabouts()
+            assert "All ranks are alive" in said and "rank 1 " in said and "in step 7" in said and "rank 2" not in said
+        assert f"from rank 1 (on {socket.gethostname()}) and rank 2" in watcher.whereabouts()
+    with Heartbeat(Ranks(3, 5)) as watcher:
+        assert watcher.whereabouts().endswith(" and rank 4.")
 
 
-def test_a_rank_that_never_gave_a_sign_is_not_called_alive(watcher):
-    watcher._store.set("1", json.dumps({"count": 4, "at": "in step 7", "host": "north"}))
-    assert watcher.whereabouts() == "No sign of life comes from rank 1 (on north) and rank 2."
-
-
-def test_without_a_store_nothing_is_claimed(monkeypatch):
-    for name in ("MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    assert Heartbeat(Ranks(0, 2)).whereabouts().startswith("Nothing can be learned about the other ranks, because no")
+@pytest.mark.parametrize("name", ["MASTER_ADDR", "MASTER_PORT"])
+def test_without_a_store_nothing_is_claimed(monkeypatch, name):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.delenv(name)
+    assert "unknown" in Heartbeat(Ranks(0, 2)).whereabouts()

@@ -1,26 +1,63 @@
-"""What ranks leave to the launcher that started them."""
+"""What ranks are told by their launcher, and what they leave to it."""
 
 from pathlib import Path
 
 import pytest
 
-from jcl.distributed.group import LostContact
-from jcl.distributed.launch import ERROR_FOLDER, _sentences, report_to_launcher
-from jcl.errors import DataError
+from jcl.distributed.group import LostContact, SilentRank
+from jcl.distributed.launch import ERROR_FOLDER, _failure, _read_errors, launch_environment, report_to_launcher
+from jcl.errors import DataError, SettingsError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTARTS", "TORCHELASTIC_RESTART_COUNT")
 
 
-def test_an_error_of_a_rank_s_own_goes_first_and_half_a_sentence_is_none(tmp_path: Path, monkeypatch):
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in (*VARIABLES, ERROR_FOLDER):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_own_errors_go_before_deaths_and_deaths_before_lost_contact(tmp_path: Path, monkeypatch):
     monkeypatch.setenv(ERROR_FOLDER, str(tmp_path))
-    assert report_to_launcher(LostContact("contact was lost."), 0) and report_to_launcher(
-        DataError("the disk is gone."), 1
-    )
-    (tmp_path / "2.partial").write_text('{"rank": 2, "te')  # of one that was killed while it wrote
-    assert [(each.rank, each.text) for each in _sentences(str(tmp_path))] == [
-        (1, "the disk is gone."),
-        (0, "contact was lost."),
-    ]
+    assert report_to_launcher(LostContact("contact was lost."), 0)
+    (tmp_path / "2.partial").write_text('[2, "ha')  # of a rank that was killed while it wrote
+    lost = _read_errors(str(tmp_path))
+    failed = _failure(lost, {0: 69, 1: -15})
+    assert (str(failed), failed.exit_code, failed.retry) == ("contact was lost.", 69, True)
+    killed = _failure(lost, {0: 69, 1: -9, 2: -15})
+    assert "Rank 1" in str(killed) and "SIGKILL" in str(killed) and (killed.exit_code, killed.retry) == (137, True)
+    defect = _failure(lost, {0: 69, 1: 1})  # it has shown a trace
+    assert "rank 1" in str(defect) and (defect.exit_code, defect.retry) == (1, False)
+    assert report_to_launcher(SilentRank("rank 2 is silent."), 1)
+    named = _failure(_read_errors(str(tmp_path)), {0: 69, 1: 69, 2: -9})
+    assert (str(named), named.retry) == ("rank 2 is silent.", True)
+    assert report_to_launcher(DataError("the disk is gone."), 2)
+    own = _failure(_read_errors(str(tmp_path)), {0: 69, 1: 69, 2: 1})
+    assert (str(own), own.exit_code, own.retry) == ("on rank 2: the disk is gone.", 1, False)
 
 
-def test_without_our_launcher_a_rank_speaks_for_itself(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv(ERROR_FOLDER, raising=False)
+def test_without_our_launcher_a_rank_reports_its_own_error():
     assert not report_to_launcher(DataError("the disk is gone."), 0)
+
+
+def test_the_environment_of_a_launcher_is_read(monkeypatch):
+    assert launch_environment() == (0, 1, 0, 1, 0)
+    for name, value in zip(VARIABLES, (" 3", "8", "1", "2", "", "4"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert launch_environment() == (3, 8, 1, 2, 4)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", "²"])
+def test_a_variable_that_is_not_a_number_is_named(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=name):
+        launch_environment()
+
+
+@pytest.mark.parametrize("values", [{"RANK": "1"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "0"}])
+def test_a_rank_beyond_the_world_size_is_an_error(monkeypatch, values):
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match="WORLD_SIZE"):
+        launch_environment()

@@ -227,5 +227,5 @@ def test_onnx_of_others_cannot_be_built_again(kinds, tmp_path):
 def test_a_pipe_is_not_opened(tmp_path):
     """Nobody may ever write into it."""
     os.mkfifo(tmp_path / "weights.pth")
-    with pytest.raises(RunError, match="cannot be read: it is no file"):
+    with pytest.raises(RunError, match="cannot be read: not a regular file"):
         read_weights(tmp_path / "weights.pth")

@@ -174,23 +174,19 @@ def test_one_flipped_bit_anywhere_is_found(tmp_path, sealed):
     assert missed == []
 
 
-def test_checkpoints_written_before_there_was_a_checksum_are_read(tmp_path):
+def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
     path = saved(tmp_path, 3)
     tensors, metadata = read_tensors(path)
-    older = {name: value for name, value in metadata.items() if name not in ("sha256", "skipped_steps")}
-    save_file(tensors, path, older | {"format": "jcl-checkpoint-1"})
-    assert not verify_checksum(path) and newest_checkpoint(tmp_path) == path
-    assert load_checkpoint(path, *model_and_optimiser(), CPU).step == 3
-    save_file(tensors, path, older)  # but one of today's must have it
+    save_file(tensors, path, {name: value for name, value in metadata.items() if name != "sha256"})
     assert newest_checkpoint(tmp_path) is None
-    with pytest.raises(RunError, match="its checksum is missing"):
+    with pytest.raises(RunError, match="no checksum"):
         load_checkpoint(path, *model_and_optimiser(), CPU)
 
 
 def test_text_that_looks_like_a_checksum_is_none(tmp_path):
     text = '"sha256":"' + "1" * 64 + '"'
     save_with_checksum(tmp_path / "file", {text: torch.arange(3.0)}, {"a": text, "z": text})
-    assert verify_checksum(tmp_path / "file")
+    verify_checksum(tmp_path / "file")
     tensors, metadata = read_tensors(tmp_path / "file")
     assert metadata["a"] == metadata["z"] == text and torch.equal(tensors[text], torch.arange(3.0))
 
@@ -206,7 +202,7 @@ def test_a_disk_that_keeps_something_else_than_was_written_is_found_out_before_t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jcl.runs.atomic.os.fsync", flush_and_corrupt)
-        with pytest.raises(RunError, match="reading it back gave something else"):
+        with pytest.raises(RunError, match="reads back differently"):
             saved(tmp_path, 2, keep=1)
     assert list(tmp_path.iterdir()) == [old] and newest_checkpoint(tmp_path) == old
 
@@ -217,7 +213,7 @@ def test_a_state_that_is_not_finite_is_no_checkpoint(tmp_path, value):
     model, optimiser = model_and_optimiser()
     with torch.no_grad():
         model[0].weight[0, 0] = value
-    with pytest.raises(RunError, match=r"step 2 was not saved, because model.0.weight is not finite"):
+    with pytest.raises(RunError, match=r"model.0.weight is not finite"):
         save_checkpoint(tmp_path, model, optimiser, Progress(2, 1.5, WINDOW, 2), keep=1)
     assert list(tmp_path.iterdir()) == [good]
 
@@ -226,21 +222,15 @@ def test_no_checkpoint_at_all(tmp_path):
     assert newest_checkpoint(tmp_path) is None
     assert newest_checkpoint(tmp_path / "missing") is None
     (tmp_path / "step-x.safetensors").write_bytes(b"")
-    (tmp_path / ".step-000000001.safetensors.partial").write_bytes(b"")
+    (tmp_path / ".step-000000001.safetensors.0123abcd.partial").write_bytes(b"")
     assert list_checkpoints(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("metadata", "said"),
-    [
-        ({}, "not a checkpoint of this tool"),
-        ({"format": "jcl-backbone-1"}, "not a checkpoint of this tool"),
-        ({"format": "jcl-checkpoint-1"}, "does not fit"),
-    ],
-)
-def test_other_safetensors_files_are_refused(tmp_path, metadata, said):
-    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors", metadata)
-    with pytest.raises(RunError, match=said):
+@pytest.mark.parametrize("save", [save_file, lambda tensors, path, text: save_with_checksum(path, tensors, text)])
+@pytest.mark.parametrize("metadata", [{}, {"format": "jcl-backbone-1"}])
+def test_other_safetensors_files_are_refused(tmp_path, metadata, save):
+    save({"weight": torch.zeros(2)}, tmp_path / "other.safetensors", metadata)
+    with pytest.raises(RunError, match="not a checkpoint of this tool"):
         load_checkpoint(tmp_path / "other.safetensors", *model_and_optimiser(), CPU)
 
 
@@ -255,17 +245,17 @@ def test_metadata_that_makes_no_sense_is_a_sentence(tmp_path, change):
 
 def test_a_checkpoint_of_another_network_is_a_sentence(tmp_path):
     other = nn.Linear(3, 3)
-    with pytest.raises(RunError, match=r"the run's settings: it is of another network \(weight is missing"):
+    with pytest.raises(RunError, match="weight is missing"):
         load_checkpoint(saved(tmp_path, 3), other, torch.optim.SGD(other.parameters()), CPU)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"model.embedding_dim": 8}, "model.head, model.head_width or model.embedding_dim was changed since"),
-        ({"model.head_width": 7}, "query_encoder.head.0.weight is 128 × 128 in the checkpoint and 7 × 128 by the"),
-        ({"method.queue_size": 64}, "method.queue_size was changed since it was written (queue.rows is 32 × 16 in the"),
-        ({"model.backbone": "resnet18"}, "model.backbone, model.stem or views.image_size was changed since"),
+        ({"model.embedding_dim": 8}, "model.embedding_dim"),
+        ({"model.head_width": 7}, "query_encoder.head.0.weight is [128, 128] in the checkpoint and [7, 128]"),
+        ({"method.queue_size": 64}, "method.queue_size has changed (queue.rows is [32, 16]"),
+        ({"model.backbone": "resnet18"}, "model.backbone"),
     ],
 )
 def test_a_setting_that_was_changed_under_a_checkpoint_is_named(tmp_path, change, said):
@@ -279,7 +269,7 @@ def test_a_setting_that_was_changed_under_a_checkpoint_is_named(tmp_path, change
     load_checkpoint(path, *parts({}), CPU)
     with pytest.raises(RunError, match=re.escape(said)) as error:
         load_checkpoint(path, *parts(change), CPU)
-    assert len(str(error.value)) < 450 and str(error.value).endswith("what was changed, or begin a new run with it.")
+    assert len(str(error.value)) < 450
 
 
 def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):

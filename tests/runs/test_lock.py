@@ -36,7 +36,7 @@ def never(text: str) -> None:
 def test_a_second_process_is_refused_by_name_and_a_killed_one_leaves_nothing(tmp_path):
     process = held_by_another_process(tmp_path / "run")
     try:
-        said = rf"run in {tmp_path}/run is being trained by process {process.pid} on '{socket.gethostname()}'; wait"
+        said = rf"process {process.pid} on '{socket.gethostname()}' is training in {tmp_path}/run;"
         for _ in range(2):
             with pytest.raises(RunError, match=said), RunLock(tmp_path / "run", never):
                 pass
@@ -65,7 +65,7 @@ def test_in_one_process_too(tmp_path):
 def test_what_the_file_says_is_not_trusted(tmp_path, content):
     with RunLock(tmp_path, never):
         (tmp_path / ".lock").write_bytes(content)
-        with pytest.raises(RunError, match="trained by another process; wait"), RunLock(tmp_path, never):
+        with pytest.raises(RunError, match="another process is training in"), RunLock(tmp_path, never):
             pass
 
 
@@ -83,7 +83,7 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypat
     monkeypatch.setattr("jcl.runs.lock.fcntl.flock", racing)
     with RunLock(tmp_path, never):
         assert len(opened) == 2
-        with pytest.raises(RunError, match="being trained"), RunLock(tmp_path, never):
+        with pytest.raises(RunError, match="is training in"), RunLock(tmp_path, never):
             pass
 
 
@@ -96,7 +96,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, number):
     said: list[str] = []
     with RunLock(tmp_path, said.append):
         pass
-    assert len(said) == 1 and "knows no locks" in said[0] and str(tmp_path) in said[0]
+    assert len(said) == 1 and "does not support locks" in said[0] and str(tmp_path) in said[0]
 
 
 def test_a_network_file_system_locks_what_is_open_for_writing(tmp_path, monkeypatch):
@@ -108,7 +108,7 @@ def test_a_network_file_system_locks_what_is_open_for_writing(tmp_path, monkeypa
         original(descriptor, operation)
 
     monkeypatch.setattr("jcl.runs.lock.fcntl.flock", as_on_a_network)
-    with RunLock(tmp_path, never), pytest.raises(RunError, match="being trained"), RunLock(tmp_path, never):
+    with RunLock(tmp_path, never), pytest.raises(RunError, match="is training in"), RunLock(tmp_path, never):
         pass
 
 

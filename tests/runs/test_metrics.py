@@ -79,7 +79,7 @@ def test_lines_that_cannot_be_written_are_said_once_and_kept(tmp_path):
         record.path.mkdir()
         record.write("train", 5, 0.5, {"loss": 5.0})
         record.path.rmdir()
-    assert len(said) == 2 and "metrics.jsonl could not be written: Is a directory. Training goes on" in said[0]
+    assert len(said) == 2 and "metrics.jsonl could not be written: Is a directory" in said[0]
     assert [line["step"] for line in read_metrics(record.path)] == [5]  # written on closing
 
 
@@ -107,7 +107,7 @@ def test_tensorboard_events_that_cannot_be_written_are_said_once(tmp_path, capfd
         for step in range(2, 6):
             record.write("train", step, step / 10, {"loss": 1.0})
     assert [line["step"] for line in read_metrics(record.path)] == [1, 2, 3, 4, 5]
-    assert len(said) == 1 and "TensorBoard events" in said[0] and "Training goes on without them" in said[0]
+    assert len(said) == 1 and "TensorBoard events" in said[0]
     with Record(tmp_path, resumed_at=5, warn=said.append) as record:
         record.write("train", 6, 0.6, {"loss": 1.0})
     assert len(said) == 2

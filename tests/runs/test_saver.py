@@ -10,6 +10,7 @@ from torch import nn
 
 from jcl.commands.pretrain import pretrain
 from jcl.errors import RunError
+from jcl.runs import checkpoint
 from jcl.runs import saver as saver_module
 from jcl.runs.checkpoint import (
     Progress,
@@ -128,12 +129,12 @@ def test_a_failed_write_is_said_once_and_the_next_one_tried(saver, said, tmp_pat
         trainee.save(saver)
         saver.wait()
     assert len(said) == 1
-    assert "step-000000001.safetensors could not be written" in said[0] and "Training goes on and tries" in said[0]
+    assert "step-000000001.safetensors could not be written" in said[0]
     (tmp_path / "checkpoints").unlink()
     trainee.step()
     trainee.save(saver)
     saver.wait()
-    assert said[1:] == [f"Checkpoints can be written again: {tmp_path}/checkpoints/step-000000004.safetensors."]
+    assert len(said) == 2 and "again" in said[1] and "step-000000004.safetensors" in said[1]
     trainee.save(saver)
     saver.wait()
     assert len(said) == 2
@@ -164,16 +165,14 @@ def test_a_defect_of_ours_is_not_taken_for_a_full_disk(saver, monkeypatch):
 
 
 def test_the_old_checkpoint_stays_until_the_new_one_has_been_read_back(tmp_path, monkeypatch):
-    from jcl.runs import sealed
-
     saver, trainee, there = CheckpointSaver(tmp_path, keep=1, warn=print), Trainee(), []
-    original = sealed.verify_checksum
+    original = checkpoint.verify_checksum
 
-    def looking(path: Path) -> bool:
+    def looking(path: Path) -> None:
         there.append([entry.name for entry in list_checkpoints(tmp_path)])
-        return original(path)
+        original(path)
 
-    monkeypatch.setattr(sealed, "verify_checksum", looking)
+    monkeypatch.setattr(checkpoint, "verify_checksum", looking)
     for _ in range(3):
         trainee.step()
         trainee.save(saver)
@@ -183,7 +182,7 @@ def test_the_old_checkpoint_stays_until_the_new_one_has_been_read_back(tmp_path,
 
 
 def test_what_killed_writers_left_is_cleared_away(tmp_path):
-    (tmp_path / ".step-000000007.safetensors.partial").write_bytes(b"half")
+    (tmp_path / ".step-000000007.safetensors.0123abcd.partial").write_bytes(b"half")
     (tmp_path / "step-000000005.safetensors").write_bytes(b"kept")
     CheckpointSaver(tmp_path, keep=1, warn=print)
     assert [entry.name for entry in tmp_path.iterdir()] == ["step-000000005.safetensors"]
@@ -230,10 +229,10 @@ class TestOnGpu:
     def test_pinned_memory_is_used_again(self):
         trainee = Trainee("cuda")
         first = take_snapshot(trainee.model, trainee.optimiser, trainee.progress)
-        places = {name: tensor.data_ptr() for name, tensor in first.copy._tensors.items()}
-        assert all(tensor.is_pinned() for tensor in first.copy._tensors.values())
+        places = {name: tensor.data_ptr() for name, tensor in first.tensors.items()}
+        assert all(tensor.is_pinned() for tensor in first.tensors.values())
         second = take_snapshot(trainee.model, trainee.optimiser, trainee.progress, first)
-        assert {name: tensor.data_ptr() for name, tensor in second.copy._tensors.items()} == places
+        assert {name: tensor.data_ptr() for name, tensor in second.tensors.items()} == places
 
     def test_a_write_in_flight_does_not_disturb_the_recording_of_a_step(self, npz, tmp_path):
         """Checkpoints are asked for after each of the first steps, so one is under way when the graph is recorded."""

@@ -31,14 +31,14 @@ def held(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _flock(descriptor, fcntl.LOCK_SH)  # shared, so that several can ask at once
+        return not try_lock(descriptor, fcntl.LOCK_SH)  # shared, so that several can ask at once
     except OSError:
         return False
     finally:
         os.close(descriptor)
 
 
-def _flock(descriptor: int, operation: int) -> bool:
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
     """Try to lock an open file; False if another process holds it."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
@@ -101,7 +101,7 @@ class RunLock:
     def _open_locked(self, mode: int) -> int:
         descriptor = os.open(self._path, mode | os.O_CREAT, 0o644)
         try:
-            if _flock(descriptor, fcntl.LOCK_EX):
+            if try_lock(descriptor):
                 return descriptor
             raise RunHeld(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
         except BaseException:

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.folder import RunFolder, numbered_folders, starting_folder
+from jcl.runs.folder import RunFolder, add_skipped, numbered_folders, read_skipped, starting_folder
 from jcl.settings.schema import Settings
 
 
@@ -14,7 +14,7 @@ def test_a_run_is_created_once(tmp_path):
     folder.create(Settings())
     assert folder.holds_run() and folder.settings() == Settings()
     content = folder.settings_file.read_bytes()
-    with pytest.raises(RunError, match=r"already holds a run and is left as it is; continue it with `jcl resume"):
+    with pytest.raises(RunError, match=r"already holds a run.*`jcl resume"):
         folder.create(Settings(recipe="other"))
     assert folder.settings_file.read_bytes() == content
 
@@ -23,15 +23,14 @@ def test_a_run_is_created_once(tmp_path):
 def test_any_trace_of_a_run_protects_it(tmp_path, left):
     place = tmp_path / left
     place.mkdir() if left == "checkpoints" else place.write_text("")
-    what = "a run and is left" if left == "settings.yaml" else "what another command trained and is left"
-    with pytest.raises(RunError, match=f"already holds {what} as it is"):
+    with pytest.raises(RunError, match="already holds"):
         RunFolder(tmp_path).create(Settings())
     assert list(tmp_path.iterdir()) == [place]
 
 
 def test_a_file_in_the_way_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(RunError, match="is a file; give the run a folder"):
+    with pytest.raises(RunError, match="is a file"):
         RunFolder(tmp_path / "file").create(Settings())
     with pytest.raises(RunError, match="cannot be written"):
         RunFolder(tmp_path / "file" / "below").create(Settings())
@@ -40,7 +39,7 @@ def test_a_file_in_the_way_is_a_sentence(tmp_path):
 
 def test_a_folder_without_a_run(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RunError, match="holds no run"):
+        with pytest.raises(RunError, match="not a run folder"):
             RunFolder(path).settings()
 
 
@@ -114,3 +113,30 @@ def test_numbered_folders_are_those_of_their_own_name_last_first(tmp_path):
         (tmp_path / name).mkdir()
     names = [path.name for path in numbered_folders(tmp_path, "jcl-x")]
     assert names == ["jcl-x-1000", "jcl-x-999", "jcl-x-001"]
+
+
+def test_a_list_that_is_not_there_is_empty_and_none_is_written_for_nothing(tmp_path):
+    assert read_skipped(tmp_path / "skipped.txt") == {} == add_skipped(tmp_path / "skipped.txt", {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_met_later_is_added(tmp_path):
+    file = tmp_path / "skipped.txt"
+    add_skipped(file, {"b.png": "it is empty"})
+    together = {"a.png": "no image", "b.png": "it is torn"}
+    assert add_skipped(file, together) == together == read_skipped(file)
+    assert file.read_text() == "a.png\tno image\nb.png\tit is torn\n"
+    assert add_skipped(file, {}) == together
+
+
+def test_odd_names_stay_on_their_line(tmp_path):
+    file = tmp_path / "skipped.txt"
+    odd = {"a\nb.png": "no image", "tab\t.png": "x", "line\u2028.png": "y", "return\r.png": "two\nlines"}
+    first = add_skipped(file, odd)
+    assert len(first) == 4 == len(file.read_text().splitlines())
+    assert add_skipped(file, odd) == first
+
+
+def test_a_long_list_may_be_read_in_part(tmp_path):
+    add_skipped(tmp_path / "skipped.txt", {f"{number}.png": "no image" for number in range(5)})
+    assert list(read_skipped(tmp_path / "skipped.txt", most=32)) == ["0.png", "1.png"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from test_undo import batch, build, differing, state
+from test_nonfinite import batch, build, differing, state
 from torch import Tensor
 
 from jcl.distributed.group import Ranks, SharedGradients, _Gather
