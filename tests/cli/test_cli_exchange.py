@@ -39,17 +39,15 @@ def test_the_targets_are_those_there_are():
 def test_a_released_checkpoint_is_imported_measured_and_exported(call, refused, checkpoint, npz):
     code, out, err = call("import", checkpoint, "-o", "jcl.safetensors", "--image-size", 32)
     assert code == 0, err
-    assert "Recognised: torch file, torchvision's or timm's names, under module.encoder_q." in out
-    assert "Taken: 120 tensors of resnet18, for images of 32 px." in out
-    assert "Left out: module.encoder_q.fc (2), module.encoder_k (122), module.queue (1), module.queue_ptr (1)." in out
+    assert "Format: torch file, torchvision's or timm's names, under module.encoder_q." in out
+    assert "Loaded: 120 tensors of resnet18, for images of 32 px." in out
+    assert "Unused: module.encoder_q.fc (2), module.encoder_k (122), module.queue (1), module.queue_ptr (1)." in out
     code, _, err = call("knn", "jcl.safetensors", npz, "-k", 1, "--json", "knn.json")
     assert code == 0 and "knn_top1" in json.loads(Path("knn.json").read_text()), err
     code, out, err = call("export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl")
     assert code == 0, err
     assert "FORMAT: RGB" in out and "PIXEL_MEAN: [123.675, 116.28, 103.53]" in out
-    assert "already exists" in refused(
-        "export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl"
-    )
+    assert "already exists" in refused("export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl")
     assert call("export", "jcl.safetensors", "--to", "detectron2", "-o", "r18.pkl", "--force")[0] == 0
 
 
@@ -58,20 +56,16 @@ def test_a_run_is_exported(call, refused, run):
     assert code == 0 and re.search(r"tiny_cnn: 24 tensors, 38\d\.\d KiB, written to deep/out\.safetensors\.", out), err
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(jcl.load_backbone("deep/out.safetensors")(images), jcl.load_backbone(run)(images))
-    assert "torchvision has no network that is the same as tiny_cnn" in refused(
-        "export", run, "--to", "torchvision", "-o", "out.pth"
-    )
-    assert "is what is to be exported" in refused(
-        "export", run, "--to", "safetensors", "-o", run / "backbone.safetensors", "--force"
-    )
+    assert "tiny_cnn" in refused("export", run, "--to", "torchvision", "-o", "out.pth")
+    assert "to export" in refused("export", run, "--to", "safetensors", "-o", run / "backbone.safetensors", "--force")
 
 
 def test_wrong_input_is_a_sentence(call, refused, run, checkpoint):
     assert "no run or weights file" in refused("import", "missing.pth", "-o", "out.safetensors")
     assert "no run or weights file" in refused("export", "missing", "--to", "timm", "-o", "out.pth")
     Path("half.pth").write_bytes(checkpoint.read_bytes()[:100_000])
-    assert "damaged, cut short" in refused("import", "half.pth", "-o", "out.safetensors")
-    assert "do not fit resnet34" in refused(
+    assert "damaged, truncated" in refused("import", "half.pth", "-o", "out.safetensors")
+    assert "do not match resnet34" in refused(
         "import", checkpoint, "-o", "out.safetensors", "--backbone", "resnet34", "--image-size", "32"
     )
     assert str(checkpoint) in refused("import", checkpoint, "-o", "out.safetensors", "--backbone", "resnet50")
@@ -89,4 +83,4 @@ class Harmful:
 
 def test_a_harmful_file(refused):
     torch.save({"state_dict": {"conv1.weight": torch.zeros(1)}, "x": Harmful()}, "bad.pth.tar")
-    assert "opening it would run posix.system" in refused("import", "bad.pth.tar", "-o", "out.safetensors")
+    assert "would run posix.system" in refused("import", "bad.pth.tar", "-o", "out.safetensors")

@@ -115,7 +115,7 @@ def open_source(folder: Path, name: str, size: int = 64, stem: str = "imagenet")
 def assert_the_way_back_is_the_identity(out: Path, source: Source) -> None:
     taken = open_backbone(out)
     assert_same_bits(taken.network, source.network.state_dict())
-    assert taken.info == source.network.info and taken.left_out == {}
+    assert taken.info == source.network.info and taken.unused == {}
 
 
 def assert_features(model: nn.Module, source: Source) -> None:

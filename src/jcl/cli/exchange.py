@@ -47,16 +47,16 @@ def import_(
     """Take a backbone that another program trained; nothing in its file is run."""
     from jcl.export import import_backbone
 
-    taken = import_backbone(file, out_file, backbone=backbone, image_size=image_size, force=force)
-    info = taken.info
+    loaded = import_backbone(file, out_file, backbone=backbone, image_size=image_size, force=force)
+    info = loaded.info
     stem = " with the small stem" if info.stem == "small" else ""
-    say(f"Recognised: {taken.recognised}.")
-    say(f"Taken: {pluralize(taken.taken, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
-    parts = ", ".join(f"{part} ({count:,})" for part, count in taken.left_out.items())
-    say(f"Left out: {parts or 'nothing'}.")
-    for note in taken.notes:
+    say(f"Format: {loaded.source}.")
+    say(f"Loaded: {pluralize(loaded.loaded, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
+    parts = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())
+    say(f"Unused: {parts or 'nothing'}.")
+    for note in loaded.notes:
         say(f"Note: {note}.")
-    say(f"Written to {out_file}; use it wherever a run is asked for, as in: `jcl knn {typed(out_file)} DATA`.")
+    say(f"Written to {out_file}. Use it like a run, for example: `jcl knn {typed(out_file)} DATA`.")
 
 
 @app.command(rich_help_panel=EXCHANGE)

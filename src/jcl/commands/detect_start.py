@@ -12,8 +12,8 @@ from torchvision.models.resnet import ResNet
 from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
 from jcl.export import BackboneInfo
-from jcl.export.counterparts import in_torchvision
 from jcl.export.loading import open_backbone
+from jcl.export.targets import torchvision_name
 from jcl.paths import home_expanded
 from jcl.settings.schema import ViewSettings
 
@@ -48,15 +48,15 @@ def open_start(init: str, backbone: str | None, seed: int) -> Start:
         return _random(backbone or USUAL_BACKBONE, seed)
     path = Path(init.removeprefix(SUPERVISED))
     found = open_backbone(path, backbone)
-    heads = [name for name in found.left_out if name.rpartition(".")[2] in ("fc", "head", "classifier")]
+    heads = [name for name in found.unused if name.rpartition(".")[2] in ("fc", "head", "classifier")]
     if init.startswith(SUPERVISED) and not heads:
         raise RunError(
             f"{path} has no classifier, so nothing says that it was trained with labels; use it as --init {path}."
         )
     resnet = as_resnet(found.network, found.info, str(path))
-    left = ", ".join(f"{name} ({count})" for name, count in found.left_out.items())
+    left = ", ".join(f"{name} ({count})" for name, count in found.unused.items())
     account = (
-        f"{found.taken} tensors of {found.info.backbone} were loaded from {path} ({found.recognised}), "
+        f"{found.loaded} tensors of {found.info.backbone} were loaded from {path} ({found.source}), "
         f"all {len(resnet.state_dict())} that the detector's body has; "
         + (f"left out: {left}." if left else "none left.")
     )
@@ -79,7 +79,7 @@ def as_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:
             f"{origin} has the small stem, made for images of about 32 px; detectors need the usual one."
         )
     if not isinstance(network, ResNet):
-        name = in_torchvision(network, info)
+        name = torchvision_name(network, info)
         other = build_backbone(name)[0] if name is not None else None
         if not isinstance(other, ResNet):
             raise SettingsError(

@@ -20,8 +20,7 @@ from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
 from jcl.export.backbone_file import weights_digest
-from jcl.export.loading import open_backbone
-from jcl.export.recognising import Recognised
+from jcl.export.loading import LoadedBackbone, open_backbone
 from jcl.paths import home_expanded
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -93,7 +92,7 @@ def embed(
 class _Making:
     """Features in the making: counts the images of each split, and lists what could not be read."""
 
-    found: Recognised
+    found: LoadedBackbone
     sources: dict[str, ImageSource]
     device: torch.device
     precision: torch.dtype

@@ -1,8 +1,8 @@
-"""Pickles of numpy arrays, the form in which detectron2 wants weights: written plainly and read without running them.
+"""Pickles of numpy arrays, as detectron2 keeps weights, written and read without executing anything in them.
 
-A pickle names functions and has the reader call them. This reader knows the few names that arrays are made of and
-answers each with a stand-in of its own that only writes down what it is given; any other name is refused. Not even
-numpy's own constructors run on what a stranger wrote: arrays are made afterwards, from a checked type, shape and size.
+A pickle names functions for its reader to call. This reader maps the few names that arrays are made of to stand-ins
+that only record their arguments, and refuses every other name. `PickledArray.to_numpy` builds the array afterwards,
+from a checked dtype, shape and size; not even numpy's own constructors see unchecked values.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ import io
 import math
 import pickle
 import re
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-_PLAIN_TYPES = re.compile(r"[<>|=]?([fiu][1248]|b1)")
+_NUMERIC_DTYPE = re.compile(r"[<>|=]?([fiu][1248]|b1)")
 
 
 class RefusedPickle(Exception):
-    """The pickle asks for something other than arrays and plain containers; the message is what it asks for."""
+    """The pickle names something other than arrays and plain containers; the message is that name."""
 
 
 class DamagedPickle(Exception):
-    """The pickle ends early or makes no sense."""
+    """The pickle is truncated, inconsistent or not a pickle."""
 
 
 def dump_arrays(content: dict[str, Any]) -> bytes:
     """A pickle of plain containers and numpy arrays that every version of numpy reads.
 
-    numpy's own pickles name private functions that have moved between versions 1 and 2; `numpy.ndarray` has not.
+    numpy's own pickles name private functions that moved between versions 1 and 2; `numpy.ndarray` did not.
     """
     buffer = io.BytesIO()
     _ArrayPickler(buffer, protocol=4).dump(content)
@@ -39,160 +43,114 @@ def dump_arrays(content: dict[str, Any]) -> bytes:
 class _ArrayPickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
-            # A bytearray, not bytes, so that the array can be written to, as torch asks of what it shares.
+            # A bytearray rather than bytes keeps the array writable, which torch.from_numpy wants.
             return np.ndarray, (value.shape, value.dtype.str, bytearray(value.tobytes()))
         return NotImplemented
 
 
 def load_arrays(content: bytes) -> Any:
-    """What a pickle of plain containers and arrays holds. Nothing that it names is ever looked up or called."""
+    """The plain containers in a pickle, with a `PickledArray` for each array."""
     try:
-        return _made(_ArrayUnpickler(io.BytesIO(content), encoding="latin1").load(), {})
+        return _ArrayUnpickler(io.BytesIO(content), encoding="latin1").load()
     except RefusedPickle:
         raise
-    # A damaged pickle can fail in any way: these are instructions of a small machine, followed by chance.
-    except Exception as error:
+    except Exception as error:  # damaged opcodes can fail in any way
         raise DamagedPickle(str(error)) from None
 
 
-class _ArrayUnpickler(pickle._Unpickler):
-    """Written in Python: the one in C makes a table as long as the highest number a pickle gives to anything in it, for
-    which ten bytes take all memory there is.
-    """
+@dataclass(slots=True, eq=False)
+class PickledArray:
+    """An array or dtype as a pickle describes it."""
 
-    def find_class(self, module: str, name: str) -> Any:
+    kind: str
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+    def to_numpy(self) -> NDArray[Any]:
+        """The array, in C order and native byte order."""
         try:
-            return _STAND_INS[module, name]
-        except KeyError:
-            raise RefusedPickle(f"{module}.{name}") from None
+            return self._array()
+        except Exception as error:
+            raise DamagedPickle(str(error)) from None
 
-
-class _Noted:
-    """An array or type as a pickle describes it: what was asked for, what it was given, and its state."""
-
-    __slots__ = ("arguments", "name", "state")
-
-    def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
-        self.name, self.arguments = name, arguments
-        self.state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _StandIn:
-    """Answers to one name. It has no attributes that a pickle could set, so it is the same for the next file."""
-
-    __slots__ = ()
-    name = ""
-
-    def __call__(self, *arguments: Any) -> Any:
-        return _Noted(self.name, arguments)
-
-
-class _Array(_StandIn):
-    __slots__ = ()
-    name = "array"  # numpy.ndarray(shape, type, bytes), as written here
-
-
-class _Reconstructed(_StandIn):
-    __slots__ = ()
-    name = "reconstructed"  # an empty array whose state follows, as numpy writes up to protocol 4
-
-
-class _FromBuffer(_StandIn):
-    __slots__ = ()
-    name = "from buffer"  # (bytes, type, shape, order), as numpy writes in protocol 5
-
-
-class _Type(_StandIn):
-    __slots__ = ()
-    name = "type"
-
-
-class _Bytes(_StandIn):
-    """`bytes()`, `bytearray(bytes)`, and `_codecs.encode(text, "latin1")`, which is how old pickles hold bytes."""
-
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> Any:
-        return _raw_bytes(arguments[0] if arguments else b"")
-
-
-class _Dictionary(_StandIn):
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> Any:
-        return dict(*arguments)
-
-
-_STAND_INS: dict[tuple[str, str], _StandIn] = {
-    ("numpy", "ndarray"): _Array(),
-    ("numpy", "dtype"): _Type(),
-    ("numpy.core.multiarray", "_reconstruct"): _Reconstructed(),
-    ("numpy._core.multiarray", "_reconstruct"): _Reconstructed(),
-    ("numpy.core.numeric", "_frombuffer"): _FromBuffer(),
-    ("numpy._core.numeric", "_frombuffer"): _FromBuffer(),
-    ("builtins", "bytes"): _Bytes(),
-    ("builtins", "bytearray"): _Bytes(),
-    ("__builtin__", "bytes"): _Bytes(),
-    ("__builtin__", "bytearray"): _Bytes(),
-    ("_codecs", "encode"): _Bytes(),
-    ("collections", "OrderedDict"): _Dictionary(),
-}
-
-
-def _made(value: Any, seen: dict[int, Any]) -> Any:
-    """The same containers with arrays in the place of their descriptions.
-
-    `seen` keeps what was made of each thing: a pickle may refer to one thing many times, at many depths.
-    """
-    if isinstance(value, _StandIn):
-        raise ValueError("a name that nothing is made of")
-    if not isinstance(value, dict | list | tuple | _Noted):
-        return value
-    if id(value) not in seen:
-        if isinstance(value, _Noted):
-            made: Any = _array(value)
-        elif isinstance(value, dict):
-            made = {key: _made(entry, seen) for key, entry in value.items()}
+    def _array(self) -> NDArray[Any]:
+        order: Any = "C"
+        if self.kind == "ndarray":  # as written by `dump_arrays`
+            shape, dtype, raw = self.arguments
+        elif self.kind == "frombuffer":  # numpy with protocol 5
+            raw, dtype, shape, order = self.arguments
+        elif self.kind == "reconstruct":  # numpy up to protocol 4
+            _, shape, dtype, fortran, raw = self.state
+            order = "F" if fortran else "C"
         else:
-            made = [_made(entry, seen) for entry in value]
-        seen[id(value)] = made
-    return seen[id(value)]
+            raise ValueError(f"{self.kind} is not an array")
+        element, shape, content = _checked_dtype(dtype), tuple(int(side) for side in shape), _to_bytes(raw)
+        if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != len(content):
+            raise ValueError("the size of an array does not match its shape")
+        values = np.frombuffer(content, dtype=element).reshape(shape, order="F" if order == "F" else "C")
+        return np.array(values, dtype=element.newbyteorder("="), order="C")
 
 
-def _array(noted: _Noted) -> np.ndarray[Any, Any]:
-    order: Any = "C"
-    if noted.name == "array":
-        shape, kind, raw = noted.arguments
-    elif noted.name == "from buffer":
-        raw, kind, shape, order = noted.arguments
-    elif noted.name == "reconstructed":
-        _, shape, kind, fortran, raw = noted.state
-        order = "F" if fortran else "C"
-    else:
-        raise ValueError(f"a {noted.name} where an array should be")
-    element, shape, content = _element_type(kind), tuple(int(side) for side in shape), _raw_bytes(raw)
-    if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != len(content):
-        raise ValueError("the size of an array does not fit its shape")
-    found = np.frombuffer(content, dtype=element).reshape(shape, order="F" if order == "F" else "C")
-    return np.array(found, dtype=element.newbyteorder("="), order="C")
-
-
-def _element_type(kind: Any) -> np.dtype[Any]:
-    """A type of plain numbers, from its name or from the description of a `numpy.dtype`."""
-    name, byte_order = kind, ""
-    if isinstance(kind, _Noted) and kind.name == "type":
-        name, byte_order = kind.arguments[0], kind.state[1] if kind.state else ""
-    if not isinstance(name, str) or not _PLAIN_TYPES.fullmatch(name) or byte_order not in ("", "<", ">", "|", "="):
-        raise ValueError("an array of something other than numbers")
+def _checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """A numeric dtype, from its name or from a described `numpy.dtype`."""
+    name, byte_order = dtype, ""
+    if isinstance(dtype, PickledArray) and dtype.kind == "dtype":
+        name, byte_order = dtype.arguments[0], dtype.state[1] if dtype.state else ""
+    if not isinstance(name, str) or not _NUMERIC_DTYPE.fullmatch(name) or byte_order not in ("", "<", ">", "|", "="):
+        raise ValueError("not an array of numbers")
     return np.dtype(byte_order + name)
 
 
-def _raw_bytes(value: Any) -> bytes:
+def _to_bytes(value: Any = b"", *_: Any) -> bytes:
+    """Stands in for `bytes`, `bytearray` and `_codecs.encode(text, "latin1")`; never for `bytes(length)`."""
     if isinstance(value, str):
         return value.encode("latin1")
     if not isinstance(value, bytes | bytearray):
-        raise ValueError("the content of an array is no bytes")
+        raise ValueError("the content of an array is not bytes")
     return bytes(value)
+
+
+def _describe(kind: str, *arguments: Any) -> PickledArray:
+    return PickledArray(kind, arguments)
+
+
+_STAND_INS = {
+    "numpy.ndarray": partial(_describe, "ndarray"),
+    "numpy.dtype": partial(_describe, "dtype"),
+    "numpy.core.multiarray._reconstruct": partial(_describe, "reconstruct"),
+    "numpy.core.numeric._frombuffer": partial(_describe, "frombuffer"),
+    "builtins.bytes": _to_bytes,
+    "builtins.bytearray": _to_bytes,
+    "_codecs.encode": _to_bytes,
+    "collections.OrderedDict": dict,
+}
+
+
+class _ArrayUnpickler(pickle._Unpickler):
+    """The unpickler written in Python: the one in C allocates as much memory as a few bytes of a pickle ask for."""
+
+    stack: list[Any]
+    append: Callable[[Any], None]
+    read: Callable[[int], bytes]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        full_name = f"{module}.{name}"
+        usual_name = full_name.replace("numpy._core.", "numpy.core.").replace("__builtin__.", "builtins.")
+        if usual_name not in _STAND_INS:
+            raise RefusedPickle(full_name)
+        return _STAND_INS[usual_name]
+
+    def load_build(self) -> None:
+        """Set the state of an array or dtype, and of nothing else: stand-ins must stay as they are."""
+        state = self.stack.pop()
+        if not isinstance(self.stack[-1], PickledArray):
+            raise pickle.UnpicklingError("state for something other than an array")
+        self.stack[-1].state = state
+
+    def load_bytearray8(self) -> None:
+        """As in the base class, but without allocating the stated length first."""
+        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+
+    dispatch[pickle.BUILD[0]] = load_build
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8

@@ -1,10 +1,11 @@
-"""Our own backbone file: weights with what is needed to build the network again and to feed it."""
+"""The backbone file: weights with what is needed to rebuild the network and to preprocess its images."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from jcl.runs.atomic import write_atomically
 from jcl.settings.schema import Settings
 
 FORMAT = "jcl-backbone-1"
+INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries
 
 
 @dataclass(frozen=True)
 class BackboneInfo:
-    """What is needed to build the network again and to feed it."""
+    """What is needed to rebuild a network and to preprocess its images."""
 
     backbone: str
     stem: str
@@ -32,16 +34,16 @@ class BackboneInfo:
 
     @property
     def shown(self) -> FeatureSettings:
-        """How images are shown to the network when its features are measured."""
+        """How images are preprocessed when features are extracted."""
         return FeatureSettings(self.image_size, self.mean, self.std)
 
     def to_text(self) -> str:
-        """As JSON, the form in which every file that can carry text carries it."""
+        """As JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: object) -> BackboneInfo | None:
-        """The description in a file, or None where there is none that makes sense: the text is a stranger's."""
+        """The description in a file, or None if there is none or it makes no sense. The text is not trusted."""
         try:
             values = json.loads(text) if isinstance(text, str) else {}
             info = cls(
@@ -49,17 +51,24 @@ class BackboneInfo:
                 stem=values["stem"],
                 image_size=int(values["image_size"]),
                 feature_width=int(values["feature_width"]),
-                mean=_triple(values["mean"]),
-                std=_triple(values["std"]),
+                mean=channel_values(values["mean"]),
+                std=channel_values(values["std"], positive=True),
             )
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             return None
-        sensible = info.stem in ("imagenet", "small") and info.image_size > 0 and can_normalise(info.mean, info.std)
-        return info if sensible else None
+        return info if info.stem in ("imagenet", "small") and info.image_size > 0 else None
+
+
+def channel_values(values: Iterable[float], *, positive: bool = False) -> tuple[float, float, float]:
+    """A finite number for each of red, green and blue; raises ValueError otherwise."""
+    red, green, blue = (float(value) for value in values)
+    if not all(math.isfinite(value) and (value > 0 or not positive) for value in (red, green, blue)):
+        raise ValueError("invalid mean or standard deviation")
+    return red, green, blue
 
 
 def backbone_info(settings: Settings, feature_width: int) -> BackboneInfo:
-    """What is needed to build a run's backbone again and to feed it."""
+    """The description of a run's backbone."""
     image_size = settings.views.image_size
     assert isinstance(image_size, int), "settings of a run are resolved"
     return BackboneInfo(
@@ -73,29 +82,24 @@ def backbone_info(settings: Settings, feature_width: int) -> BackboneInfo:
 
 
 def save_backbone(backbone: nn.Module, info: BackboneInfo, path: Path) -> None:
-    """Write the weights with what is needed to rebuild the network; nothing in the file can run."""
-    write_atomically(path, save(weights_of(backbone), {"format": FORMAT, "info": info.to_text()}))
+    """Write a backbone file, atomically."""
+    write_atomically(path, backbone_bytes(backbone, info))
+
+
+def backbone_bytes(backbone: nn.Module, info: BackboneInfo) -> bytes:
+    """The content of a backbone file."""
+    return save(weights_of(backbone), {"format": FORMAT, "info": info.to_text()})
 
 
 def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
-    """The network's parameters and buffers by name, on the CPU and laid out plainly."""
+    """Parameters and buffers by name, contiguous and on the CPU."""
     return {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
 
 
 def weights_digest(backbone: nn.Module) -> str:
-    """A fingerprint of all weights and statistics of a network."""
+    """SHA-256 of all parameters and buffers."""
     digest = hashlib.sha256()
-    for name, value in sorted(backbone.state_dict().items()):
+    for name, value in sorted(weights_of(backbone).items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def can_normalise(mean: tuple[float, float, float], std: tuple[float, float, float]) -> bool:
-    """Whether images stay numbers when they are normalised in this way."""
-    return all(map(math.isfinite, (*mean, *std))) and min(std) > 0
-
-
-def _triple(values: list[float]) -> tuple[float, float, float]:
-    red, green, blue = (float(value) for value in values)
-    return red, green, blue

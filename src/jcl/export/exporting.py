@@ -1,4 +1,4 @@
-"""Handing a backbone to the libraries people use next."""
+"""Export of backbones for other libraries, and import of backbones that other programs trained."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jcl.errors import RunError, SettingsError
-from jcl.export.backbone_file import BackboneInfo
-from jcl.export.loading import open_backbone
-from jcl.export.targets import TARGETS, Parcel
+from jcl.export.backbone_file import BackboneInfo, save_backbone
+from jcl.export.loading import LoadedBackbone, open_backbone
+from jcl.export.targets import TARGETS, ExportJob
 from jcl.paths import home_expanded
 from jcl.runs.atomic import refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder
 
-_ENDINGS = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
+_SUFFIXES = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what to know when it is used."""
+    """What was written, and hints on how to use it."""
 
     path: Path
     info: BackboneInfo
@@ -30,46 +30,59 @@ class Exported:
 def export_backbone(
     source: str | Path, target: str, out: str | Path, *, force: bool = False, backbone: str | None = None
 ) -> Exported:
-    """Write the backbone of a run folder or weights file in the form that `target` (one of `TARGETS`) reads.
+    """Write the backbone of a run folder or weights file for `target`, one of `TARGETS`.
 
-    What lies at `out` is overwritten only with `force`. `backbone` names the network as in `load_backbone`.
+    `out` is overwritten only with `force`. `backbone` names the network as in `load_backbone`.
     """
     source, out = home_expanded(source), home_expanded(out)
     if target not in TARGETS:
-        raise SettingsError(f"there is no target called {target!r}; choose one of {', '.join(TARGETS)}.")
-    _demand_room(source, target, out, force)
-    opened = open_backbone(source, backbone)
-    if not all(bool(value.isfinite().all()) for value in opened.network.state_dict().values()):
-        raise RunError(
-            f"the weights in {source} hold NaN or infinite values, which are of use to no program; the training that "
-            "made them has probably diverged (lower its learning rate)."
-        )
-    packed = TARGETS[target](Parcel(opened.network, opened.info, source, out))
-    for name, content in packed.files.items():
-        write_atomically(out / name if name else out, content)
-    size = sum(len(content) for content in packed.files.values())
-    return Exported(out, opened.info, len(opened.network.state_dict()), size, packed.hints)
-
-
-def _demand_room(source: Path, target: str, out: Path, force: bool) -> None:
-    """Refuse to write over what is there without `force`, and over what is exported in any case."""
-    ending = _ENDINGS.get(target)
-    if ending and out.suffix != ending:
-        raise SettingsError(f"files for {target} are known by their ending: {out} should end in {ending}.")
+        raise SettingsError(f"unknown export target {target!r}; choose one of {', '.join(TARGETS)}.")
+    suffix = _SUFFIXES.get(target)
+    if suffix and out.suffix != suffix:
+        raise SettingsError(f"{out} must end in {suffix} for {target}.")
     if out.resolve() in (source.resolve(), RunFolder(source).backbone_file.resolve()):
-        raise RunError(f"{out} is what is to be exported; choose another place with -o.")
+        raise RunError(f"{out} is the backbone to export; choose another file with -o.")
     if target == "hub-folder":
-        _demand_folder(out, force)
+        _check_hub_folder(out, force)
     else:
         refuse_overwrite(out, force=force)
+    loaded = open_backbone(source, backbone)
+    weights = loaded.network.state_dict()
+    if not all(bool(value.isfinite().all()) for value in weights.values()):
+        raise RunError(f"the weights in {source} are NaN or infinite; the training probably diverged.")
+    content = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
+    for name, file in content.files.items():
+        write_atomically(out / name if name else out, file)
+    return Exported(out, loaded.info, len(weights), sum(map(len, content.files.values())), content.hints)
 
 
-def _demand_folder(out: Path, force: bool) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise RunError(f"{out} is a file; a hub folder needs a folder of its own.")
+def import_backbone(
+    source: str | Path,
+    out: str | Path,
+    *,
+    backbone: str | None = None,
+    image_size: int | None = None,
+    force: bool = False,
+) -> LoadedBackbone:
+    """Convert a weights file that `load_backbone` opens to a backbone file, bit for bit.
+
+    `backbone` and `image_size` are needed if neither the file nor its shapes state them.
+    """
+    source, out = home_expanded(source), home_expanded(out)
+    if out.suffix != ".safetensors":
+        raise SettingsError(f"{out} must end in .safetensors.")
+    if source.exists() and out.resolve() == source.resolve():
+        raise RunError(f"{out} is the file to import; choose another file with -o.")
+    refuse_overwrite(out, force=force)
+    loaded = open_backbone(source, backbone, image_size)
+    save_backbone(loaded.network, loaded.info, out)
+    return loaded
+
+
+def _check_hub_folder(out: Path, force: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a hub folder needs a folder.")
     if RunFolder(out).holds_run():
-        raise RunError(f"{out} holds a run; a hub folder needs a folder of its own.")
-    if any(out.iterdir()) and not force:
-        raise RunError(f"{out} is not empty and is left as it is; choose another folder or add --force.")
+        raise RunError(f"{out} is a run folder; choose another folder with -o.")
+    if out.exists() and any(out.iterdir()) and not force:
+        raise RunError(f"{out} is not empty; use --force to write into it.")

@@ -1,6 +1,6 @@
-"""How libraries name the weights of one and the same ResNet, and how to find a network among a file's names.
+"""How libraries name the weights of a ResNet, and how to find a network among the names in a file.
 
-Everything is turned into torchvision's names: `conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0` and so on.
+Everything is renamed to torchvision's names: `conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0` and so on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from torch import Tensor
 
 _STAGES = {f"layer{stage}": f"res{stage + 1}" for stage in (1, 2, 3, 4)}
-# Blocks in each stage, whether they are bottlenecks, and the width (outputs, inputs) of the first 3×3 convolution.
+# Blocks per stage, whether they are bottlenecks, and (outputs, inputs) of the first block's conv2.
 _RESNETS: dict[tuple[tuple[int, ...], bool, tuple[int, int]], str] = {
     ((2, 2, 2, 2), False, (64, 64)): "resnet18",
     ((3, 4, 6, 3), False, (64, 64)): "resnet34",
@@ -25,12 +25,11 @@ _RESNETS: dict[tuple[tuple[int, ...], bool, tuple[int, int]], str] = {
     ((3, 4, 23, 3), True, (256, 8)): "resnext101_32x8d",
     ((3, 4, 23, 3), True, (256, 4)): "resnext101_64x4d",
 }
-# A network that follows another one by averaging is not the one that was trained.
-_FOLLOWERS = re.compile(r"(^|[._])(k|key|momentum|teacher|target|ema)([._]|$)")
+_MOMENTUM_ENCODER = re.compile(r"(^|[._])(k|key|momentum|teacher|target|ema)([._]|$)")
 
 
 def to_detectron2(name: str) -> str:
-    """`layer1.0.bn1.weight` -> `res2.0.conv1.norm.weight`, as detectron2's own converter has it."""
+    """`layer1.0.bn1.weight` -> `res2.0.conv1.norm.weight`, as in detectron2's converter."""
     stage, _, rest = name.partition(".")
     name = f"{_STAGES[stage]}.{rest}" if stage in _STAGES else f"stem.{name}"
     name = re.sub(r"(^|\.)bn(\d)\.", r"\1conv\2.norm.", name)
@@ -38,16 +37,16 @@ def to_detectron2(name: str) -> str:
 
 
 def from_detectron2(name: str) -> str:
-    """The way back from `to_detectron2`."""
+    """The inverse of `to_detectron2`."""
     name = name.replace("shortcut.norm.", "downsample.1.").replace("shortcut.", "downsample.0.")
     name = re.sub(r"(^|\.)conv(\d)\.norm\.", r"\1bn\2.", name)
     stage, _, rest = name.partition(".")
-    back = {theirs: ours for ours, theirs in _STAGES.items()}
-    return f"{back[stage]}.{rest}" if stage in back else name.removeprefix("stem.")
+    stages = {theirs: ours for ours, theirs in _STAGES.items()}
+    return f"{stages[stage]}.{rest}" if stage in stages else name.removeprefix("stem.")
 
 
-def _from_numbers(first_stage: int) -> Callable[[str], str]:
-    """From places in a Sequential of a ResNet's parts, whose stages begin at `first_stage`, to their names."""
+def _from_sequential(first_stage: int) -> Callable[[str], str]:
+    """Renames the parts of an nn.Sequential whose first stage is number `first_stage`."""
     names = {"0": "conv1", "1": "bn1"} | {str(first_stage + stage): f"layer{stage + 1}" for stage in range(4)}
 
     def rename(name: str) -> str:
@@ -58,35 +57,30 @@ def _from_numbers(first_stage: int) -> Callable[[str], str]:
 
 
 DETECTRON2 = "detectron2's names"
-NUMBERED = "numbered parts, as lightly has them"
-WITHOUT_RELU = "numbered parts without the first ReLU"
-# Each way of naming: what to call it, two names that give it away, and the way to torchvision's names. Between the
-# first norm and the first stage of a ResNet lie a ReLU and a max-pool (stages begin at 4), or in one for small images
-# the ReLU alone (3). Of lightly's own ResNet, which calls its ReLU as a function, the ReLU is lost in a Sequential (2).
-_NAMINGS: tuple[tuple[str, tuple[str, str], Callable[[str], str]], ...] = (
+SEQUENTIAL = "numbered layers, as in lightly"
+WITHOUT_RELU = "numbered layers without the first ReLU"
+# A layout's title, two names that identify it, and how to rename it. Between the first norm and the first stage of a
+# ResNet lie a ReLU and a max-pool (stages begin at 4), or for small images the ReLU alone (3). lightly's own ResNet
+# applies its ReLU as a function, which an nn.Sequential of its children loses (2).
+_LAYOUTS: tuple[tuple[str, tuple[str, str], Callable[[str], str]], ...] = (
     (DETECTRON2, ("stem.conv1.weight", "res2.0.conv1.weight"), from_detectron2),
-    (WITHOUT_RELU, ("0.weight", "2.0.conv1.weight"), _from_numbers(2)),
-    (NUMBERED, ("0.weight", "3.0.conv1.weight"), _from_numbers(3)),
-    (NUMBERED, ("0.weight", "4.0.conv1.weight"), _from_numbers(4)),
+    (WITHOUT_RELU, ("0.weight", "2.0.conv1.weight"), _from_sequential(2)),
+    (SEQUENTIAL, ("0.weight", "3.0.conv1.weight"), _from_sequential(3)),
+    (SEQUENTIAL, ("0.weight", "4.0.conv1.weight"), _from_sequential(4)),
 )
 
 
 def torchvision_names(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-    """The same tensors under torchvision's names, behind whatever prefix they have, and what their naming was."""
-    for naming, (first, second), rename in _NAMINGS:
-        prefixes = [
-            name.removesuffix(first)
-            for name in tensors
-            if _is_part(name, first) and _swapped(name, first, second) in tensors
-        ]
+    """The tensors under torchvision's names, with their prefixes, and the title of the layout they had."""
+    for title, pair, rename in _LAYOUTS:
+        prefixes = sorted(_prefixes_of_pair(tensors, *pair), key=len, reverse=True)
         if prefixes:
-            renamed = {_renamed(name, prefixes, rename): value for name, value in tensors.items()}
-            return renamed, naming
+            return {_renamed(name, prefixes, rename): value for name, value in tensors.items()}, title
     return dict(tensors), "torchvision's or timm's names"
 
 
-def prefixes_of(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
-    """The prefixes behind which most of the `wanted` names are found; those of followers only if there is no other."""
+def network_prefixes(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
+    """The prefixes with the most `wanted` names; those of momentum encoders only if there are no others."""
     parts, found = set(wanted), Counter[str]()
     for name in names:
         start = 0
@@ -97,21 +91,18 @@ def prefixes_of(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
     most = max(found.values(), default=0)
     if most * 2 < len(parts):
         return []
-    return _leaders([prefix for prefix, count in found.items() if count == most])
+    return _prefer_trained([prefix for prefix, count in found.items() if count == most])
 
 
 def resnet_prefixes(names: Iterable[str]) -> list[str]:
-    """The prefixes behind which something named like a ResNet lies."""
-    known = set(names)
-    first, second = "conv1.weight", "layer1.0.conv1.weight"
-    return _leaders(
-        [name.removesuffix(first) for name in known if _is_part(name, first) and _swapped(name, first, second) in known]
-    )
+    """The prefixes of what is named like a ResNet."""
+    return _prefer_trained(_prefixes_of_pair(set(names), "conv1.weight", "layer1.0.conv1.weight"))
 
 
 def resnet_name(tensors: Mapping[str, Tensor], prefix: str) -> str | None:
-    """The ResNet that has these blocks and widths, or None."""
-    blocks = tuple(_count_blocks(tensors, f"{prefix}layer{stage}.") for stage in (1, 2, 3, 4))
+    """torchvision's name of the ResNet with these blocks and widths."""
+    stages = [f"{prefix}layer{stage}." for stage in (1, 2, 3, 4)]
+    blocks = tuple(len({n.removeprefix(s).partition(".")[0] for n in tensors if n.startswith(s)}) for s in stages)
     bottleneck = f"{prefix}layer1.0.conv3.weight" in tensors
     middle = tensors.get(f"{prefix}layer1.0.conv2.weight")
     if middle is None or middle.dim() != 4:
@@ -120,29 +111,22 @@ def resnet_name(tensors: Mapping[str, Tensor], prefix: str) -> str | None:
 
 
 def has_small_stem(tensors: Mapping[str, Tensor], prefix: str) -> bool:
-    """Whether the first convolution is the 3×3 one for small images."""
+    """Whether the first convolution is 3×3."""
     first = tensors.get(f"{prefix}conv1.weight")
     return first is not None and first.dim() == 4 and tuple(first.shape[2:]) == (3, 3)
 
 
-def _is_part(name: str, part: str) -> bool:
-    return name == part or name.endswith(f".{part}")
-
-
-def _swapped(name: str, part: str, other: str) -> str:
-    return name.removesuffix(part) + other
+def _prefixes_of_pair(names: Iterable[str], first: str, second: str) -> list[str]:
+    """The prefixes under which both names occur."""
+    known = set(names)
+    prefixes = [name.removesuffix(first) for name in known if name == first or name.endswith(f".{first}")]
+    return [prefix for prefix in prefixes if prefix + second in known]
 
 
 def _renamed(name: str, prefixes: list[str], rename: Callable[[str], str]) -> str:
-    for prefix in sorted(prefixes, key=len, reverse=True):
-        if name.startswith(prefix):
-            return prefix + rename(name.removeprefix(prefix))
-    return name
+    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+    return name if prefix is None else prefix + rename(name.removeprefix(prefix))
 
 
-def _leaders(prefixes: list[str]) -> list[str]:
-    return sorted(prefix for prefix in prefixes if not _FOLLOWERS.search(prefix)) or sorted(prefixes)
-
-
-def _count_blocks(tensors: Mapping[str, Tensor], prefix: str) -> int:
-    return len({name.removeprefix(prefix).partition(".")[0] for name in tensors if name.startswith(prefix)})
+def _prefer_trained(prefixes: list[str]) -> list[str]:
+    return sorted(prefix for prefix in prefixes if not _MOMENTUM_ENCODER.search(prefix)) or sorted(prefixes)

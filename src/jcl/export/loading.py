@@ -1,62 +1,250 @@
-"""Opening a backbone from wherever it lies."""
+"""Loads a backbone from a run folder or a weights file: finds the network that the names and shapes belong to."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import RunError
-from jcl.export.backbone_file import backbone_info
-from jcl.export.hub_folder import is_hub_folder
-from jcl.export.reading import read_weights
-from jcl.export.recognising import Recognised, recognise
-from jcl.export.weights import WeightsFile
+from jcl.export.backbone_file import BackboneInfo, backbone_info
+from jcl.export.hub import CONFIG
+from jcl.export.layouts import (
+    DETECTRON2,
+    WITHOUT_RELU,
+    has_small_stem,
+    network_prefixes,
+    resnet_name,
+    resnet_prefixes,
+    torchvision_names,
+)
+from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import home_expanded
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.runs.folder import RunFolder
-from jcl.settings.schema import Settings
+
+_HEADS = ("fc", "head", "heads", "classifier", "linear")
+_WRAPPERS = ("module", "model", "_orig_mod")
+_MAX_IMAGE_SIZE = 4096  # larger images exhaust the memory before the network can refuse them
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedBackbone:
+    """A network with the weights of a file, and what became of the tensors in that file."""
+
+    network: nn.Module
+    info: BackboneInfo
+    source: str  # the kind of file, its layout and the prefix of the network
+    loaded: int
+    unused: dict[str, int]  # number of tensors in each part of the file that was not loaded
+    notes: tuple[str, ...]
 
 
 def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
-    """The backbone of a run folder or of a weights file, in evaluation mode, giving pooled features (n, width).
+    """The backbone of a run folder or weights file, in evaluation mode, mapping images to pooled features (n, width).
 
-    Opens what this tool writes (`jcl pretrain`, `jcl import` and every kind of `jcl export`) and what `jcl import`
+    Opens what this package writes (`jcl pretrain`, `jcl import` and every target of `jcl export`) and what `jcl import`
     reads: files of torchvision, timm, detectron2, lightly, solo-learn and the released MoCo and JCL checkpoints. A run
-    that has not finished gives the backbone of its newest checkpoint. `backbone` names the network where a file does
-    not and its shapes do not tell. The network carries `info`, a `BackboneInfo` with the image size and normalisation
-    it was trained with, or ImageNet's where the file does not say. Nothing in a file is ever run.
+    that has not finished gives the backbone of its newest checkpoint. `backbone` names the network if neither the file
+    nor its shapes do. The network has an attribute `info`, a `BackboneInfo` with its image size and normalization,
+    ImageNet's if the file does not state them. Nothing in a file is ever executed.
     """
     return open_backbone(Path(path), backbone).network
 
 
-def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> Recognised:
-    """As `load_backbone`, with an account of what the file held."""
+def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> LoadedBackbone:
+    """As `load_backbone`, with details of what the file held."""
     path = home_expanded(path)
     if not path.exists():
         raise RunError(f"there is no run or weights file at {path}.")
     folder = RunFolder(path)
-    if path.is_dir() and (folder.holds_run() or not is_hub_folder(path)):
-        _demand_run(folder)
-        settings = folder.settings()
-        weights = read_weights(folder.backbone_file) if folder.backbone_file.exists() else _unfinished(folder, settings)
+    if path.is_dir() and (folder.holds_run() or not (path / CONFIG).is_file()):
+        weights = _read_run(folder)
     else:
         weights = read_weights(path)
-    return recognise(weights, backbone, image_size)
+    return _load(weights, backbone, image_size)
 
 
-def _demand_run(folder: RunFolder) -> None:
-    """A fine-tuning leaves a backbone too, but its folder is no run and names no images to measure it on."""
-    if folder.backbone_file.is_file() and not folder.settings_file.is_file():
-        raise RunError(f"{folder.path} holds no run but a backbone; give that file: {folder.backbone_file}.")
-
-
-def _unfinished(folder: RunFolder, settings: Settings) -> WeightsFile:
+def _read_run(folder: RunFolder) -> WeightsFile:
+    if folder.backbone_file.is_file() and not folder.settings_file.is_file():  # of a fine-tuning
+        raise RunError(f"{folder.path} is not a run folder; give the backbone in it: {folder.backbone_file}.")
+    settings = folder.settings()
+    if folder.backbone_file.exists():
+        return read_weights(folder.backbone_file)
     newest = newest_checkpoint(folder.checkpoints)
     if newest is None:
-        raise RunError(f"the run in {folder.path} has no checkpoint yet; let it train for a while first.")
+        raise RunError(f"the run in {folder.path} has no checkpoint yet; let it train longer first.")
     prefix = "model.query_encoder.backbone."
     tensors, _ = read_tensors(newest)
-    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    # The width of the features is measured once the network is built.
-    return WeightsFile(newest, "checkpoint of a run", own, info=backbone_info(settings, feature_width=0))
+    tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    # The feature width is measured when the network is built.
+    return WeightsFile(newest, "checkpoint of a run", tensors, info=backbone_info(settings, feature_width=0))
+
+
+def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:
+    """Build the network of a file and load its weights.
+
+    The network is the one given as `backbone`, named in the file, or told by the shapes of a ResNet, in this order.
+    """
+    tensors, layout = torchvision_names(weights.tensors)
+    if layout == WITHOUT_RELU:
+        raise RunError(
+            f"{weights.path} holds lightly's ResNetGenerator in an nn.Sequential, which lacks the ReLU after the "
+            "first norm; no supported ResNet gives the same features."
+        )
+    name = backbone or _network_name(weights, tensors)
+    stem = weights.info.stem if weights.info else _stem(tensors)
+    size = image_size or (weights.info.image_size if weights.info else weights.image_size) or _default_size(name, stem)
+    if not 1 <= size <= _MAX_IMAGE_SIZE:
+        raise RunError(
+            f"invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
+            f"{_MAX_IMAGE_SIZE:,}."
+        )
+    network, width = build_backbone(name, stem=stem, image_size=size)  # type: ignore[arg-type]
+    expected = network.state_dict()
+    prefix = _prefix(weights, tensors, expected, name)
+    found = {part.removeprefix(prefix): value for part, value in tensors.items() if part.startswith(prefix)}
+    _check_match(weights, found, expected, f"{name} at {size} px")
+    loaded = {part: found[part] for part in expected if part in found}
+    network.load_state_dict(loaded, strict=False)
+    described = weights.info or weights
+    info = BackboneInfo(name, stem, size, width, described.mean, described.std)
+    network.info = info  # type: ignore[assignment]
+    unused = [part for part in tensors if not (part.startswith(prefix) and part.removeprefix(prefix) in loaded)]
+    return LoadedBackbone(
+        network=network.eval(),
+        info=info,
+        source=f"{weights.kind}, {layout}" + (f", under {prefix.removesuffix('.')}" if prefix else ""),
+        loaded=len(loaded),
+        unused=dict(Counter(_part_of_file(part, prefix) for part in unused)),
+        notes=tuple(_notes(weights, layout, stem, loaded, expected)),
+    )
+
+
+def _network_name(weights: WeightsFile, tensors: Mapping[str, Tensor]) -> str:
+    if weights.info:
+        return weights.info.backbone
+    if weights.architecture and _is_known(weights.architecture):
+        return weights.architecture
+    prefixes = resnet_prefixes(tensors)
+    names = {name for prefix in prefixes if (name := resnet_name(tensors, prefix))}
+    if len(names) == 1:
+        return names.pop()
+    reason = "holds a ResNet of unusual depth or width" if prefixes else "does not look like a ResNet"
+    if weights.architecture:
+        reason += f" (its arch is {weights.architecture!r}, an unknown name)"
+    raise RunError(
+        f"{weights.path} {reason}. Name its network with `jcl import --backbone NAME` or "
+        "`load_backbone(path, backbone=NAME)`."
+    )
+
+
+def _is_known(name: str) -> bool:
+    if name in OWN_BACKBONES or name in torchvision_networks():
+        return True
+    try:
+        import timm
+    except ImportError:
+        return False
+    return bool(timm.is_model(name.removeprefix("timm/")))
+
+
+def _stem(tensors: Mapping[str, Tensor]) -> Literal["imagenet", "small"]:
+    prefixes = resnet_prefixes(tensors)
+    return "small" if prefixes and all(has_small_stem(tensors, prefix) for prefix in prefixes) else "imagenet"
+
+
+def _default_size(name: str, stem: str) -> int:
+    if stem == "small" or name in OWN_BACKBONES:
+        return 32
+    if name not in torchvision_networks():
+        try:
+            import timm
+        except ImportError:
+            return 224
+        known = timm.get_pretrained_cfg(name.removeprefix("timm/"))
+        return int(known.input_size[-1]) if known else 224
+    return 224
+
+
+def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
+    prefixes = network_prefixes(tensors, expected)
+    if len(prefixes) == 1:
+        return prefixes[0]
+    if not prefixes:
+        raise RunError(
+            f"{weights.path} does not hold a {name}: most of its {len(expected):,} tensors ({_first(expected)}) are "
+            f"missing; the file has {_first(tensors)}."
+        )
+    places = " and ".join(prefix or "no prefix" for prefix in prefixes)
+    raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {places}; save the tensors of one alone.")
+
+
+def _check_match(
+    weights: WeightsFile, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], network: str
+) -> None:
+    """Refuse weights that are not exactly the network's, apart from its classifier: features would be wrong.
+
+    Old files lack `num_batches_tracked`, which evaluation does not need.
+    """
+    missing = [part for part in expected if part not in found and not part.endswith("num_batches_tracked")]
+    shapes = [part for part, value in expected.items() if part in found and found[part].shape != value.shape]
+    tops = {part.partition(".")[0] for part in expected} - set(_HEADS)
+    unexpected = [part for part in found if part not in expected and part.partition(".")[0] in tops]
+    problems = []
+    if missing:
+        problems.append(f"{len(missing):,} missing ({_first(missing)})")
+    if shapes:
+        first = shapes[0]
+        problems.append(
+            f"{len(shapes):,} of another shape ({_first(shapes)}; {first} is {tuple(found[first].shape)} in the file "
+            f"and {tuple(expected[first].shape)} in the network)"
+        )
+    if unexpected:
+        problems.append(f"{len(unexpected):,} unexpected ({_first(unexpected)})")
+    if problems:
+        raise RunError(f"the tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
+    if special := [part for part in expected if part in found and not _is_plain(found[part])]:
+        raise RunError(
+            f"{weights.path} has sparse, quantized, complex or meta tensors ({_first(special)}); "
+            "save them as dense float tensors."
+        )
+
+
+def _is_plain(value: Tensor) -> bool:
+    dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
+    return dense and not value.is_meta and not value.is_complex()
+
+
+def _part_of_file(name: str, prefix: str) -> str:
+    """The part of the file that a tensor belongs to: `module.encoder_k`, `module.encoder_q.fc`."""
+    if prefix and name.startswith(prefix):
+        return prefix + name.removeprefix(prefix).partition(".")[0]
+    first, _, rest = name.partition(".")
+    return f"{first}.{rest.partition('.')[0]}" if first in _WRAPPERS and rest else first
+
+
+def _notes(
+    weights: WeightsFile, layout: str, stem: str, loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> Iterable[str]:
+    """What had to be assumed, and what else was in the file."""
+    if weights.info is None and layout == DETECTRON2:
+        yield "assumed RGB images and strides in the 3×3 convolutions, unlike in detectron2's MSRA weights"
+    if weights.info is None and stem == "small":
+        yield "assumed stride 1, padding 1 and no max-pool for the 3×3 stem; solo-learn pads by 2"
+    dtypes = {str(value.dtype) for part, value in loaded.items() if value.dtype != expected[part].dtype}
+    if dtypes:
+        yield f"converted {' and '.join(sorted(dtypes)).replace('torch.', '')} values to float32"
+    if weights.ignored:
+        yield f"ignored other entries of the file: {_first(weights.ignored, 8)}"
+
+
+def _first(names: Iterable[str], count: int = 3) -> str:
+    listed = list(names)
+    return ", ".join(listed[:count]) + (", ..." if len(listed) > count else "")

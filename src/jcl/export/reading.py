@@ -1,129 +1,165 @@
-"""Opening a weights file of any kind this tool or the libraries around it write. Nothing in a file is ever run.
+"""Reads weights files of any kind that this package or the libraries around it write. No file is ever executed.
 
-What a file is, is told from how it begins rather than from its name, since `.pth`, `.ckpt`, `.bin` and `.pkl` say
-little.
+The first bytes of a file decide what it is rather than its name: `.pth`, `.ckpt`, `.bin` and `.pkl` say little.
 """
 
 from __future__ import annotations
 
+import pickle
+import re
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from jcl.errors import RunError
-from jcl.export import onnx_file
-from jcl.export.array_pickle import DamagedPickle, RefusedPickle, load_arrays
-from jcl.export.backbone_file import FORMAT, BackboneInfo
-from jcl.export.hub_folder import WEIGHTS, read_hub_config
-from jcl.export.torch_file import LEGACY_START, noted_info, read_torch_file
-from jcl.export.weights import INFO_KEY, WeightsFile, weights_within
+from jcl.export.array_pickle import DamagedPickle, PickledArray, RefusedPickle, load_arrays
+from jcl.export.backbone_file import FORMAT, INFO_KEY, BackboneInfo
+from jcl.export.hub import WEIGHTS, read_hub_config
+from jcl.export.onnx_file import read_onnx
 from jcl.runs.checkpoint import read_tensors
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD
+
+_LEGACY_START = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # torch.save before PyTorch 1.6
+# Keys under which training programs keep the weights. Averaged weights come last.
+_WEIGHTS_KEYS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
+
+
+@dataclass(frozen=True, eq=False)
+class WeightsFile:
+    """The tensors of a file under its own names; `info` if this package wrote it, otherwise what else it states."""
+
+    path: Path
+    kind: str  # "torch file", "hub folder", ...
+    tensors: dict[str, Tensor]
+    info: BackboneInfo | None = None
+    architecture: str | None = None
+    image_size: int | None = None
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    ignored: tuple[str, ...] = ()  # other entries of the file: optimizer, epoch, ...
 
 
 def read_weights(path: Path) -> WeightsFile:
-    """All tensors of a weights file or hub folder under the names it gives them, with what it says about them."""
+    """All tensors of a weights file or hub folder."""
     if path.is_dir():
         return _read_hub_folder(path)
-    start = _first_bytes(path)
-    if path.suffix == ".safetensors" or start[8:9] == b"{":
-        return _read_safetensors(path)
-    if path.suffix == ".onnx":
-        return onnx_file.read_onnx(path)
-    if start.startswith(b"\x80") and not start.startswith(LEGACY_START):
-        return _read_array_pickle(path)
-    content = read_torch_file(path)
-    return _weights(path, "torch file", content, _tensors_only)
-
-
-def _first_bytes(path: Path, count: int = 16) -> bytes:
     if path.exists() and not path.is_file():
-        raise RunError(f"{path} cannot be read: it is no file.")  # a pipe would keep its reader waiting for ever
+        raise RunError(f"{path} cannot be read: not a regular file.")  # opening a pipe would block
     try:
         with path.open("rb") as file:
-            return file.read(count)
+            start = file.read(16)
+        if path.suffix == ".safetensors" or start[8:9] == b"{":
+            return _read_safetensors(path)
+        if path.suffix == ".onnx":
+            tensors, info = read_onnx(path)
+            return WeightsFile(path, "ONNX file", tensors, info)
+        if start.startswith(b"\x80") and not start.startswith(_LEGACY_START):
+            return _read_array_pickle(path)
+        content = _load_torch_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    return _find_weights(path, "torch file", content)
 
 
 def _read_safetensors(path: Path) -> WeightsFile:
     tensors, metadata = read_tensors(path)
     if metadata.get("format", "").startswith("jcl-checkpoint"):
-        raise RunError(
-            f"{path} is a checkpoint of a run and not a backbone written by this tool; give the run's folder instead."
-        )
+        raise RunError(f"{path} is a training checkpoint, not a backbone; give the run folder instead.")
     if metadata.get("format") == FORMAT:
         info = BackboneInfo.from_text(metadata.get("info"))
         if info is None:
-            raise RunError(f"{path} does not say which network its weights are for; it is damaged.")
-        return WeightsFile(path, "backbone file of this tool", tensors, info=info)
-    note = BackboneInfo.from_text(metadata.get(INFO_KEY))
-    return WeightsFile(path, "safetensors file", tensors, info=note)
+            raise RunError(f"{path} is damaged: it does not describe its network.")
+        return WeightsFile(path, "backbone file", tensors, info)
+    return WeightsFile(path, "safetensors file", tensors, BackboneInfo.from_text(metadata.get(INFO_KEY)))
 
 
 def _read_array_pickle(path: Path) -> WeightsFile:
     try:
-        content = load_arrays(path.read_bytes())
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+        return _find_weights(path, "pickle of arrays", load_arrays(path.read_bytes()))
     except RefusedPickle as refused:
         raise RunError(
-            f"{path} is a pickle that holds more than arrays: opening it would run {refused}, so it was not opened and "
-            "nothing in it ran; export the weights again as arrays or with torch.save(model.state_dict(), ...)."
+            f"{path} was not opened: unpickling it would run {refused}. "
+            "Save the weights as arrays or with torch.save(model.state_dict(), ...)."
         ) from None
     except DamagedPickle:
-        raise RunError(f"{path} cannot be read as a pickle of arrays; it is damaged or cut short.") from None
-    return _weights(path, "pickle of arrays", content, _arrays_as_tensors)
+        raise RunError(f"{path} cannot be read as a pickle of arrays; it is damaged or truncated.") from None
 
 
 def _read_hub_folder(path: Path) -> WeightsFile:
-    described = read_hub_config(path)
-    files = [path / name for name in (WEIGHTS, "pytorch_model.bin")]
-    file = next((file for file in files if file.is_file()), None)
+    config = read_hub_config(path)
+    file = next((file for name in (WEIGHTS, "pytorch_model.bin") if (file := path / name).is_file()), None)
     if file is None:
-        raise RunError(f"{path} has a config.json but no {WEIGHTS} beside it; copy the whole folder.")
-    weights = read_weights(file)
-    return WeightsFile(
-        path,
-        "hub folder",
-        weights.tensors,
-        info=weights.info,
-        architecture=described.architecture,
-        image_size=described.image_size,
-        mean=described.mean,
-        std=described.std,
+        raise RunError(f"{path} has a config.json but no {WEIGHTS}; copy the whole folder.")
+    return replace(
+        read_weights(file),
+        path=path,
+        kind="hub folder",
+        architecture=config.architecture,
+        image_size=config.image_size,
+        mean=config.mean,
+        std=config.std,
+        ignored=(),
     )
 
 
-def _weights(path: Path, kind: str, content: object, pick: Any) -> WeightsFile:
-    """Weights among whatever else a training program keeps in a dictionary."""
-    found = weights_within(content)
-    tensors = pick(found[0]) if found else {}
-    if found is None or not tensors:
-        raise RunError(f"{path} holds no weights: there are no tensors under names in it.")
-    inner, around = found
+def _load_torch_file(path: Path) -> Any:
+    """What `torch.save` wrote, if it is tensors and plain containers."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the age of the file
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if named := re.search(r"GLOBAL (\S+)", str(error)):
+            raise RunError(
+                f"{path} was not opened: it holds more than tensors, and unpickling it would run {named[1]}. If you "
+                "trust its source, save the weights alone where it was made: torch.save(torch.load("
+                f"{path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'), or use "
+                ".state_dict() instead of ['state_dict'] if it holds a whole model."
+            ) from None
+    except OSError:
+        raise
+    except Exception as error:  # depends on where the file was truncated or damaged
+        if "TorchScript" in str(error):
+            raise RunError(
+                f"{path} is a TorchScript program; save its weights with torch.save(model.state_dict(), 'weights.pth')."
+            ) from None
+    raise RunError(f"{path} cannot be read as a torch.save file; it is damaged, truncated or another format.")
+
+
+def _find_weights(path: Path, kind: str, content: object) -> WeightsFile:
+    """The weights in whatever dictionary a training program saved."""
+    outer = content if isinstance(content, Mapping) else {}
+    inner = next((outer[key] for key in _WEIGHTS_KEYS if isinstance(outer.get(key), Mapping)), outer)
+    around = {} if inner is outer else outer
+    tensors = {name: _as_tensor(value) for name, value in inner.items() if isinstance(name, str) and _is_tensor(value)}
+    if not tensors:
+        raise RunError(f"{path} holds no weights: there are no named tensors in it.")
     architecture = around.get("arch")
-    note = around.get(INFO_KEY)
     return WeightsFile(
         path,
         kind,
         tensors,
-        info=noted_info(inner) or BackboneInfo.from_text(note),
+        info=_info_in_state_dict(inner) or BackboneInfo.from_text(around.get(INFO_KEY)),
         architecture=architecture if isinstance(architecture, str) else None,
         ignored=tuple(str(name) for name, value in around.items() if value is not inner),
     )
 
 
-def _tensors_only(content: Mapping[object, object]) -> dict[str, Tensor]:
-    return {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor | PickledArray)
 
 
-def _arrays_as_tensors(content: Mapping[object, object]) -> dict[str, Tensor]:
-    return {
-        name: torch.from_numpy(value)
-        for name, value in content.items()
-        if isinstance(name, str) and isinstance(value, np.ndarray)
-    }
+def _as_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.from_numpy(value.to_numpy())
+
+
+def _info_in_state_dict(state: object) -> BackboneInfo | None:
+    """What `jcl export` notes in the metadata of a state dict."""
+    metadata = getattr(state, "_metadata", None)
+    note = metadata.get(INFO_KEY) if isinstance(metadata, dict) else None
+    return BackboneInfo.from_text(note.get("info")) if isinstance(note, dict) else None

@@ -47,14 +47,14 @@ def test_the_authors_checkpoints(tmp_path, prefix, head, zipped):
     assert_same_bits(taken.network, wanted)
     assert_same_bits(jcl.load_backbone(out), wanted)
     heads = 4 if head == "mlp" else 2
-    assert taken.taken == len(wanted) == 120
-    assert taken.left_out == {
+    assert taken.loaded == len(wanted) == 120
+    assert taken.unused == {
         f"{prefix}encoder_q.fc": heads,
         f"{prefix}encoder_k": 120 + heads,
         f"{prefix}queue": 1,
         f"{prefix}queue_ptr": 1,
     }
-    assert f"under {prefix}encoder_q" in taken.recognised
+    assert f"under {prefix}encoder_q" in taken.source
     assert "epoch, arch, optimizer" in " ".join(taken.notes)
     assert taken.info == BackboneInfo("resnet18", "imagenet", 224, 512, IMAGENET_MEAN, IMAGENET_STD)
 
@@ -91,7 +91,7 @@ def test_small_stems_are_told_from_the_first_convolution(tmp_path):
     taken = import_backbone(tmp_path / "solo.ckpt", tmp_path / "out.safetensors")
     assert_same_bits(taken.network, body(network))
     assert (taken.info.stem, taken.info.image_size) == ("small", 32)
-    assert taken.left_out == {"momentum_backbone": 120, "projector": 1, "classifier": 1, "queue": 1}
+    assert taken.unused == {"momentum_backbone": 120, "projector": 1, "classifier": 1, "queue": 1}
     assert "solo-learn pads by 2" in " ".join(taken.notes)
     network.fc = nn.Identity()
     with torch.inference_mode():
@@ -107,7 +107,7 @@ def test_numbered_parts_as_lightly_has_them(tmp_path):
     torch.save({"state_dict": state, "pytorch-lightning_version": "2.2.0"}, tmp_path / "lightly.ckpt")
     taken = import_backbone(tmp_path / "lightly.ckpt", tmp_path / "out.safetensors")
     assert_same_bits(taken.network, body(network))
-    assert taken.left_out == {"backbone_momentum": 120, "projection_head": 1}
+    assert taken.unused == {"backbone_momentum": 120, "projection_head": 1}
     with torch.inference_mode():
         assert_close(taken.network(images(64)), parts(images(64)).flatten(1))
 
@@ -125,7 +125,7 @@ def test_lightlys_own_resnet_in_parts_lacks_a_relu_and_is_refused(tmp_path, monk
     lightly = pytest.importorskip("lightly.models")
     parts = nn.Sequential(*list(lightly.ResNetGenerator("resnet-18").children())[:-1], nn.AdaptiveAvgPool2d(1))
     torch.save(parts.state_dict(), tmp_path / "parts.pth")
-    with pytest.raises(RunError, match="without the ReLU after its first norm"):
+    with pytest.raises(RunError, match="ReLU"):
         jcl.load_backbone(tmp_path / "parts.pth")
 
 
@@ -134,10 +134,10 @@ def test_timms_file_with_its_classifier_by_name(tmp_path):
 
     network = unlike_new(timm.create_model("convnext_atto", num_classes=5))
     save_file(network.state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(RunError, match=r"does not look like a ResNet.*--backbone NAME"):
+    with pytest.raises(RunError, match="--backbone"):
         jcl.load_backbone(tmp_path / "model.safetensors")
     taken = import_backbone(tmp_path / "model.safetensors", tmp_path / "out.safetensors", backbone="timm/convnext_atto")
-    assert taken.left_out == {"head": 2} and taken.info.image_size == 224
+    assert taken.unused == {"head": 2} and taken.info.image_size == 224
     network.reset_classifier(0)
     with torch.inference_mode():
         assert torch.equal(jcl.load_backbone(tmp_path / "out.safetensors")(images(64)), network(images(64)))
@@ -160,7 +160,7 @@ def test_a_folder_that_timm_wrote(tmp_path, safe):
     with torch.inference_mode():
         assert torch.equal(found(images(64)), network(images(64)))
     save_for_hf(network, tmp_path / "odd", safe_serialization=safe, model_args={"depth": 3})
-    with pytest.raises(RunError, match=r"config.json builds its network with depth, which is not known here"):
+    with pytest.raises(RunError, match=r"config.json.* depth"):
         jcl.load_backbone(tmp_path / "odd")
 
 
@@ -179,25 +179,21 @@ def test_half_precision_is_said(tmp_path):
     network = sample_resnet()
     save_file({name: value.half() for name, value in body(network).items()}, tmp_path / "half.safetensors")
     taken = import_backbone(tmp_path / "half.safetensors", tmp_path / "out.safetensors")
-    assert "float16 in the file and were turned into float32" in " ".join(taken.notes)
+    assert "float16" in " ".join(taken.notes)
 
 
 def test_the_wrong_network_is_named_with_keys(tmp_path):
     torch.save(sample_resnet("resnet18").state_dict(), tmp_path / "r18.pth")
-    with pytest.raises(
-        RunError, match=r"do not fit resnet34 at 224 px: 80 tensors are missing \(layer1.2.conv1.weight, "
-    ):
+    with pytest.raises(RunError, match=r"resnet34 at 224 px: 80 missing \(layer1.2.conv1.weight, "):
         jcl.load_backbone(tmp_path / "r18.pth", backbone="resnet34")
     torch.save(sample_resnet("resnet34").state_dict(), tmp_path / "r34.pth")
-    with pytest.raises(RunError, match=r"96 tensors are without a place in it \(layer1.2.conv1.weight, "):
+    with pytest.raises(RunError, match=r"96 unexpected \(layer1.2.conv1.weight, "):
         jcl.load_backbone(tmp_path / "r34.pth", backbone="resnet18")  # all of its tensors are there, and would fit
-    with pytest.raises(RunError, match=r"layer1.0.conv1.weight is 64×64×3×3 in the file and 64×64×1×1 in the network"):
+    with pytest.raises(RunError, match=r"layer1.0.conv1.weight is \(64, 64, 3, 3\) .* \(64, 64, 1, 1\)"):
         jcl.load_backbone(tmp_path / "r34.pth", backbone="resnet50")
-    with pytest.raises(
-        RunError, match=r"does not hold a timm/convnext_atto: of its 126 tensors .* the file has conv1.we"
-    ):
+    with pytest.raises(RunError, match=r"timm/convnext_atto.* 126 .* conv1.weight"):
         jcl.load_backbone(tmp_path / "r34.pth", backbone="timm/convnext_atto")
-    with pytest.raises(SettingsError, match="there is no backbone called 'resnet51'"):
+    with pytest.raises(SettingsError, match="resnet51"):
         jcl.load_backbone(tmp_path / "r34.pth", backbone="resnet51")
 
 
@@ -206,7 +202,7 @@ def test_missing_tensors_are_named_and_counted(tmp_path):
     for name in ("bn1.running_mean", "layer4.1.conv2.weight"):
         del state[name]
     torch.save({"state_dict": {f"module.{name}": value for name, value in state.items()}}, tmp_path / "part.pth")
-    with pytest.raises(RunError, match=r"2 tensors are missing \(bn1.running_mean, layer4.1.conv2.weight\)"):
+    with pytest.raises(RunError, match=r"2 missing \(bn1.running_mean, layer4.1.conv2.weight\)"):
         import_backbone(tmp_path / "part.pth", tmp_path / "out.safetensors")
     assert not (tmp_path / "out.safetensors").exists()
 
@@ -214,16 +210,14 @@ def test_missing_tensors_are_named_and_counted(tmp_path):
 def test_a_resnet_of_unusual_depth_must_be_named(tmp_path):
     state = {name: value for name, value in sample_resnet().state_dict().items() if not name.startswith("layer4.1")}
     torch.save({"state_dict": state, "arch": "resnet16"}, tmp_path / "short.pth")
-    with pytest.raises(
-        RunError, match=r"unusual depth or width. It calls itself 'resnet16', which is no name known here"
-    ):
+    with pytest.raises(RunError, match="resnet16"):
         jcl.load_backbone(tmp_path / "short.pth")
 
 
 def test_two_networks_that_could_be_meant(tmp_path):
     state = {f"{part}.{name}": value for part in ("left", "right") for name, value in body(sample_resnet()).items()}
     torch.save(state, tmp_path / "two.pth")
-    with pytest.raises(RunError, match=r"holds 2 networks that could be meant, under left\. and right\."):
+    with pytest.raises(RunError, match=r"2 networks, under left\. and right\."):
         jcl.load_backbone(tmp_path / "two.pth")
 
 
@@ -232,7 +226,7 @@ def test_an_image_size_for_networks_built_for_one(tmp_path):
 
     torch.save(timm.create_model("vit_tiny_patch16_224", img_size=64, num_classes=0).state_dict(), tmp_path / "v.pth")
     name, out = "timm/vit_tiny_patch16_224", tmp_path / "out.safetensors"
-    with pytest.raises(RunError, match=r"at 224 px: 1 tensor is of another shape \(pos_embed; pos_embed is 1×17×192"):
+    with pytest.raises(RunError, match=r"at 224 px: 1 of another shape \(pos_embed; pos_embed is \(1, 17, 192"):
         import_backbone(tmp_path / "v.pth", out, backbone=name)
     assert import_backbone(tmp_path / "v.pth", out, backbone=name, image_size=64).info.image_size == 64
     assert jcl.load_backbone(out)(images(64)).shape == (3, 192)
@@ -241,7 +235,7 @@ def test_an_image_size_for_networks_built_for_one(tmp_path):
 @pytest.mark.parametrize("size", [100_000, -5])
 def test_an_image_size_that_no_memory_holds(tmp_path, size):
     torch.save(sample_resnet().state_dict(), tmp_path / "w.pth")
-    with pytest.raises(RunError, match=r"images of -?[\d,]+ px, which makes no sense.*--image-size from 1 to 4,096"):
+    with pytest.raises(RunError, match="image size"):
         import_backbone(tmp_path / "w.pth", tmp_path / "out.safetensors", image_size=size)
 
 
@@ -251,7 +245,7 @@ def test_what_is_there_is_kept(tmp_path):
     out.write_bytes(b"precious")
     with pytest.raises(RunError, match="--force"):
         import_backbone(tmp_path / "weights.pth", out)
-    with pytest.raises(SettingsError, match=r"should end in \.safetensors"):
+    with pytest.raises(SettingsError, match=r"\.safetensors"):
         import_backbone(tmp_path / "weights.pth", tmp_path / "out.pth")
     with pytest.raises(RunError, match="is a folder"):
         (tmp_path / "folder.safetensors").mkdir()
@@ -260,6 +254,6 @@ def test_what_is_there_is_kept(tmp_path):
     import_backbone(tmp_path / "weights.pth", out, force=True)
     copy = tmp_path / "copy.safetensors"
     shutil.copy(out, copy)
-    with pytest.raises(RunError, match="is what is to be imported"):
+    with pytest.raises(RunError, match="to import"):
         import_backbone(copy, copy, force=True)
     assert_same_bits(jcl.load_backbone(copy), body(sample_resnet()))

@@ -1,0 +1,162 @@
+"""Hub folders as timm opens them: `config.json`, `model.safetensors` and a model card."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import jcl
+from jcl.core.method import METHODS
+from jcl.data.opening import KNOWN_SETS
+from jcl.errors import RunError
+from jcl.export.backbone_file import BackboneInfo, channel_values
+from jcl.runs.folder import RunFolder
+from jcl.runs.json_object import is_figure, read_object
+from jcl.runs.metrics import read_metrics
+from jcl.settings.schema import Settings
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_USUAL_ARGS = (("in_chans", 3), ("global_pool", "avg"), ("global_pool", "token"))  # written by timm 1.0.31
+
+
+@dataclass(frozen=True)
+class HubConfig:
+    """What a `config.json` says about the weights beside it."""
+
+    architecture: str | None  # a name that `build_backbone` takes
+    image_size: int | None
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+def read_hub_config(folder: Path) -> HubConfig:
+    """timm's description of a model; what it leaves out is as for ImageNet."""
+    file = folder / CONFIG
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        preprocessing = values.get("pretrained_cfg", values)
+        name, options = values.get("architecture"), dict(values.get("model_args") or {})
+        size = options.pop("img_size", None) or preprocessing.get("input_size")
+        options.pop("num_classes", None)
+        if unknown := [name for name, value in options.items() if (name, value) not in _USUAL_ARGS]:
+            raise RunError(f"{file} has unsupported model_args: {', '.join(sorted(unknown))}.")
+        return HubConfig(
+            architecture=f"timm/{name}" if isinstance(name, str) else None,
+            image_size=int(size[-1] if isinstance(size, list) else size) if size else None,
+            mean=channel_values(preprocessing.get("mean", IMAGENET_MEAN)),
+            std=channel_values(preprocessing.get("std", IMAGENET_STD), positive=True),
+        )
+    except OSError as error:
+        raise RunError(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
+        raise RunError(f"{file} is not a model description as timm writes it.") from None
+
+
+def hub_config(name: str, info: BackboneInfo) -> dict[str, Any]:
+    """The `config.json` with which timm builds the network and preprocesses images as this package does."""
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    return {
+        "architecture": name.partition(".")[0],
+        "num_classes": 0,
+        "num_features": info.feature_width,
+        "pretrained_cfg": {
+            "num_classes": 0,
+            "input_size": [3, info.image_size, info.image_size],
+            "fixed_input_size": bool(known and known.fixed_input_size),
+            "interpolation": "bilinear",
+            "crop_pct": info.shown.crop_ratio,
+            "crop_mode": "center",
+            "mean": list(info.mean),
+            "std": list(info.std),
+            "first_conv": known.first_conv if known else None,
+            "classifier": known.classifier if known else None,
+        },
+    }
+
+
+def model_card(name: str, info: BackboneInfo, source: Path) -> str:
+    """The README: training settings and accuracies if `source` is a run folder, and how to load the model."""
+    folder = RunFolder(source)
+    settings = folder.settings() if source.is_dir() and folder.holds_run() else None
+    tags = ["timm", "image-feature-extraction", "jcl"]
+    if settings:
+        tags += ["self-supervised-learning", "contrastive-learning"]
+    front = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": tags}
+    return _CARD.format(
+        front=yaml.safe_dump(front, sort_keys=False),
+        name=name,
+        info=info,
+        version=jcl.__version__,
+        training=_training(settings, folder) if settings else "The source of its weights is not recorded.",
+        mean=list(info.mean),
+        std=list(info.std),
+    )
+
+
+_CARD = """---
+{front}---
+
+# {name}
+
+A {name} without classifier: images of {info.image_size} px to {info.feature_width} pooled features. Exported by jcl
+{version}.
+
+{training}
+
+## Usage
+
+```python
+import timm
+
+model = timm.create_model("local-dir:PATH_OF_THIS_FOLDER", pretrained=True)  # or "hf-hub:OWNER/NAME"
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+features = model.eval()(transform(image).unsqueeze(0))  # (1, {info.feature_width})
+```
+
+or `jcl.load_backbone("PATH_OF_THIS_FOLDER")`. Images are RGB in [0, 1], normalized with mean {mean} and std {std}.
+
+## License
+
+Not stated: it depends on the training images. Add `license:` at the top of this file before publishing.
+"""
+
+
+def _training(settings: Settings, folder: RunFolder) -> str:
+    data = settings.data.location
+    if data not in KNOWN_SETS:
+        data = Path(data).name or data  # without the folders of somebody's disk
+    summary = METHODS[settings.method.name].summary.rstrip(".")
+    sections = settings.model_dump(mode="json", include={"recipe", "method", "train", "views", "model"})
+    text = f"""## Training
+
+Pre-trained without labels on {data} with {settings.method.name} ({summary}).
+
+```yaml
+{yaml.safe_dump(sections, sort_keys=False)}```"""
+    if accuracies := _accuracies(folder):
+        rows = "\n".join(f"| {name} | {value:.2f} % |" for name, value in accuracies.items())
+        text += f"\n\n## Evaluation\n\nMeasured on the run's own data.\n\n| metric | value |\n| --- | --- |\n{rows}"
+    return text
+
+
+def _accuracies(folder: RunFolder) -> dict[str, float]:
+    """Accuracies of a finished run, or the newest ones of a run that has not finished."""
+    summary, figures = folder.path / "summary.json", dict[str, Any]()
+    try:
+        if summary.exists():
+            figures = read_object(summary)
+        elif folder.metrics_file.exists():
+            for line in read_metrics(folder.metrics_file):
+                figures |= line if line.get("kind") != "train" else {}
+    except RunError:  # damaged
+        return {}
+    return {
+        name: float(value) for name, value in figures.items() if name.endswith(("_top1", "_top5")) and is_figure(value)
+    }
