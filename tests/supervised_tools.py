@@ -2,14 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from jcl.commands import finetune as finetune_command
+from jcl.commands import linear as linear_command
 from jcl.core.encoder import build_backbone
+from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.supervised import SupervisedTraining
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import read_tensors
+from jcl.settings.evaluation import FinetuneOptions, LinearOptions
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -19,6 +24,16 @@ def untrained_weights(file: Path, *, seed: int = 0, image_size: int = 16) -> Pat
     info = BackboneInfo("tiny_cnn", "imagenet", image_size, 128, IMAGENET_MEAN, IMAGENET_STD)
     save_backbone(build_backbone("tiny_cnn")[0], info, file)
     return file
+
+
+def finetune(weights: Path, data: str, *, console: Any = None, **options: Any) -> FinetuneFolder:
+    """Fine-tune with these options."""
+    return finetune_command.finetune(FinetuneOptions(weights=weights, data=data, **options), console=console)
+
+
+def measure_linear(weights: Path, data: str, *, console: Any = None, **options: Any) -> linear_command.LinearReport:
+    """Train a linear probe with these options."""
+    return linear_command.measure_linear(LinearOptions(weights=weights, data=data, **options), console=console)
 
 
 def stop_after(patch: pytest.MonkeyPatch, step: int, number: int) -> None:

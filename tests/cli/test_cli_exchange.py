@@ -70,7 +70,7 @@ def test_wrong_input_is_a_sentence(call, refused, run, checkpoint):
     )
     assert str(checkpoint) in refused("import", checkpoint, "-o", "out.safetensors", "--backbone", "resnet50")
     code, _, err = call("export", run, "--to", "caffe", "-o", "out")
-    assert code == 2 and "the value 'caffe' of --to does not work" in err and "Traceback" not in err
+    assert code == 2 and "caffe" in err and "--to" in err and "Traceback" not in err
     code, _, err = call("export", run, "--to", "timm")
     assert code == 2 and "Missing option" in err
     assert not Path("out.safetensors").exists()

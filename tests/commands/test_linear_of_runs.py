@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jcl.commands.finetune import finetune
-from jcl.commands.linear import LinearReport, measure_linear
+from jcl.commands.linear import LinearReport
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune_folder import FinetuneFolder
 from jcl.evaluate.probe_folder import ProbeFolder
@@ -20,10 +19,10 @@ from jcl.evaluate.supervised import SupervisedTraining
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import RunLock
 from small_runs import snapshot, write_image_folder
-from supervised_tools import same_tensors, stop_after, untrained_weights
+from supervised_tools import finetune, measure_linear, same_tensors, stop_after, untrained_weights
 
 QUIET = Console(quiet=True)
-SHORT = {"protocol": "paper", "learning_rates": [3.0], "epochs": 3, "batch_size": 8, "device": "cpu", "workers": 0}
+SHORT = {"protocol": "paper", "lr": [3.0], "epochs": 3, "batch_size": 8, "device": "cpu", "workers": 0}
 STEPS = 12
 
 
@@ -169,7 +168,7 @@ def test_scores_that_were_lost_are_measured_again(weights, npz, unbroken, tmp_pa
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"learning_rates": [10.0]}, "lr = 3 instead of 10"),
+        ({"lr": [10.0]}, "lr = 3 instead of 10"),
         ({"epochs": 4}, "epochs = 3 instead of 4"),
         ({"batch_size": 16}, "batch_size = 8 instead of 16"),
         ({"seed": 1}, "seed = 0 instead of 1"),
@@ -230,9 +229,7 @@ def test_folders_of_something_else_are_left_alone(weights, npz, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("given", "option"), [({"compiled": True}, "--compile"), ({"least_crop": 0.5}, "--least-crop")]
-)
+@pytest.mark.parametrize(("given", "option"), [({"compile": True}, "--compile"), ({"least_crop": 0.5}, "--least-crop")])
 def test_what_only_the_papers_probe_knows_is_not_ignored(weights, npz, given, option):
     with pytest.raises(SettingsError, match=f"{option} is for the paper's probe"):
         measure_linear(weights, str(npz), device="cpu", workers=0, **given)

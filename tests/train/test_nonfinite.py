@@ -169,8 +169,8 @@ def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, caps
             main()
         return ended.value.code
 
-    assert command("sometimes") == 1
-    assert "'sometimes' of train.on_nan does not work" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert command("sometimes") == 2
+    assert "sometimes for --on-nan" in capsys.readouterr().err and not (tmp_path / "run").exists()
     assert command("skip") == 0
     assert Run(tmp_path / "run").summary["skipped_steps"] == 0
 

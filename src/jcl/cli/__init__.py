@@ -22,7 +22,7 @@ from jcl.errors import Interrupted, JclError, OtherRankFailed
 __all__ = ["app", "main"]
 
 INTERRUPTED = 130  # what a shell gives a command that Ctrl-C ended
-_CPU_IS_FULL = "can't allocate memory"  # torch's words, in a plain RuntimeError
+_CPU_IS_FULL = "DefaultCPUAllocator"  # how torch names it, in a plain RuntimeError
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
 for _group in ("train", "evaluate", "detect", "features", "report", "ablate", "study", "exchange", "data"):
@@ -35,7 +35,7 @@ def main() -> None:
     demand_written = outlast_readers()
     try:
         sys.argv[1:] = normalize_argv(sys.argv[1:])  # which --devices hands on
-        code = app(standalone_mode=False)  # its errors are told here
+        code = app(prog_name="jcl", standalone_mode=False)  # errors are printed here
         if code == INTERRUPTED:  # typer has caught the key stroke and says nothing
             _leave_interrupted()
         demand_written()

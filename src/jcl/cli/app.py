@@ -10,20 +10,13 @@ import typer
 from rich.console import Console
 
 import jcl
+from jcl.cli.options import app as app
 from jcl.console import StderrConsole
 from jcl.errors import SettingsError
 from jcl.runs.json_object import may_hold_figures
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
-app = typer.Typer(
-    name="jcl",
-    help="Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
 # Of several ranks the first speaks for all; an error of another one is its own.
 rank = int(os.environ.get("RANK") or 0)  # set to nothing it says nothing
 out = Console(quiet=rank > 0)
@@ -45,7 +38,7 @@ def _options(
     """Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone."""
 
 
-def _spared(path: Path | None) -> Path | None:
+def check_json_file(path: Path | None) -> Path | None:
     """Before anything is done: figures take the place of older figures, and of nothing else."""
     if path is None:
         return None
@@ -73,7 +66,7 @@ def _spared(path: Path | None) -> Path | None:
 
 
 JsonOption = Annotated[
-    Path | None, typer.Option("--json", callback=_spared, help="Also write the figures to this file as JSON.")
+    Path | None, typer.Option("--json", callback=check_json_file, help="Also write the figures to this file as JSON.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 WorkersOption = Annotated[

@@ -43,9 +43,10 @@ def say(text: str) -> None:
 
 
 def say_strangers(count: int) -> None:
-    """Beside accuracies: how many of the test images could not have been right."""
+    """How many test images no classifier could get right, beside accuracies."""
     if count:
-        say(f"Counted as wrong, being of classes without training images: {pluralize(count, 'test image')}.")
+        images = pluralize(count, "test image has a class", "test images have classes")
+        say(f"{images} unseen in training; counted as errors.")
 
 
 def tested_on(figures: Mapping[str, Any]) -> str:

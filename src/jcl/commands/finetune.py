@@ -23,6 +23,7 @@ from jcl.data import ImageSource
 from jcl.data.opening import whole_location
 from jcl.data.subset import select_images
 from jcl.distributed.device import on_device
+from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, classification_task
 from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
 from jcl.evaluate.finetune import (
@@ -39,34 +40,13 @@ from jcl.evaluate.supervised import Classifier
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import starting_folder
 from jcl.runs.lock import RunLock
+from jcl.settings.evaluation import FinetuneOptions
 
 USUAL_LR = 0.1  # for a batch of 256, in proportion to the root of the batch
 USUAL_HEAD_LR = 0.3  # likewise
-USUAL_EPOCHS = 50
 
 
-def finetune(
-    weights: Path,
-    location: str | None,
-    *,
-    out: Path | None = None,
-    labels: str = "100%",
-    from_scratch: bool = False,
-    epochs: int = USUAL_EPOCHS,
-    batch_size: int | None = None,
-    lr: float | None = None,
-    head_lr: float | None = None,
-    layer_decay: float | None = None,
-    weight_decay: float = 1e-4,
-    warmup_epochs: float | None = None,
-    label_smoothing: float = 0.0,
-    jitter: bool = False,
-    seed: int = 0,
-    device: str = "auto",
-    compiled: bool = False,
-    workers: int | None = None,
-    console: Console | None = None,
-) -> FinetuneFolder:
+def finetune(options: FinetuneOptions, *, console: Console | None = None) -> FinetuneFolder:
     """Train a run's or file's whole network with labels into the folder `out` (default: a new one under `runs/`).
 
     What is not given is chosen by the number of labels: the batch as `usual_batch_size` says, the learning rates in
@@ -74,44 +54,56 @@ def finetune(
     of the network then has a better start than another, so all have the same learning rate.
     """
     console = console or StderrConsole()
-    amount = label_amount(labels)
-    subject = open_target(weights, location, device, console)
-    task = classification_task(subject.data)
-    usual = _usual_rates(len(label_subset(_labels(task.train), amount, seed)), batch_size, lr, from_scratch)
-    train = {
-        "epochs": epochs,
-        "batch_size": usual.batch_size,
-        "lr": usual.lr,
-        "weight_decay": weight_decay,
-        "schedule": "cosine",
-        "schedule_by": "step",
-        "warmup_epochs": 0.1 * epochs if warmup_epochs is None else warmup_epochs,
-        "seed": seed,
-        "device": device,
-        "compile": compiled,
-    }
-    values = {
-        "weights": str(weights.resolve()),
-        "data": None if location is None else whole_location(location),
-        "labels": labels,
-        "from_scratch": from_scratch,
-        "layer_decay": usual.layer_decay if layer_decay is None else layer_decay,
-        "head_lr": usual.head_lr if head_lr is None else head_lr,
-        "label_smoothing": label_smoothing,
-        "jitter": jitter,
-        "train": train,
-    }
-    settings = finetune_settings(values, "the options of `jcl finetune`")
+    weights, location = options.weights, options.data
+    if weights is None:
+        raise SettingsError("give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
+    subject, task, settings = _chosen(options, weights, console)
+    out = options.out
     keep_apart(Path("runs") if out is None else out, data_location(weights, location))
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
-    work = _prepare(settings, subject, task, workers)
+    work = _prepare(settings, subject, task, options.workers)
     wanted = Path("runs") / f"finetune-{subject.data.name}" if out is None else out
     with starting_folder(wanted, numbered=out is None) as path:
         folder = FinetuneFolder(path)
         with folder.begun(warn=lambda text: print_line(console, text)):
             folder.create(settings, work.names)
             return _train(settings, folder, work, console)
+
+
+def _chosen(
+    options: FinetuneOptions, weights: Path, console: Console
+) -> tuple[EvaluationTarget, ClassificationTask, FinetuneSettings]:
+    """What is fine-tuned, on which task, with which settings."""
+    amount, epochs = label_amount(options.labels), options.epochs
+    subject = open_target(weights, options.data, options.device, console)
+    task = classification_task(subject.data)
+    labels = len(label_subset(_labels(task.train), amount, options.seed))
+    usual = _usual_rates(labels, options.batch_size, options.lr, options.from_scratch)
+    train = {
+        "epochs": epochs,
+        "batch_size": usual.batch_size,
+        "lr": usual.lr,
+        "weight_decay": options.weight_decay,
+        "schedule": "cosine",
+        "schedule_by": "step",
+        "warmup_epochs": 0.1 * epochs if options.warmup_epochs is None else options.warmup_epochs,
+        "seed": options.seed,
+        "device": options.device,
+        "compile": options.compile,
+    }
+    values = {
+        "weights": str(weights.resolve()),
+        "data": None if options.data is None else whole_location(options.data),
+        "labels": options.labels,
+        "from_scratch": options.from_scratch,
+        "layer_decay": usual.layer_decay if options.layer_decay is None else options.layer_decay,
+        "head_lr": usual.head_lr if options.head_lr is None else options.head_lr,
+        "label_smoothing": options.label_smoothing,
+        "jitter": options.jitter,
+        "train": train,
+    }
+    return subject, task, finetune_settings(values, "the options of `jcl finetune`")
 
 
 class _Rates(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
@@ -15,6 +14,7 @@ from jcl.cores import usual_workers
 from jcl.distributed.group import joined_ranks
 from jcl.evaluate.knn import KnnResult
 from jcl.evaluate.online import knn_on
+from jcl.settings.evaluation import KnnOptions
 from jcl.settings.resolve import voters
 
 RANK_TIMEOUT = 1800.0
@@ -22,30 +22,26 @@ RANK_TIMEOUT = 1800.0
 
 
 def measure_knn(
-    weights: Path,
-    location: str | None,
+    options: KnnOptions,
     *,
-    k: Sequence[int],
-    temperature: Sequence[float],
-    batch_size: int = 256,
-    workers: int | None = None,
-    device: str = "auto",
     console: Console | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[KnnResult]:
-    """Weighted kNN of a run's or file's frozen features on the data at `location` (default: the run's own).
+    """Weighted kNN of a run's or file's frozen features on labelled data (default: the data of the run).
 
     Without `k` as many vote as in a run on these images. Ranks that a launcher started share the images and the queries
     out among them. Images that cannot be read are left out, which is told. `progress` is told how many of how many
     images are done, of the training and then of the test set.
     """
-    with joined_ranks(device, RANK_TIMEOUT) as (ranks, target):
-        subject = open_target(weights, location, str(target), console_of(ranks, console))
-        decoding = max(1, usual_workers() // ranks.count) if workers is None else workers
+    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, target):
+        subject = open_target(options.weights, options.data, str(target), console_of(ranks, console))
+        workers = max(1, usual_workers() // ranks.count) if options.workers is None else options.workers
         told = console or StderrConsole()
-        features = partial(subject.features, batch_size=batch_size, workers=decoding, console=told, progress=progress)
-        data, votes = subject.data, k or [voters(len(subject.data.train))]
+        features = partial(
+            subject.features, batch_size=options.batch_size, workers=workers, console=told, progress=progress
+        )
+        data, votes = subject.data, options.k or [voters(len(subject.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
             said = "For want of a labelled test set some of the training images are held out to ask about."
             print_line(told, said)
-        return knn_on(data, features, k=votes, temperature=temperature, device=target, ranks=ranks)
+        return knn_on(data, features, k=votes, temperature=options.temperature, device=target, ranks=ranks)

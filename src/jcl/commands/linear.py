@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,6 +27,7 @@ from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear
 from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
 from jcl.evaluate.probe_folder import ProbeFolder
 from jcl.export.backbone_file import weights_digest
+from jcl.settings.evaluation import LinearOptions
 from jcl.settings.schema import TrainSettings
 
 _DIGEST_LETTERS = 16
@@ -43,24 +44,12 @@ class LinearReport:
 
 
 def measure_linear(
-    weights: Path,
-    location: str | None,
+    options: LinearOptions,
     *,
-    protocol: Literal["fast", "paper"] = "fast",
-    learning_rates: Sequence[float] = (),
-    weight_decays: Sequence[float] = (),
-    epochs: int | None = None,
-    batch_size: int = 256,
-    workers: int | None = None,
-    device: str = "auto",
-    seed: int = 0,
-    least_crop: float = USUAL_LEAST_CROP,
-    compiled: bool = False,
-    out: Path | None = None,
     console: Console | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LinearReport:
-    """The linear probe of a run's or file's frozen features on the data at `location` (default: the run's own).
+    """The linear probe of a run's or file's frozen features on labelled data (default: the data of the run).
 
     `fast` trains a grid of probes on cached features and chooses among them on a part of the training images; `paper`
     trains one on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
@@ -69,25 +58,29 @@ def measure_linear(
     many images the features of `fast` are there.
     """
     console = console or StderrConsole()
-    workers = usual_workers() if workers is None else workers
-    if protocol == "fast":
-        _refuse_options_of_paper(out, compiled, least_crop)
+    weights, location, device = options.weights, options.data, options.device
+    workers = usual_workers() if options.workers is None else options.workers
+    if options.protocol == "fast":
+        _refuse_options_of_paper(options.out, options.compile, options.least_crop)
         subject = open_target(weights, location, device, console)
-        grid = ProbeGrid(tuple(learning_rates) or LEARNING_RATES, tuple(weight_decays) or WEIGHT_DECAYS)
-        features = partial(subject.features, batch_size=batch_size, workers=workers, console=console, progress=progress)
-        return _fast_linear(features, classification_task(subject.data), grid, epochs, seed, subject.device)
+        grid = ProbeGrid(options.lr or LEARNING_RATES, options.weight_decay or WEIGHT_DECAYS)
+        features = partial(
+            subject.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
+        )
+        task = classification_task(subject.data)
+        return _fast_linear(features, task, grid, options.epochs, options.seed, subject.device)
     train = paper_settings(
-        lr=_only_lr(learning_rates, weight_decays),
-        epochs=PAPER_EPOCHS if epochs is None else epochs,
-        batch_size=batch_size,
-        seed=seed,
-        compiled=compiled,
+        lr=_only_lr(options.lr, options.weight_decay),
+        epochs=PAPER_EPOCHS if options.epochs is None else options.epochs,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        compiled=options.compile,
     )
     subject = open_target(weights, location, device, console)
-    if out is not None:
-        keep_apart(out, data_location(weights, location))
-    probe = _PaperProbe(subject, classification_task(subject.data), train, workers, least_crop, console)
-    return probe.report() if out is None else probe.report_kept_in(ProbeFolder(out), weights)
+    if options.out is not None:
+        keep_apart(options.out, data_location(weights, location))
+    probe = _PaperProbe(subject, classification_task(subject.data), train, workers, options.least_crop, console)
+    return probe.report() if options.out is None else probe.report_kept_in(ProbeFolder(options.out), weights)
 
 
 def _refuse_options_of_paper(out: Path | None, compiled: bool, least_crop: float) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from jcl.console import pluralize
 from jcl.errors import SettingsError
@@ -260,6 +261,16 @@ def setting_names() -> list[str]:
     return names
 
 
+def setting_field(name: str) -> FieldInfo:
+    """The field of a setting given by its dotted name."""
+    section, _, key = name.partition(".")
+    field = Settings.model_fields[section]
+    if not key:
+        return field
+    assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    return field.annotation.model_fields[key]
+
+
 def _nearest(name: str, known: list[str]) -> str:
     by_key = {entry.rpartition(".")[2]: entry for entry in known}
     key = name.rpartition(".")[2]
@@ -281,31 +292,49 @@ def _sentence(name: str, problems: list[Any], origin: str) -> str:
     if problems[0]["type"] == "extra_forbidden":
         return f"In {origin} there is no setting called {name!r}; {_nearest(name, setting_names())}"
     if not name:
-        return f"In {origin}: {'; '.join(_messages(problems))}."
-    return f"In {origin} {about_value(name, problems)}."
+        return f"In {origin}: {'; '.join(map(_expected, problems))}."
+    return f"In {origin}: {invalid_value(name, problems)}."
 
 
-def about_value(name: str, problems: Sequence[Any]) -> str:
-    """`the value 0 of train.epochs does not work: input should be greater than 0`, of what pydantic found."""
-    wanted = " or ".join(message[0].lower() + message[1:] for message in _messages(problems))
-    value = repr(problems[0]["input"])
-    shown = value if len(value) <= _LONGEST_SHOWN else f"{value[:_LONGEST_SHOWN]}..."
-    return f"the value {shown} of {name} does not work: {wanted}"
+def invalid_value(name: str, problems: Sequence[Any], value: str | None = None) -> str:
+    """`invalid value 0 for train.epochs: must be at least 1`, from the errors of pydantic for one field."""
+    shown = repr(problems[0]["input"]) if value is None else value
+    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+    wanted = dict.fromkeys(_expected(problem) for problem in problems)
+    return f"invalid value {shown} for {name}: {' or '.join(wanted)}"
 
 
-def _messages(problems: Sequence[Any]) -> list[str]:
-    return [problem["msg"].removeprefix("Value error, ") for problem in problems]
+_EXPECTED = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be greater than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "literal_error": "must be {expected}",
+    "finite_number": "must be finite",
+    "int_type": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "string_type": "must be a string",
+}
+
+
+def _expected(problem: Any) -> str:
+    """What a value should have been."""
+    if problem["type"] in _EXPECTED:
+        return _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
+    message: str = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    return message[0].lower() + message[1:]
 
 
 def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
-    """Every setting with its value, without settings its default, and what it means."""
+    """Every setting with its value (its default without `settings`) and its meaning."""
     rows = []
     for name in setting_names():
-        section, _, key = name.partition(".")
-        field = Settings.model_fields[section]
-        if key:
-            assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-            field = field.annotation.model_fields[key]
+        field = setting_field(name)
         value = field.default if settings is None else attrgetter(name)(settings)
         rows.append((name, str(value), field.description or ""))
     return rows

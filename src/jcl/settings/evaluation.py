@@ -1,0 +1,77 @@
+"""Options of the commands that evaluate features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jcl.settings.options import (
+    HARDWARE,
+    OUTPUT,
+    DeviceOptions,
+    JsonOptions,
+    SeedOptions,
+    WorkersOptions,
+    argument,
+    option,
+)
+from jcl.settings.schema import Positive, PositiveInt
+
+BatchSize = Annotated[int, Field(ge=2)]  # batch norm needs two images
+_WEIGHTS = "A run folder or an exported backbone."
+_LABELLED = "Labelled data (default: the data of the run)."
+
+
+class KnnOptions(WorkersOptions, DeviceOptions, JsonOptions):
+    """Options of `jcl knn`."""
+
+    weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
+    data: str | None = argument("DATA", _LABELLED, None)
+    k: tuple[PositiveInt, ...] = option(
+        (), "Neighbours that vote; repeatable (default: 200, fewer for few images).", "-k"
+    )
+    temperature: tuple[Positive, ...] = option((0.1,), "Temperature of the votes; repeatable.")
+    batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
+
+
+class LinearOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
+    """Options of `jcl linear`."""
+
+    weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
+    data: str | None = argument("DATA", _LABELLED, None)
+    protocol: Literal["fast", "paper"] = option(
+        "fast", "fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs."
+    )
+    lr: tuple[float, ...] = option((), "Learning rate; several make a grid (default: a grid; 30 for paper).")
+    weight_decay: tuple[float, ...] = option((), "Weight decay; several make a grid (default: a grid; 0 for paper).")
+    epochs: PositiveInt | None = option(None, "Epochs (default: depends on the number of images; 100 for paper).")
+    batch_size: BatchSize = option(256, "Images per forward pass; for paper, images per training step.")
+    least_crop: Annotated[float, Field(ge=0.01, le=1.0)] = option(
+        0.08, "Smallest fraction of an image in a training crop (paper)."
+    )
+    out: Path | None = option(None, "Folder for checkpoints (paper); the same command again resumes from it.")
+    per_class: bool = option(False, "Show the accuracy of each class too.", panel=OUTPUT)
+    compile: bool = option(False, "Compile the backbone (paper; pays off in long runs).", panel=HARDWARE)
+
+
+class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
+    """Options of `jcl finetune`; what is None is chosen from the number of labels."""
+
+    weights: Path | None = argument("RUN_OR_WEIGHTS", _WEIGHTS, None)
+    data: str | None = argument("DATA", _LABELLED, None)
+    labels: str = option("100%", "Labels to use: 1%, 10%, 100%, 20-per-class, ...")
+    out: Path | None = option(None, "Folder of the results (default: a new one in runs/).")
+    resume: Path | None = option(None, "Continue the stopped fine-tuning in this folder.", metavar="FOLDER")
+    from_scratch: bool = option(False, "Start from random weights, as a baseline.")
+    epochs: PositiveInt = option(50, "Epochs over the labelled images.")
+    batch_size: BatchSize | None = option(None, "Images per step (default: depends on the number of labels).")
+    lr: float | None = option(None, "Learning rate of the last backbone stage (default: scales with the batch).")
+    head_lr: float | None = option(None, "Learning rate of the new classifier (default: scales with the batch).")
+    layer_decay: float | None = option(None, "Ratio between the learning rates of consecutive stages (default: 0.7).")
+    weight_decay: float = option(1e-4, "Weight decay, except on norms and biases.")
+    warmup_epochs: float | None = option(None, "Epochs of linear warm-up (default: a tenth).")
+    label_smoothing: float = option(0.0, "Label smoothing.")
+    jitter: bool = option(False, "Add colour jitter to crops and flips.")
+    compile: bool = option(False, "Compile the backbone (pays off in long runs).", panel=HARDWARE)

@@ -1,0 +1,144 @@
+"""Options of commands as pydantic models: name, type, default, help and panel are written once.
+
+`jcl.cli.options` turns a model into a command, and the application function takes the model. A field is an option
+named after it (`batch_size` is `--batch-size`) unless it is declared with `argument`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
+
+from jcl.settings.schema import Section, setting_field
+
+# Panels of `--help` below the main one, in this order.
+SETTINGS, DATA, HARDWARE, OUTPUT = "Other settings", "Data", "Hardware", "Output"
+PANELS = ("", SETTINGS, DATA, HARDWARE, OUTPUT)
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Workers = Annotated[int, Field(ge=0)]
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class CliField:
+    """How a field of a model appears on the command line."""
+
+    flags: tuple[str, ...] = ()  # empty: the field's name
+    panel: str = ""  # empty: the main panel
+    metavar: str | None = None
+    positional: bool = False
+    setting: str = ""  # the dotted name of the run setting that the option sets
+
+
+def option(default: Any, help: str, *flags: str, panel: str = "", metavar: str | None = None, setting: str = "") -> Any:
+    """A field that is an option; `...` as the default makes it required."""
+    return _field(default, help, CliField(flags, panel, metavar, setting=setting))
+
+
+def argument(metavar: str, help: str, default: Any = ...) -> Any:
+    """A field that is a positional argument."""
+    return _field(default, help, CliField(metavar=metavar, positional=True))
+
+
+def _field(default: Any, help: str, cli: CliField) -> Any:
+    return Field(default, description=help, json_schema_extra={"cli": cli})  # type: ignore[dict-item]
+
+
+def cli_field(field: FieldInfo) -> CliField:
+    """How a field appears on the command line."""
+    extra = field.json_schema_extra
+    cli = extra.get("cli") if isinstance(extra, dict) else None
+    return cli if isinstance(cli, CliField) else CliField()
+
+
+class Options(Section):
+    """Base of all commands' options."""
+
+    @property
+    def given(self) -> set[str]:
+        """Names of the fields that were given, not left at their defaults."""
+        return set(self.model_fields_set)
+
+
+class JsonOptions(Options):
+    """For commands that give results."""
+
+    json_file: Path | None = option(None, "Also write the results to this JSON file.", "--json", panel=OUTPUT)
+
+
+class DeviceOptions(Options):
+    """For commands that run a network."""
+
+    device: str = option("auto", "Device: auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
+
+
+class WorkersOptions(Options):
+    """For commands that decode images."""
+
+    workers: Workers | None = option(None, "Image decoding processes (default: one per CPU core).", panel=HARDWARE)
+
+
+class DevicesOptions(Options):
+    """For commands that train on several devices."""
+
+    devices: Annotated[int, Field(ge=1)] = option(
+        1, "Train on this many GPUs of this machine (or processes, on a CPU).", panel=HARDWARE
+    )
+
+
+class SeedOptions(Options):
+    """For commands that draw random numbers."""
+
+    seed: Seed = option(0, "Random seed.")
+
+
+class ForceOptions(Options):
+    """For commands that write files of the user's choice."""
+
+    force: bool = option(False, "Overwrite existing files.", panel=OUTPUT)
+
+
+Model = TypeVar("Model", bound=Options)
+
+
+def with_settings(*names: str, panels: dict[str, str] | None = None) -> Callable[[type[Model]], type[Model]]:
+    """Add an option for each run setting in `names`; its type and help are the setting's, its default is None.
+
+    `data.location` becomes the argument DATA.
+    """
+
+    def add(model: type[Model]) -> type[Model]:
+        fields: dict[str, Any] = {name: _setting_option(name, (panels or {}).get(name, "")) for name in names}
+        named = {_option_name(name): field for name, field in fields.items()}
+        made: type[Model] = create_model(model.__name__, __base__=model, __module__=model.__module__, **named)
+        made.__doc__ = model.__doc__
+        return made
+
+    return add
+
+
+def _option_name(setting: str) -> str:
+    return {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
+
+
+def _setting_option(name: str, panel: str) -> tuple[Any, Any]:
+    field = setting_field(name)
+    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    positional = name == "data.location"
+    cli = CliField(panel=panel, positional=positional, metavar="DATA" if positional else None, setting=name)
+    return kind | None, _field(None, field.description or "", cli)
+
+
+def settings_given(options: Options) -> dict[str, Any]:
+    """The run settings that options of a model set, by dotted name."""
+    values = {}
+    for name, field in type(options).model_fields.items():
+        if (setting := cli_field(field).setting) and (value := getattr(options, name)) is not None:
+            values[setting] = value
+    return values
