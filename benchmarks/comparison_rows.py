@@ -21,7 +21,7 @@ class Row:
         return cls(name, words, method, tuple(settings))
 
 
-MOCO_SETTINGS = ("model.head_width=2048",)  # by its own search, in docs/search.md; the rest came out as for JCL
+MOCO_SETTINGS = ("model.head_width=2048",)  # by its own search, in docs/recipe-search.md; the rest came out as for JCL
 ROWS = {
     row.name: row
     for row in (

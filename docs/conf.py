@@ -1,4 +1,4 @@
-"""How the pages in this folder become a site: `make docs`."""
+"""Sphinx configuration; `make docs` builds the site."""
 
 import sys
 from pathlib import Path
@@ -26,3 +26,7 @@ html_theme = "furo"
 html_title = "Joint Contrastive Learning"
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+
+RESERVED = {"search", "genindex", "py-modindex"}  # Sphinx writes these pages itself
+if clash := RESERVED & {page.stem for page in Path(__file__).parent.glob("*.md")}:
+    raise ValueError(f"rename the pages {sorted(clash)}: Sphinx would overwrite them")

@@ -1,4 +1,4 @@
-"""README and guide: their Python runs, their commands exist with these options, and their links lead somewhere."""
+"""README and docs: the Python code runs, the commands and their options exist, and the links lead somewhere."""
 
 import re
 import shlex
@@ -28,15 +28,17 @@ SMALL = {
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+    """Contents of the fenced blocks in a language; plain fences have the empty one."""
+    fences = re.findall(r"^```(\S*)[^\n]*\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S)
+    return [content for found, content in fences if found == language]
 
 
 WITH_PYTHON = [page for page in PAGES if page.name != "CONTRIBUTING.md" and blocks(page, "python")]
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Lines of a terminal, without comments and with their continuation lines."""
-    for block in blocks(page, "(?:bash|sh)?"):
+    """Commands in the plain blocks, without comments, continuation lines joined."""
+    for block in blocks(page, ""):
         for line in re.sub(r"\\\n\s*", "", block).splitlines():
             found = re.match(r"(?:\.venv/bin/|srun |torchrun .* -m )?(jcl .*)", re.sub(r"\s#.*", "", line).strip())
             if found:
@@ -45,7 +47,7 @@ def commands(page: Path) -> Iterator[str]:
 
 @pytest.fixture
 def photos(tmp_path, monkeypatch) -> None:
-    """What a reader has: a folder of images, and a network small enough for a test."""
+    """A folder of images, and `jcl.pretrain` with a network small enough for a test."""
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     for number in range(8):
@@ -70,7 +72,7 @@ def test_python_on_a_page_runs(page, photos):
     }
     had = set(names)
     for block in blocks(page, "python"):
-        exec(compile(block, str(page), "exec"), names)  # whatever does not run raises
+        exec(compile(block, str(page), "exec"), names)
     assert "jcl" in set(names) - had
 
 
@@ -97,5 +99,5 @@ def test_links_on_a_page_lead_somewhere(page):
 
 
 def test_every_command_is_on_a_page():
-    said = {shlex.split(line)[1] for page in PAGES for line in commands(page)}
-    assert set(typer.main.get_command(app).commands) <= said
+    documented = {shlex.split(line)[1] for page in PAGES for line in commands(page)}
+    assert set(typer.main.get_command(app).commands) <= documented
