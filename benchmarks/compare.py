@@ -37,7 +37,7 @@ from rich.console import Console
 from jcl.cli.run_options import given_values, run_settings
 from jcl.commands.run_data import open_run_data, with_whole_path
 from jcl.core.method import METHODS
-from jcl.data.fingerprint import fingerprint
+from jcl.data.source import fingerprint
 from jcl.errors import JclError, RunError
 from jcl.evaluate.classification import classification_task
 from jcl.runs.folder import RunFolder

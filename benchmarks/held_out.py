@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jcl.data.arrays import DAMAGE
+from jcl.data.arrays import NPZ_ERRORS
 from jcl.errors import RunError
 from jcl.runs.atomic import replacing
 
@@ -16,7 +16,7 @@ def hold_out(data: Path, split: Path) -> Path:
     try:
         with np.load(data) as arrays:
             images, labels = arrays["x_train"], arrays["y_train"]
-    except (*DAMAGE, KeyError, TypeError) as error:
+    except (*NPZ_ERRORS, KeyError, TypeError) as error:
         raise SystemExit(f"{data} is no npz file with x_train and y_train: {error}") from None
     if len(images) != len(labels):
         raise SystemExit(f"{data} has {len(images):,} images in x_train, but {len(labels):,} labels in y_train.")

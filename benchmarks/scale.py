@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jcl.core.encoder import Encoder, build_backbone
-from jcl.data.dealing import Dealer
+from jcl.data.loader import Dealer
 from jcl.distributed.group import Ranks
 
 RESULTS = Path(__file__).with_name("results")

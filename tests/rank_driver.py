@@ -18,7 +18,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - which any optimiser imports: two seconds in every fork if it came after
 
-from jcl.data.resident import GrowingStore
+from jcl.data.batch import GrowingStore
 from launch_tools import descendants, wait_until
 
 

@@ -82,8 +82,8 @@ def test_every_example_is_run_here_and_short():
 
 FEWER_IMAGES = """
 import functools
-import jcl.data.opening
-jcl.data.opening.open_demo = functools.partial(jcl.data.opening.open_demo, train_count=500, test_count=100)
+import jcl.data.named
+jcl.data.named.open_demo = functools.partial(jcl.data.named.open_demo, train_count=500, test_count=100)
 """
 
 

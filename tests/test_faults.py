@@ -25,7 +25,7 @@ from fault_tools import (
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.data import open_data
-from jcl.data.shard_writing import write_shards
+from jcl.data.shards.write import write_shards
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
 from jcl.runs.metrics import read_metrics

@@ -15,6 +15,7 @@ from torch import Tensor
 VIEWS: Final = 1
 DATA_ORDER: Final = 2
 KEY_SHUFFLE: Final = 3
+SHARD_ORDER: Final = 4
 
 _UNIFORM_BITS: Final = 24  # what a float32 in [0, 1) holds exactly
 

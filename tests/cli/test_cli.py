@@ -361,24 +361,23 @@ def test_check_counts_what_is_there(call, image_folder):
 
 def test_an_image_beside_class_folders_is_named_before_labels_are_missed(call, image_folder):
     (image_folder / "cats" / "000.png").rename(image_folder / "stray.png")
-    said = "because stray.png lies beside them: no image there has a label"
     code, out, _ = call("check", image_folder)
-    assert code == 0 and f"train: the sub-folders are not taken for classes, {said}" in " ".join(out.split())
+    assert code == 0 and "stray.png" in out
     code, _, err = call("pretrain", image_folder, *TINY, "--set", "train.epochs=1", "--out", "run")
-    assert code == 0 and said in " ".join(err.partition("Pre-training")[0].split())
+    assert code == 0 and "stray.png" in err.partition("Pre-training")[0]
     assert "knn_top1" not in Run(Path("run")).summary
 
 
 def test_a_folder_that_may_not_be_listed_is_passed_over_unless_strict(call, image_folder):
-    said = "1 folder cannot be listed and is passed over (lost+found: permission denied); if it holds images,"
+    said = "lost+found: permission denied"
     arguments = ["pretrain", image_folder, *TINY, "--set", "train.epochs=1"]
     with unlistable(image_folder / "lost+found"):
         code, out, _ = call("check", image_folder)
-        assert code == 0 and f"train: {said}" in " ".join(out.split())
+        assert code == 0 and said in " ".join(out.split())
         code, _, err = call(*arguments, "--out", "run")
-        assert code == 0 and f"Below {image_folder} {said}" in err.partition("Pre-training")[0]
+        assert code == 0 and said in err.partition("Pre-training")[0]
         code, _, err = call(*arguments, "--strict", "--out", "strict")
-        assert code == 1 and f"Error: The folder {image_folder}/lost+found cannot be listed: permission denied;" in err
+        assert code == 1 and f"{image_folder}/lost+found cannot be listed: permission denied" in err
     assert "26 image files in 2 class folders" in call(*arguments, "--strict", "--out", "strict")[2]
 
 
@@ -575,7 +574,7 @@ def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
     assert code == 0, err
     figures = json.loads(Path("shards.json").read_text())
     assert figures["train_images"] == 26 and figures["train_shards"] == 3
-    assert f"jcl pretrain {out_folder}" in out and "Passed over" in err
+    assert f"jcl pretrain {out_folder}" in out and ".heic" in err
     code, _, err = call("pretrain", out_folder, *TINY, "--out", "from-shards")
     assert code == 0, err
     again = call("shard", image_folder, out_folder)
@@ -588,15 +587,15 @@ def test_a_damaged_shard_is_used_as_far_as_it_goes_unless_strict(call, image_fol
     os.truncate(shards / "train-0001.tar", (shards / "train-0001.tar").stat().st_size // 2)
     arguments = ["pretrain", shards, *TINY, *SHORT]
     code, out, err = call(*arguments, "--strict", "--out", "run")
-    assert code == 1 and out == "" and "Error: The shard train-0001.tar is damaged: it has no end mark" in err
+    assert code == 1 and out == "" and "Error: The shard train-0001.tar is damaged" in err
     assert not Path("run").exists()
     code, _, err = call(*arguments, "--out", "run")
-    assert code == 0 and "1 shard is damaged, and only what is left is used (train-0001.tar:" in err
+    assert code == 0 and "The shard train-0001.tar is damaged" in err
     # Strict was a training; what it made can be measured though a shard was damaged since.
     settings = Path("run/settings.yaml")
     settings.write_text(settings.read_text().replace("strict: false", "strict: true"))
     code, _, err = call("knn", "run")
-    assert code == 0 and "1 shard is damaged" in err
+    assert code == 0 and "The shard train-0001.tar is damaged" in err
     assert (
         call("report", "run", "-o", "page.html")[0] == 0 and "could not be opened" not in Path("page.html").read_text()
     )
@@ -604,11 +603,11 @@ def test_a_damaged_shard_is_used_as_far_as_it_goes_unless_strict(call, image_fol
 
 def test_class_folders_inside_of_shards_are_named_before_labels_are_missed(call, image_folder):
     subprocess.run(["tar", "-cf", "photos.tar", "-C", image_folder, "."], check=True)
-    said = "folders in the shards (cats, dogs) are not taken for classes, because labels come from the .cls or .json"
+    said = "folders in shards (cats, dogs)"
     code, out, _ = call("check", "photos.tar")
-    assert code == 0 and f"train: the {said}" in " ".join(out.split())
+    assert code == 0 and said in " ".join(out.split())
     code, _, err = call("pretrain", "photos.tar", *TINY, "--set", "train.epochs=1", "--out", "run")
-    assert code == 0 and f"The {said}" in err.partition("Pre-training")[0]
+    assert code == 0 and said in err.partition("Pre-training")[0]
     assert "knn_top1" not in Run(Path("run")).summary
 
 

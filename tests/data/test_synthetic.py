@@ -1,7 +1,6 @@
 import torch
 
-from jcl.data.drawn_classes import CLASSES
-from jcl.data.synthetic import drawn_objects
+from jcl.data.synthetic import CLASSES, drawn_objects
 
 
 def nearest_neighbour_accuracy(pixels: torch.Tensor, labels: torch.Tensor, train: int, neighbours: int) -> float:

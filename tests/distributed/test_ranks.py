@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from jcl.core.method import METHODS
-from jcl.data.dealing import Dealer
+from jcl.data.loader import Dealer
 from jcl.distributed.group import ALONE, Ranks
 from rank_steps import first_steps
 from small_runs import drawn_pixels

@@ -10,9 +10,6 @@ from jcl.cli.app import out
 from jcl.cli.printing import in_table, say
 from jcl.console import pluralize
 from jcl.data.check import SMALL_SIDE, DataReport, SplitReport
-from jcl.data.folder import about_loose
-from jcl.data.listing import about_foreign, about_unlisted
-from jcl.data.shard_reading import about_damage, about_folders
 
 _SHOWN = 5  # names for each kind of trouble; all of them are in the JSON file
 
@@ -65,16 +62,7 @@ def _troubles(split: str, found: SplitReport) -> list[str]:
     ]
     if len(found.unreadable) > _SHOWN:
         lines.append(f"{split}: {len(found.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
-    if found.damage:
-        lines.append(f"{split}: {about_damage(found.damage)}.")
-    if found.folders_inside:
-        lines.append(f"{split}: the {about_folders(found.folders_inside)}.")
-    if found.unlisted:
-        lines.append(f"{split}: {about_unlisted(found.unlisted)}.")
-    if found.foreign:
-        lines.append(f"{split}: {about_foreign(found.foreign)}.")
-    if found.loose:
-        lines.append(f"{split}: {about_loose(found.loose)}.")
+    lines += [f"{split}: {warning}" for warning in found.warnings]
     if found.small:
         many = pluralize(len(found.small), "image")
         lines.append(f"{split}: {many} with a side below {SMALL_SIDE} px: {_some(found.small)}")

@@ -22,7 +22,7 @@ def tell_passed_over(location: str | None) -> str | None:
     """Say so where a data set's name is that of a folder here too; whoever means the folder learns how to write it."""
     said = rank > 0 or ERROR_FOLDER in os.environ  # by the first rank, or by our launcher
     if location is not None and not said and Path(location).is_dir():
-        from jcl.data.opening import KNOWN_SETS
+        from jcl.data.named import KNOWN_SETS
 
         if location in KNOWN_SETS:
             print_line(

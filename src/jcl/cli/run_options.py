@@ -75,7 +75,7 @@ def run_settings(recipe: str | None, method: str | None, values: Mapping[str, An
 
 def _recipe_of(location: object) -> str:
     """A folder may happen to be called as a recipe is; only names of data sets count."""
-    from jcl.data.opening import KNOWN_SETS
+    from jcl.data.named import KNOWN_SETS
     from jcl.settings.recipes import recipe_names
 
     return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"

@@ -13,8 +13,8 @@ from rich.console import Console
 from jcl.commands.run_data import data_facts, open_run_data, with_whole_path
 from jcl.console import print_line
 from jcl.data import ImageData, ImageSource
-from jcl.data.fingerprint import fingerprint
 from jcl.data.loader import refuse_large_batch
+from jcl.data.source import fingerprint
 from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import classification_task

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from jcl.console import pluralize
 from jcl.data import ImageData, ImageSource
-from jcl.data.fingerprint import fingerprint_of_content, fingerprint_of_listing
+from jcl.data.source import fingerprint_of_content, fingerprint_of_listing
 from jcl.errors import RunError
 from jcl.runs.checkpoint import Progress
 from jcl.runs.json_object import named_differences, written

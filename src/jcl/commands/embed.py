@@ -15,7 +15,7 @@ from jcl.commands.run_data import open_told
 from jcl.console import StderrConsole
 from jcl.cores import usual_workers
 from jcl.data import UNLABELLED, ImageSource, all_class_names
-from jcl.data.opening import whole_location
+from jcl.data.named import absolute_location
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
@@ -80,7 +80,7 @@ def embed(
         image_size=found.info.image_size,
         feature_width=found.info.feature_width,
         precision=precision,
-        data=whole_location(location),
+        data=absolute_location(location),
     )
     decoding = usual_workers() if workers is None else workers
     making = _Making(found, sources, choose_device(device), PRECISIONS[precision], batch_size, decoding, progress)

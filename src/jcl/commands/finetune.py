@@ -20,7 +20,7 @@ from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
-from jcl.data.opening import whole_location
+from jcl.data.named import absolute_location
 from jcl.data.subset import select_images
 from jcl.distributed.device import on_device
 from jcl.errors import SettingsError
@@ -94,7 +94,7 @@ def _chosen(
     }
     values = {
         "weights": str(weights.resolve()),
-        "data": None if options.data is None else whole_location(options.data),
+        "data": None if options.data is None else absolute_location(options.data),
         "labels": options.labels,
         "from_scratch": options.from_scratch,
         "layer_decay": usual.layer_decay if options.layer_decay is None else options.layer_decay,

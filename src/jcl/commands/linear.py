@@ -18,7 +18,7 @@ from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, print_line
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
-from jcl.data.fingerprint import fingerprint
+from jcl.data.source import fingerprint
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.features import Features

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from jcl.commands.embed import PRECISIONS
-from jcl.data import UNLABELLED, ImageSource, decode, open_data
-from jcl.data.opening import KNOWN_SETS
+from jcl.data import UNLABELLED, ImageSource, open_data
+from jcl.data.decode import decode
+from jcl.data.named import KNOWN_SETS
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureTable, read_feature_file

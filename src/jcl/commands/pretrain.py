@@ -22,7 +22,7 @@ from jcl.commands.run_results import machine_choices, write_choices
 from jcl.commands.train_run import RunParts, build_parts, train_run
 from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData, ImageSource
-from jcl.data.fingerprint import fingerprint_of_listing
+from jcl.data.source import fingerprint_of_listing
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks, fail_together, joined_ranks
 from jcl.distributed.launch import launch_environment

@@ -14,7 +14,7 @@ from jcl.commands.report_features import look_at, shown_image
 from jcl.commands.report_run import open_again, read_run
 from jcl.console import listed, plain_names
 from jcl.data import ImageData
-from jcl.data.folder import folder_remarks
+from jcl.data.named import data_warnings
 from jcl.distributed.device import choose_device
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.paths import home_expanded
@@ -87,7 +87,7 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
     except JclError as error:
         reason = f"Its images could not be opened again, so neighbours, map and views are missing: {error}"
         return replace(run, absent=(reason,))
-    run = replace(run, about_images=tuple(folder_remarks(Path(run.settings.data.location), data)))
+    run = replace(run, about_images=tuple(data_warnings(data)))
     try:
         run = replace(run, views=_views(run, data))
     except (JclError, OSError) as error:

@@ -13,8 +13,8 @@ from rich.console import Console
 from jcl.commands.run_data import open_run_data
 from jcl.commands.run_results import read_choices
 from jcl.data import ImageData
-from jcl.data.opening import KNOWN_SETS
-from jcl.data.shard_reading import names_shards
+from jcl.data.named import KNOWN_SETS
+from jcl.data.shards.fetch import is_shard_location
 from jcl.errors import DataError
 from jcl.paths import home_expanded
 from jcl.report.contents import Measured, RunContents
@@ -47,7 +47,7 @@ def open_again(settings: Settings) -> ImageData:
     location = settings.data.location
     if location not in KNOWN_SETS and not Path(location).is_absolute():
         raise DataError(f"They are from {location}, which is not fetched again.")
-    if location not in KNOWN_SETS and not names_shards(location) and not Path(location).exists():
+    if location not in KNOWN_SETS and not is_shard_location(location) and not Path(location).exists():
         raise DataError(f"They are no longer at {location}.")
     return open_run_data(with_values(settings, {"data.download": False, "data.strict": False}), Console(quiet=True))
 

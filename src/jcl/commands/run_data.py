@@ -10,8 +10,8 @@ from rich.console import Console
 
 from jcl.console import print_line
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.opening import whole_location
-from jcl.data.shard_reading import names_shards
+from jcl.data.named import absolute_location
+from jcl.data.shards.fetch import is_shard_location
 from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.paths import home_expanded
@@ -43,7 +43,7 @@ def open_own_data(settings: Settings, console: Console) -> ImageData:
 def demand_in_place(settings: Settings, remedy: str) -> None:
     """Whoever names a run alone may not know where its images were; a folder that has moved is told with a remedy."""
     location = settings.data.location
-    if Path(location).is_absolute() and not names_shards(location) and not Path(location).exists():
+    if Path(location).is_absolute() and not is_shard_location(location) and not Path(location).exists():
         raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
 
 
@@ -54,7 +54,7 @@ def open_told(location: str, console: Console) -> ImageData:
 
 def with_whole_path(settings: Settings) -> Settings:
     """With the images' whole path, so that a run can be resumed from anywhere."""
-    return with_values(settings, {"data.location": whole_location(settings.data.location)})
+    return with_values(settings, {"data.location": absolute_location(settings.data.location)})
 
 
 def keep_apart(folder: Path, location: str) -> None:

@@ -1,12 +1,11 @@
-"""Where images come from, and how they reach the views: sources, decoding, batches in a reproducible order."""
+"""Image sources, decoding, and batches in a reproducible order."""
 
 from jcl.data.batch import ImageBatch
-from jcl.data.decode import decode
 from jcl.data.folder import FolderImages
 from jcl.data.loader import BatchLoader, read_all
-from jcl.data.opening import open_data, open_demo
-from jcl.data.shard_reading import ShardImages
-from jcl.data.shard_writing import ShardReport, write_shards
+from jcl.data.named import open_data, open_demo
+from jcl.data.shards.read import ShardImages
+from jcl.data.shards.write import ShardReport, write_shards
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData, ImageSource, UnreadableImage, all_class_names
 from jcl.data.synthetic import drawn_objects
 
@@ -22,7 +21,6 @@ __all__ = [
     "ShardReport",
     "UnreadableImage",
     "all_class_names",
-    "decode",
     "drawn_objects",
     "open_data",
     "open_demo",

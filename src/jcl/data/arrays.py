@@ -18,7 +18,7 @@ from jcl.data.source import UNLABELLED, ArrayImages, ImageData
 from jcl.errors import DataError
 
 # What NumPy and its zip reader raise for files that are cut off, damaged, locked with a password or packed oddly.
-DAMAGE: Final = (
+NPZ_ERRORS: Final = (
     *(OSError, ValueError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
     *(ArithmeticError, SyntaxError, TypeError, tokenize.TokenError),  # at a shape or type that makes no sense
 )
@@ -34,7 +34,7 @@ def open_npz(file: Path) -> ImageData:
         raise DataError(f"The file {file} {what}; give the path of a .npz file.")
     try:
         content = np.load(file, allow_pickle=False)
-    except DAMAGE as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"The file {file} cannot be read as a .npz file; write it with numpy.savez.") from error
     if not isinstance(content, NpzFile):
         raise DataError(f"The file {file} holds a single array; write it with numpy.savez(file, x_train=...).")
@@ -63,7 +63,7 @@ def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:
         array: NDArray[np.generic] = content[name]
     except MemoryError as error:
         raise DataError(f"The array {name} in {file} says that it is larger than the memory ({error}).") from error
-    except DAMAGE as error:
+    except NPZ_ERRORS as error:
         raise DataError(f"The array {name} in {file} is damaged or is no plain array of numbers.") from error
     return array
 

@@ -1,4 +1,4 @@
-"""A look at every image before a long run: what there is, what cannot be read, what is there twice."""
+"""Read every image before a long run: sizes, formats, classes, unreadable images and duplicates."""
 
 import hashlib
 import statistics
@@ -10,27 +10,26 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from jcl.cores import cpu_cores
-from jcl.data.decode import open_image
+from jcl.data.decode import decode, open_image
 from jcl.data.folder import FolderImages
-from jcl.data.shard_reading import ShardImages
+from jcl.data.shards.read import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
 
 SMALL_SIDE: Final = 32
 """Images with a side below this are reported as very small."""
 
-_LOOKED_AT_TOGETHER: Final = 1024  # images that wait for a thread: all of them would take gigabytes
-_DECODED_SIDE: Final = 256  # damage shows at reduced size too, and most photographs take a fraction of the time
+_CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memory
+_DECODED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
 
 
 @dataclass(frozen=True)
 class SplitReport:
     """What was found in one split.
 
-    `widths` and `heights` are (least, median, greatest) of the readable images as stored; `kinds` counts file formats
-    and colour modes; `unreadable` maps names to reasons; each group of `duplicates` has the same content; `foreign`
-    counts files that are no part of the data because their kind cannot be decoded; `loose` images lie beside folders
-    that would be classes without them; `unlisted` maps folders that could not be looked into to the reason; `damage`
-    does so for shards of which a part is lost; `folders_inside` are folders in shards, which are no classes.
+    `widths` and `heights` are (minimum, median, maximum) of the readable images as stored; `kinds` counts file formats
+    with color modes; `unreadable` maps names to reasons; `small` has a side below `SMALL_SIDE`; each group of
+    `duplicates` has the same content. `unsupported`, `unlisted` and `stray` are as in `FolderImages`, `damage` and
+    `folders_inside` as in `ShardImages`; `warnings` has all of these as sentences.
     """
 
     images: int
@@ -43,19 +42,40 @@ class SplitReport:
     small: tuple[str, ...]
     duplicates: tuple[tuple[str, ...], ...]
     seconds_per_image: float
-    foreign: dict[str, int]
-    loose: tuple[str, ...]
+    unsupported: dict[str, int]
+    stray: tuple[str, ...]
     unlisted: dict[str, str]
     damage: dict[str, str]
     folders_inside: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def figures(self) -> dict[str, object]:
+        figures: dict[str, object] = {
+            "images": self.images,
+            "readable": self.images - len(self.unreadable),
+            "unreadable": len(self.unreadable),
+            "unreadable_names": sorted(self.unreadable),
+            "labelled": self.labelled,
+            "classes": len(self.class_counts),
+            "small": len(self.small),
+            "duplicates": sum(len(group) - 1 for group in self.duplicates),
+            "passed_over": sum(self.unsupported.values()),
+            "loose": len(self.stray),
+            "unlisted_folders": len(self.unlisted),
+            "unlisted_folder_names": sorted(self.unlisted),
+            "damaged_shards": len(self.damage),
+            "damaged_shard_names": sorted(self.damage),
+            "folders_in_shards": len(self.folders_inside),
+            "milliseconds_per_image": round(self.seconds_per_image * 1000, 3),
+        }
+        for side, values in (("width", self.widths), ("height", self.heights)):
+            figures |= {f"{side}_{which}": value for which, value in zip(("min", "median", "max"), values, strict=True)}
+        return figures
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found in a data set; `shared` names test images whose content is among the training images too.
-
-    `why_untested` says why there are no test images though there is a place for them.
-    """
+    """What was found in a data set; `shared` names test images whose content is also among the training images."""
 
     name: str
     splits: dict[str, SplitReport]
@@ -63,126 +83,99 @@ class DataReport:
     why_untested: str
 
     def as_dict(self) -> dict[str, object]:
-        """The figures as one flat object of plain names, such as `train_images` and `train_unreadable`."""
+        """The figures as one flat object with keys such as `train_images` and `train_unreadable`."""
         flat: dict[str, object] = {"name": self.name, "shared_between_splits": len(self.shared)}
         if self.why_untested:
             flat["why_untested"] = self.why_untested
         for split, report in self.splits.items():
-            flat |= {f"{split}_{key}": value for key, value in _figures(report).items()}
+            flat |= {f"{split}_{key}": value for key, value in report.figures().items()}
         return flat
-
-
-def _figures(report: SplitReport) -> dict[str, object]:
-    figures: dict[str, object] = {
-        "images": report.images,
-        "readable": report.images - len(report.unreadable),
-        "unreadable": len(report.unreadable),
-        "unreadable_names": sorted(report.unreadable),
-        "labelled": report.labelled,
-        "classes": len(report.class_counts),
-        "small": len(report.small),
-        "duplicates": sum(len(group) - 1 for group in report.duplicates),
-        "passed_over": sum(report.foreign.values()),
-        "loose": len(report.loose),
-        "unlisted_folders": len(report.unlisted),
-        "unlisted_folder_names": sorted(report.unlisted),
-        "damaged_shards": len(report.damage),
-        "damaged_shard_names": sorted(report.damage),
-        "folders_in_shards": len(report.folders_inside),
-        "milliseconds_per_image": round(report.seconds_per_image * 1000, 3),
-    }
-    for side, values in (("width", report.widths), ("height", report.heights)):
-        figures |= {f"{side}_{which}": value for which, value in zip(("min", "median", "max"), values, strict=True)}
-    return figures
 
 
 def check_data(
     data: ImageData, threads: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DataReport:
-    """Read every image of a data set, with as many threads as there are cores unless told otherwise.
+    """Read every image of a data set, by default with one thread per core.
 
-    `progress` is told how many of how many images have been looked at.
+    `progress` receives the number of images done and in total.
     """
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     done, total = 0, sum(map(len, sources.values()))
     splits, digests = {}, {}
     for split, source in sources.items():
         started = time.perf_counter()
+        checked: list[_CheckedImage] = []
         with ThreadPoolExecutor(threads or cpu_cores()) as pool:
-            looks = []
-            for start in range(0, len(source), _LOOKED_AT_TOGETHER):
-                rows = range(start, min(start + _LOOKED_AT_TOGETHER, len(source)))
-                for look in pool.map(lambda index, source=source: _look(source, index), rows):
-                    looks.append(look)
+            for start in range(0, len(source), _CHUNK):
+                rows = range(start, min(start + _CHUNK, len(source)))
+                for image in pool.map(lambda index, source=source: _check_image(source, index), rows):
+                    checked.append(image)
                     done += 1
                     progress(done, total)
-        splits[split] = _report(source, looks, (time.perf_counter() - started) / len(source))
-        digests[split] = [(look.digest, look.name) for look in looks if look.reason is None]
+        splits[split] = _report(source, checked, (time.perf_counter() - started) / len(source))
+        digests[split] = [(image.digest, image.name) for image in checked if image.reason is None]
     trained_on = {digest for digest, _ in digests["train"]}
     shared = [name for digest, name in digests.get("test", []) if digest in trained_on]
     return DataReport(data.name, splits, tuple(sorted(shared)), data.why_untested)
 
 
-class _Look(NamedTuple):
-    """What one image is, or the reason why it cannot be read."""
-
+class _CheckedImage(NamedTuple):
     name: str
     digest: bytes = b""
     width: int = 0
     height: int = 0
     kind: str = ""
-    reason: str | None = None
+    reason: str | None = None  # why it cannot be read
 
 
-def _look(source: ImageSource, index: int) -> _Look:
+def _check_image(source: ImageSource, index: int) -> _CheckedImage:
     name = source.name_of(index)
     try:
-        if isinstance(source, FolderImages | ShardImages):
-            return _look_at_file(source, index, name)
-        pixels = source.read(index)
+        if not isinstance(source, FolderImages | ShardImages):
+            pixels = source.read(index)
+            return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
+        content = source.content_of(index)
+        decode(content, _DECODED_SIDE, name)
     except UnreadableImage as error:
-        return _Look(name, reason=error.reason)
-    return _Look(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
-
-
-def _look_at_file(source: FolderImages | ShardImages, index: int, name: str) -> _Look:
-    source.read(index, _DECODED_SIDE)  # raises with the reason
-    content = source.content_of(index)
+        return _CheckedImage(name, reason=error.reason)
     with open_image(content) as image:
-        return _Look(name, _digest(content), image.width, image.height, f"{image.format} {image.mode}")
+        return _CheckedImage(name, _digest(content), image.width, image.height, f"{image.format} {image.mode}")
 
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _report(source: ImageSource, looks: list[_Look], seconds_per_image: float) -> SplitReport:
-    good = [look for look in looks if look.reason is None]
+def _report(source: ImageSource, checked: list[_CheckedImage], seconds_per_image: float) -> SplitReport:
+    readable = [image for image in checked if image.reason is None]
     groups: dict[bytes, list[str]] = {}
-    for look in good:
-        groups.setdefault(look.digest, []).append(look.name)
+    for image in readable:
+        groups.setdefault(image.digest, []).append(image.name)
     labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELLED]
     names = source.class_names
     counts = Counter(str(label) if names is None else names[label] for label in sorted(labels))
+    folder = source if isinstance(source, FolderImages) else None
+    shards = source if isinstance(source, ShardImages) else None
+    stored = folder or shards
     return SplitReport(
-        images=len(looks),
+        images=len(checked),
         labelled=len(labels),
         class_counts=dict(counts),
-        widths=_spread([look.width for look in good]),
-        heights=_spread([look.height for look in good]),
-        kinds=dict(Counter(look.kind for look in good).most_common()),
-        unreadable={look.name: look.reason for look in looks if look.reason is not None},
-        small=tuple(look.name for look in good if min(look.width, look.height) < SMALL_SIDE),
+        widths=_min_median_max([image.width for image in readable]),
+        heights=_min_median_max([image.height for image in readable]),
+        kinds=dict(Counter(image.kind for image in readable).most_common()),
+        unreadable={image.name: image.reason for image in checked if image.reason is not None},
+        small=tuple(image.name for image in readable if min(image.width, image.height) < SMALL_SIDE),
         duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
         seconds_per_image=seconds_per_image,
-        foreign=source.foreign if isinstance(source, FolderImages) else {},
-        loose=tuple(source.loose()) if isinstance(source, FolderImages) else (),
-        unlisted=source.unlisted if isinstance(source, FolderImages) else {},
-        damage=source.damage if isinstance(source, ShardImages) else {},
-        folders_inside=source.folders_inside() if isinstance(source, ShardImages) else (),
+        unsupported=folder.unsupported if folder else {},
+        stray=tuple(folder.stray_images()) if folder else (),
+        unlisted=folder.unlisted if folder else {},
+        damage=shards.damage if shards else {},
+        folders_inside=shards.folders_inside() if shards else (),
+        warnings=tuple(stored.warnings()) if stored else (),
     )
 
 
-def _spread(values: list[int]) -> tuple[int, int, int]:
-    """Least, median and greatest; zeros where there is nothing."""
+def _min_median_max(values: list[int]) -> tuple[int, int, int]:
     return (min(values), statistics.median_low(values), max(values)) if values else (0, 0, 0)

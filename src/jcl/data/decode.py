@@ -138,8 +138,6 @@ def _reason(error: Exception) -> str:
         return _too_large("far too many pixels")
     if isinstance(error, UnidentifiedImageError):
         return "its content is no image of a known format"
-    if isinstance(error, FileNotFoundError):
-        return "there is no such file"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split()).rstrip(".")

@@ -1,8 +1,8 @@
-"""Which image files a folder holds: found once, in an order that does not depend on the file system.
+"""List the image files of a folder in an order that does not depend on the file system.
 
-A listing of a large folder is kept in the user's cache. Adding, removing or renaming a file changes the modification
-time of its folder, so a kept listing is good as long as every folder in it still has the time it was listed with; that
-takes one look per folder instead of one per file.
+Listings of large folders are cached. Adding, removing or renaming a file changes the modification time of its folder,
+so a cached listing is valid while every folder in it has the time it was listed with: one `stat` per folder instead of
+one per file.
 """
 
 import contextlib
@@ -11,244 +11,125 @@ import hashlib
 import heapq
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jcl.console import pluralize
-from jcl.data.arrays import DAMAGE
+from jcl.data.arrays import NPZ_ERRORS
 from jcl.errors import DataError
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
-_FOREIGN = "heic heif cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs dcm"  # of telephones, cameras, microscopes
-FOREIGN_EXTENSIONS: Final = frozenset(f".{name}" for name in _FOREIGN.split())
-_CACHE_FROM: Final = 20_000  # files; a smaller folder is listed as fast as its cache is read
-_LASTING: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # why a folder cannot be listed today or tomorrow
+_UNSUPPORTED = "heic heif cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs dcm"  # phones, cameras, microscopes
+UNSUPPORTED_EXTENSIONS: Final = frozenset(f".{name}" for name in _UNSUPPORTED.split())
+_SKIPPED_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # others, of a failing disk, are raised
 
-_CLOCK_GRAIN: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
+_CACHE_FROM: Final = 20_000  # files; fewer are listed as fast as a cache is read
+_CLOCK_RESOLUTION: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
+T = TypeVar("T")
 
 
 class NameTable(Sequence[str]):
     """Many names in two arrays, so that millions of them are sent to a worker in milliseconds.
 
-    A Python list of as many strings would take ten times the memory, once in every worker.
+    A list of strings would take ten times the memory in every worker.
     """
 
     def __init__(self, text: bytes, ends: NDArray[np.int64]) -> None:
-        self._text = text
-        self._ends = ends
+        self.text = text
+        self.ends = ends
 
     @classmethod
     def of(cls, names: Sequence[str]) -> "NameTable":
-        """A table of these names."""
         encoded = [os.fsencode(name) for name in names]
         return cls(b"".join(encoded), np.cumsum([len(name) for name in encoded], dtype=np.int64))
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self.ends)
 
-    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices: nothing here asks for one
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
         index = range(len(self))[index]
-        start = int(self._ends[index - 1]) if index else 0
-        return os.fsdecode(self._text[start : int(self._ends[index])])
+        start = int(self.ends[index - 1]) if index else 0
+        return os.fsdecode(self.text[start : int(self.ends[index])])
 
-    def any_has(self, letter: str) -> bool:
-        """Whether the letter is in any of the names, without making them."""
-        return letter.encode() in self._text
 
-    def arrays(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """The text and where each name ends in it."""
-        return np.frombuffer(self._text, dtype=np.uint8), self._ends
+class TableCache:
+    """A dataclass of NumPy arrays and name tables in a file of the user's cache folder."""
 
-    @classmethod
-    def from_arrays(cls, text: NDArray[np.uint8], ends: NDArray[np.int64]) -> "NameTable":
-        """The way back from `arrays`."""
-        return cls(text.tobytes(), ends)
+    def __init__(self, kind: str, key: bytes) -> None:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl" / kind
+        self._file = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.npz"
+
+    def load(self, kind: type[T]) -> T | None:
+        """The cached value; None if there is none, or it is damaged or of another version."""
+        try:
+            with np.load(self._file, allow_pickle=False) as arrays:
+                content = dict(arrays)
+            for name in [name.removesuffix("_text") for name in content if name.endswith("_text")]:
+                content[name] = NameTable(content.pop(f"{name}_text").tobytes(), content.pop(f"{name}_ends"))
+            return kind(**content)
+        except (*NPZ_ERRORS, KeyError):
+            return None
+
+    def save(self, value: Any, count: int, changed: int) -> None:
+        """Save atomically, unless it is small or what it describes changed (in ns) too recently to notice a change.
+
+        Errors are ignored: the cache is optional.
+        """
+        if count < _CACHE_FROM or time.time_ns() - changed <= _CLOCK_RESOLUTION:
+            return
+        arrays: dict[str, Any] = {}
+        for name, content in ((each.name, getattr(value, each.name)) for each in fields(value)):
+            if isinstance(content, NameTable):
+                arrays[f"{name}_text"], arrays[f"{name}_ends"] = np.frombuffer(content.text, np.uint8), content.ends
+            elif isinstance(content, np.ndarray):
+                arrays[name] = content
+        partial = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as stream:
+                np.savez(stream, **arrays)
+            partial.replace(self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Image files below a folder, as sorted paths relative to it, and the times of the folders they were found in.
+    """Image files below a folder, as sorted relative paths, and the folders they were found in with their times.
 
-    `foreign` are images too, but nothing here can decode their kind. `unlisted` maps the folders that could not be
-    looked into, the topmost of which is called "", to the reason.
+    `unsupported` are image files of formats that cannot be decoded. `unlisted` maps the folders that cannot be listed
+    ("" is the root) to the reason.
     """
 
     files: NameTable
-    foreign: NameTable
+    unsupported: NameTable
     folders: NameTable
     folder_times: NDArray[np.int64]
     unlisted: Mapping[str, str] = field(default_factory=dict)
 
 
-def list_images(root: Path, cache: Path | None = None) -> Listing:
+def list_images(root: Path) -> Listing:
     """List the image files below `root`, however deeply nested, by relative path in code-point order.
 
-    Hidden files and folders are left out, and so are folders that cannot be listed. Links are followed, but below each
-    sub-folder of `root` no folder is entered twice. Large listings are kept in the folder `cache`, by default one below
-    the user's own cache folder.
+    Hidden files and folders are ignored, and folders that cannot be listed are skipped. Links are followed, but below
+    each sub-folder of `root` no folder is visited twice.
     """
-    kept = _cache_file(root, cache)
-    listing = _read_listing(kept)
-    if listing is None or not _still_true(root, listing):
+    cache = TableCache("listings", os.fsencode(root.resolve()))
+    listing = cache.load(Listing)
+    if listing is None or not _is_current(root, listing):
         listing = _walk(root)
-        # Being given the right to list a folder does not change its time, so a listing without it would stay for ever.
-        if len(listing.files) >= _CACHE_FROM and not listing.unlisted and _settled(listing):
-            _keep_listing(kept, listing)
+        if not listing.unlisted:  # a change of permissions does not change a folder's time
+            cache.save(listing, len(listing.files), int(listing.folder_times.max()))
     return listing
 
 
-def kinds_of(names: Iterable[str]) -> dict[str, int]:
-    """How many files there are of each kind, by the endings of their names."""
-    return dict(sorted(Counter(_ending(name) for name in names).items()))
-
-
-def about_foreign(counts: dict[str, int]) -> str:
-    """What becomes of images that cannot be decoded, and what to do about it."""
-    return (
-        f"images of kinds that cannot be read are passed over ({each_kind(counts)}); "
-        "save them as JPEG, PNG or TIFF to use them"
-    )
-
-
-def about_unlisted(unlisted: Mapping[str, str]) -> str:
-    """How many folders could not be looked into, the first of them, and why."""
-    folder, reason = next(iter(unlisted.items()))
-    more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
-    are, they_hold, them = ("are", "they hold", "them") if more else ("is", "it holds", "it")
-    first = folder.replace("\n", "\\n")
-    return (
-        f"{pluralize(len(unlisted), 'folder')} cannot be listed and {are} passed over ({first}: {reason}{more}); "
-        f"if {they_hold} images, make {them} readable"
-    )
-
-
-def each_kind(counts: dict[str, int]) -> str:
-    """`.heic 3, .nef 1`."""
-    return ", ".join(f"{ending} {count:,}" for ending, count in counts.items())
-
-
-def _walk(root: Path) -> Listing:
-    files: list[str] = []
-    foreign: list[str] = []
-    folders: dict[str, int] = {}
-    unlisted: dict[str, str] = {}
-    for folder, changed, entries in _visited(root, unlisted):
-        folders[folder] = changed
-        for entry in entries:
-            ending = _ending(entry.name)
-            if ending in IMAGE_EXTENSIONS and _is_file(entry):
-                files.append(_below(folder, entry))
-            elif ending in FOREIGN_EXTENSIONS:
-                foreign.append(_below(folder, entry))
-    files.sort()
-    foreign.sort()
-    times = np.array(list(folders.values()), dtype=np.int64)
-    return Listing(NameTable.of(files), NameTable.of(foreign), NameTable.of(list(folders)), times, unlisted)
-
-
-def _visited(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
-    """Every folder below `root`, itself first: its path from there, when it changed, and what is no folder in it.
-
-    Folders that may not be looked into are entered into `unlisted`: a `lost+found` at the root of a disk stops nothing.
-
-    Of the ways that links make to one folder, one is taken below each sub-folder of `root`, which may be a class: that
-    along the fewest links, the first by name. So neither circles nor folders of links are walked for ever.
-    """
-    waiting = [(0, "")]  # links on the way, and the way: in the order in which folders are visited
-    seen: set[tuple[str, int, int]] = set()
-    above_all: tuple[int, int] | None = None
-    while waiting:
-        links, folder = heapq.heappop(waiting)
-        try:
-            status = (root / folder).stat()
-            identity = _identity(status)
-            above_all = above_all or identity
-            known = (folder.partition("/")[0], *identity)
-            # Without links no folder is met twice, whatever identities a file system gives them.
-            if links and (identity == above_all or known in seen):
-                continue
-            seen.add(known)
-            entries = _shown(root / folder)
-        except OSError as error:
-            if error.errno not in _LASTING:  # a disk in trouble must not look like fewer images
-                raise DataError(f"The folder {root / folder} cannot be listed: {error.strerror}.") from error
-            unlisted[folder] = (error.strerror or "it cannot be read").lower()
-            continue
-        others = []
-        for entry in entries:
-            if is_folder(entry):
-                heapq.heappush(waiting, (links + entry.is_symlink(), _below(folder, entry)))
-            else:
-                others.append(entry)
-        yield folder, status.st_mtime_ns, others
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
-
-
-def _below(folder: str, entry: os.DirEntry[str]) -> str:
-    return f"{folder}/{entry.name}" if folder else entry.name
-
-
-def _shown(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return [entry for entry in entries if not entry.name.startswith(".")]
-
-
-def shown_entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What lies in a folder and is not hidden."""
-    try:
-        return _shown(folder)
-    except OSError as error:
-        raise DataError(f"The folder {folder} cannot be listed: {error.strerror}.") from error
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder or leads to one; a link round in a circle, or to where nobody may look, does not."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _ending(name: str) -> str:
-    return os.path.splitext(name)[1].lower()  # noqa: PTH122 - a Path each would double the time
-
-
-def _is_file(entry: os.DirEntry[str]) -> bool:
-    """A file or a link that leads nowhere (to be reported as unreadable); pipes and devices would block."""
-    return (entry.is_symlink() and not os.path.exists(entry.path)) or entry.is_file()  # noqa: PTH110
-
-
-def _cache_file(root: Path, cache: Path | None) -> Path:
-    if cache is None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl" / "listings"
-    key = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:32]
-    return cache / f"{key}.npz"
-
-
-def _read_listing(file: Path) -> Listing | None:
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            return Listing(
-                NameTable.from_arrays(arrays["file_text"], arrays["file_ends"]),
-                NameTable.from_arrays(arrays["foreign_text"], arrays["foreign_ends"]),
-                NameTable.from_arrays(arrays["folder_text"], arrays["folder_ends"]),
-                arrays["folder_times"],
-            )
-    except (*DAMAGE, KeyError):
-        return None  # none kept, a damaged one or one of an earlier form: list afresh
-
-
-def _still_true(root: Path, listing: Listing) -> bool:
+def _is_current(root: Path, listing: Listing) -> bool:
     times = zip(listing.folders, listing.folder_times.tolist(), strict=True)
     try:
         return all((root / folder).stat().st_mtime_ns == modified for folder, modified in times)
@@ -256,31 +137,81 @@ def _still_true(root: Path, listing: Listing) -> bool:
         return False
 
 
-def _settled(listing: Listing) -> bool:
-    """Not changed a moment ago: a further change could come within the grain of the file system's clock, unseen."""
-    return time.time_ns() - int(listing.folder_times.max()) > _CLOCK_GRAIN
+def _walk(root: Path) -> Listing:
+    files: list[str] = []
+    unsupported: list[str] = []
+    folders: dict[str, int] = {}
+    unlisted: dict[str, str] = {}
+    for folder, modified, entries in _visit_folders(root, unlisted):
+        folders[folder] = modified
+        for entry in entries:
+            extension = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a Path each would double the time
+            if extension in IMAGE_EXTENSIONS and _is_file(entry):
+                files.append(_relative(folder, entry))
+            elif extension in UNSUPPORTED_EXTENSIONS:
+                unsupported.append(_relative(folder, entry))
+    tables = NameTable.of(sorted(files)), NameTable.of(sorted(unsupported)), NameTable.of(list(folders))
+    return Listing(*tables, np.array(list(folders.values()), dtype=np.int64), unlisted)
 
 
-def _keep_listing(file: Path, listing: Listing) -> None:
-    """Write the listing in one piece; a cache that cannot be written is no reason to stop."""
-    file_text, file_ends = listing.files.arrays()
-    foreign_text, foreign_ends = listing.foreign.arrays()
-    folder_text, folder_ends = listing.folders.arrays()
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
+def _visit_folders(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
+    """Yield each folder below `root`, itself first: its relative path, modification time and the files in it.
+
+    Links may lead to one folder along several paths. Below each sub-folder of `root`, which may be a class, only the
+    path with the fewest links is taken, the first by name: neither cycles nor trees of links multiply the work.
+    """
+    waiting = [(0, "")]  # the number of links on the path, and the path
+    seen: set[tuple[str, int, int]] = set()
+    root_id: tuple[int, int] | None = None
+    while waiting:
+        links, folder = heapq.heappop(waiting)
+        try:
+            status = (root / folder).stat()
+            folder_id = (status.st_dev, status.st_ino)
+            root_id = root_id or folder_id
+            visit = (folder.partition("/")[0], *folder_id)
+            if links and (folder_id == root_id or visit in seen):  # some file systems reuse ids, links or not
+                continue
+            seen.add(visit)
+            entries = _visible_entries(root / folder)
+        except OSError as error:
+            if error.errno not in _SKIPPED_ERRORS:
+                raise DataError(f"The folder {root / folder} cannot be listed: {error.strerror}.") from error
+            unlisted[folder] = (error.strerror or "it cannot be read").lower()
+            continue
+        files = []
+        for entry in entries:
+            if _is_folder(entry):
+                heapq.heappush(waiting, (links + entry.is_symlink(), _relative(folder, entry)))
+            else:
+                files.append(entry)
+        yield folder, status.st_mtime_ns, files
+
+
+def sub_folders(folder: Path) -> list[str]:
+    """The sorted names of the visible folders in a folder."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as stream:
-            np.savez(
-                stream,
-                file_text=file_text,
-                file_ends=file_ends,
-                foreign_text=foreign_text,
-                foreign_ends=foreign_ends,
-                folder_text=folder_text,
-                folder_ends=folder_ends,
-                folder_times=listing.folder_times,
-            )
-        partial.replace(file)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
+        return sorted(entry.name for entry in _visible_entries(folder) if _is_folder(entry))
+    except OSError as error:
+        raise DataError(f"The folder {folder} cannot be listed: {error.strerror}.") from error
+
+
+def _visible_entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return [entry for entry in entries if not entry.name.startswith(".")]
+
+
+def _relative(folder: str, entry: os.DirEntry[str]) -> str:
+    return f"{folder}/{entry.name}" if folder else entry.name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a cycle of links
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A file or a dangling link, to be reported as unreadable; reading pipes and devices would block."""
+    return (entry.is_symlink() and not os.path.exists(entry.path)) or entry.is_file()  # noqa: PTH110

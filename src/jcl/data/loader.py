@@ -1,44 +1,43 @@
 """Batches of images in an order that is a function of (seed, epoch), from wherever the images are."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from jcl.data.batch import ImageBatch
-from jcl.data.dealing import Dealer
-from jcl.data.prefetch import prefetch_to_device
-from jcl.data.reading import Decoded, ImageReader, canvas_for
-from jcl.data.resident import GrowingStore, ResidentImages
+from jcl.data.batch import Decoded, GrowingStore, ImageBatch, ImageReader, ResidentImages, canvas_for
 from jcl.data.source import ArrayImages, ImageSource, NoneReadable, UnreadableImage
 from jcl.data.workers import DecodingPool
-from jcl.distributed.group import ALONE, Ranks
+from jcl.distributed.group import ALONE, Ranks, contact
 from jcl.errors import CollectiveDataError, DataError
-from jcl.random import DATA_ORDER, permutation
+from jcl.random import DATA_ORDER, KEY_SHUFFLE, permutation
 
 KEPT_BYTES: Final = 2 * 1024**3
-"""Decoded images are kept in memory from the first epoch on where all of them take no more than this."""
+"""Decoded images are kept in memory from the first epoch on if all of them take no more than this."""
 
 
 def refuse_large_batch(source: ImageSource, batch_size: int) -> None:
-    """Raise where not even one batch can be had."""
+    """Raise if the source is smaller than one batch."""
     if batch_size > len(source):
         raise DataError(
-            f"A batch of {batch_size} images is larger than the data ({source.description}); use a batch size of "
-            f"at most {len(source)}."
+            f"A batch of {batch_size} images is larger than the data set ({source.description}); use at most "
+            f"{len(source)}."
         )
 
 
 class BatchLoader:
-    """Endless epochs of full batches; the last images of an epoch that fill no batch are left out of it.
+    """Endless epochs of full batches; the last images of an epoch that fill no batch are dropped.
 
-    The batches depend on the source, the seed and the epoch, not on the number of workers, nor on where an epoch was
-    started or whether the images were decoded or still in memory. Images that cannot be read are listed in `skipped`
-    with the reason, and a stand-in takes their place; a `strict` loader raises instead. On several `ranks` each decodes
-    its share of a batch of `batch_size` images and gets from the others what `num_keys` shuffled keys an image need.
+    The batches depend on the source, the seed and the epoch, not on the number of workers, the step an epoch starts at,
+    or whether the images are decoded or in memory. Unreadable images are listed in `skipped` with the reason and
+    replaced by others; a `strict` loader raises instead. On several `ranks` each decodes its share of a batch of
+    `batch_size` images and receives from the others what `num_keys` shuffled keys per image need.
     """
 
     def __init__(
@@ -73,15 +72,16 @@ class BatchLoader:
             if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
                 self._store = GrowingStore(len(source), canvas)
         self._pool = DecodingPool(
-            ImageReader(source, canvas, stand_ins=True), workers, self._own_size, self._device.type == "cuda"
+            ImageReader(source, canvas, substitute=True), workers, self._own_size, self._device.type == "cuda"
         )
         self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
-        self._stream_at: tuple[int, int] | None = None  # the epoch and step of the batch that comes next in it
+        self._stream_at: tuple[int, int] | None = None  # the epoch and step of its next batch
 
     def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
-        """Give the batches of one epoch, from step `start` on; ends the epoch given before."""
+        """Yield the batches of one epoch from step `start` on; ends the epoch yielded before."""
         if self._store is not None and not self._store.missing():
-            self._move_in(self._store)
+            self._resident, self._store = self._store.completed(self._device), None
+            self.close()  # every image is decoded, so the workers are done
         if self._resident is not None:
             return prefetch_to_device(self._device, self._resident_batches(self._resident, number, start))
         batches = prefetch_to_device(self._device, self._decoded_batches(number, start))
@@ -91,7 +91,7 @@ class BatchLoader:
         """End the worker processes."""
         self._pool.close()
 
-    def __enter__(self) -> "BatchLoader":
+    def __enter__(self) -> BatchLoader:
         return self
 
     def __exit__(
@@ -116,12 +116,12 @@ class BatchLoader:
                 yield replace(batch, places=deal.places.to(images.device))
 
     def _exchanged(self, dealer: Dealer, batches: Iterator[ImageBatch], epoch: int, start: int) -> Iterator[ImageBatch]:
-        batches = self._while_all_have_one(batches) if self._strict else batches
+        batches = self._failing_together(batches) if self._strict else batches
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start):
             yield dealer.exchange(batch, dealer.deal(step))
 
-    def _while_all_have_one(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-        """A rank that must not go on says so before the others wait for its images."""
+    def _failing_together(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+        """Raise on all ranks if one cannot read an image, before the others wait for it."""
         while True:
             batch, error = None, ""
             try:
@@ -136,28 +136,28 @@ class BatchLoader:
 
     def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         if self._store is not None:
-            yield from self._decoded_to_keep(self._store, epoch, start)
+            yield from self._stored_batches(self._store, epoch, start)
             return
         if self._stream_at != (epoch, start):
             self._stream = self._pool.decode(self._requests(epoch, start, endless=True))
         for step in range(start, self.steps_per_epoch):
-            self._stream_at = None  # until it is known that the batch has been given
-            batch = self._as_batch(self._checked(next(self._stream), self._own_size))
+            self._stream_at = None  # until the batch has been received
+            batch = _as_batch(self._checked(next(self._stream), self._own_size), self._device)
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
 
-    def _decoded_to_keep(self, store: GrowingStore, epoch: int, start: int) -> Iterator[ImageBatch]:
-        """The batches of an epoch, and then the images that it left out, to complete the store."""
+    def _stored_batches(self, store: GrowingStore, epoch: int, start: int) -> Iterator[ImageBatch]:
+        """The batches of an epoch; then decode the images that it left out, to complete the store."""
         requests = list(self._requests(epoch, start, endless=False))
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.remember(indices, self._checked(decoded, len(indices)))
-            yield self._as_batch(decoded)
+            store.add(indices, self._checked(decoded, len(indices)))
+            yield _as_batch(decoded, self._device)
         requests = _in_batches(store.missing(), self._own_size)
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.remember(indices, self._checked(decoded, len(indices)))
+            store.add(indices, self._checked(decoded, len(indices)))
 
     def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
-        """This rank's indices of each batch from a step on, to the end of its epoch or for ever."""
+        """This rank's indices of each batch from a step on, to the end of its epoch or without end."""
         while True:
             if start < self.steps_per_epoch:
                 for indices in self._order(epoch, start, torch.device("cpu")):
@@ -166,20 +166,11 @@ class BatchLoader:
                 return
             epoch, start = epoch + 1, 0
 
-    def _checked(self, decoded: Decoded, asked: int) -> Decoded:
-        _note_skipped(decoded, self.skipped, self._strict)
-        if len(decoded.samples) < asked:  # there was not even a stand-in: nothing can be read any more
+    def _checked(self, decoded: Decoded, requested: int) -> Decoded:
+        _record_skipped(decoded, self.skipped, self._strict)
+        if len(decoded.samples) < requested:  # no substitute found: no image is readable
             raise NoneReadable(self._source.description, self.skipped)
         return decoded
-
-    def _as_batch(self, decoded: Decoded) -> ImageBatch:
-        return _as_batch(decoded, self._device)
-
-    def _move_in(self, store: GrowingStore) -> None:
-        """Every image has been decoded: from now on batches come from memory, and the workers go."""
-        self._resident = store.completed(self._device)
-        self._store = None
-        self.close()
 
 
 def read_all(
@@ -192,10 +183,10 @@ def read_all(
     strict: bool = False,
     skipped: dict[str, str] | None = None,
 ) -> Iterator[ImageBatch]:
-    """Give every image once, in order, the last batch as small as it comes.
+    """Yield every image once, in order; the last batch may be smaller.
 
-    Images that cannot be read are left out and entered into `skipped`, so `samples` says which ones are there;
-    `strict` raises instead.
+    Unreadable images are left out and added to `skipped` (`samples` has the indices of those read); `strict` raises
+    instead.
     """
     device = torch.device(device)
     batches: Iterator[ImageBatch]
@@ -203,27 +194,24 @@ def read_all(
         images = ResidentImages(source.pixels, _full_sizes(source), None, torch.device("cpu"))
         batches = map(images.batch, torch.split(torch.arange(len(source)), batch_size))
     else:
-        skipped = {} if skipped is None else skipped
-        batches = _decode_all(source, canvas, batch_size, device, workers, strict, skipped)
+        reader = ImageReader(source, canvas_for(source, canvas), substitute=False)
+        pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
+        batches = _decode_all(source, pool, batch_size, device, strict, {} if skipped is None else skipped)
     return prefetch_to_device(device, batches)
 
 
 def _decode_all(
     source: ImageSource,
-    canvas: int,
+    pool: DecodingPool,
     batch_size: int,
     device: torch.device,
-    workers: int,
     strict: bool,
     skipped: dict[str, str],
 ) -> Iterator[ImageBatch]:
-    reader = ImageReader(source, canvas_for(source, canvas), stand_ins=False)
-    pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
-    requests = _in_batches(range(len(source)), batch_size)
-    any_read, own_skipped = False, dict[str, str]()  # `skipped` may tell of other sources too
+    any_read, own_skipped = False, dict[str, str]()  # `skipped` may hold images of other sources
     try:
-        for decoded in pool.decode(requests):
-            _note_skipped(decoded, own_skipped, strict)
+        for decoded in pool.decode(_in_batches(range(len(source)), batch_size)):
+            _record_skipped(decoded, own_skipped, strict)
             skipped.update(decoded.skipped)
             if len(decoded.samples):
                 any_read = True
@@ -234,16 +222,16 @@ def _decode_all(
         pool.close()
 
 
-def _note_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> None:
+def _record_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> None:
     if decoded.skipped and strict:
         raise UnreadableImage(*next(iter(decoded.skipped.items())))
     skipped.update(decoded.skipped)
 
 
 def _as_batch(decoded: Decoded, device: torch.device) -> ImageBatch:
-    """Decoded images as a batch: a copy on the CPU; `prefetch_to_device` makes the copy on a GPU."""
+    """A batch that outlives the workers' memory: a copy on the CPU; for a GPU `prefetch_to_device` copies."""
     batch = ImageBatch(decoded.pixels, decoded.sizes, decoded.samples)
-    return batch if device.type == "cuda" else batch.copied()
+    return batch if device.type == "cuda" else batch.clone()
 
 
 def _in_batches(indices: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -252,3 +240,109 @@ def _in_batches(indices: Sequence[int], batch_size: int) -> list[list[int]]:
 
 def _full_sizes(source: ArrayImages) -> Tensor:
     return torch.tensor(source.pixels.shape[2:]).expand(len(source), 2)
+
+
+def prefetch_to_device(device: torch.device, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+    """Yield the batches on `device`; on a GPU each is copied on a side stream while the one before it is used.
+
+    A batch in host memory is copied before the next one is requested, so its memory may be reused.
+    """
+    return _prefetched(device, batches) if device.type == "cuda" else batches
+
+
+def _prefetched(device: torch.device, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    waiting: tuple[ImageBatch, torch.cuda.Event] | None = None
+    for batch in batches:
+        if batch.pixels.is_cuda:  # gathered from images on the device: nothing to copy
+            yield batch
+            continue
+        with torch.cuda.stream(side):
+            # Only pinned memory is copied asynchronously; memory that is pinned already stays as it is.
+            copying = (batch.map(Tensor.pin_memory).to(device), side.record_event())
+        if waiting is not None:
+            yield _synchronized(*waiting)
+        waiting = copying
+        copying[1].synchronize()  # usually done: the training of a batch was launched in between
+    if waiting is not None:
+        yield _synchronized(*waiting)
+
+
+def _synchronized(batch: ImageBatch, copied: torch.cuda.Event) -> ImageBatch:
+    """Make the training stream wait for the copy, and keep the memory until that stream is done with it."""
+    training = torch.cuda.current_stream(batch.pixels.device)
+    training.wait_event(copied)
+    for tensor in batch.tensors():
+        tensor.record_stream(training)
+    return batch
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """One rank's part of one step, with rows counted in the whole batch of N images.
+
+    rows (held,): the images it holds, its own first, then the others by rank, padded with its first row.
+    places (N,): the position of each image in `rows`, -1 if not held. sent: for each rank, which of the own images go
+    there. received: how many come from each.
+    """
+
+    rows: Tensor
+    places: Tensor
+    sent: list[Tensor]
+    received: list[int]
+
+
+class Dealer:
+    """Decides which images of a batch each rank holds, and exchanges them.
+
+    ShuffleBN deals every key view of the batch to some rank, mostly not that of its image. Views are made where they
+    are encoded, so the decoded image is sent, as uint8 and once for all of its views that go to the same rank. Every
+    rank computes the whole shuffle, hence knows what to send and what to receive.
+    """
+
+    def __init__(self, ranks: Ranks, seed: int, batch_size: int, num_keys: int) -> None:
+        self._ranks, self._seed, self._batch_size, self._num_keys = ranks, seed, batch_size, num_keys
+        self._own = batch_size // ranks.count
+        # The number held is constant, so that recorded steps can read their images from fixed memory.
+        self.held = self._own + min(batch_size - self._own, self._own * num_keys)
+
+    def deal(self, step: int) -> Deal:
+        """The deal of a step, consistent on all ranks."""
+        ranks, own = self._ranks, self._own
+        order = permutation(self._seed, KEY_SHUFFLE, step, self._batch_size * self._num_keys)
+        needed = torch.zeros(ranks.count, self._batch_size, dtype=torch.bool)
+        needed.scatter_(1, (order // self._num_keys).view(ranks.count, -1), True)
+        first = ranks.rank * own
+        foreign = needed[ranks.rank].clone()
+        foreign[first : first + own] = False
+        rows = torch.cat([torch.arange(first, first + own), foreign.nonzero().flatten()])
+        places = torch.full((self._batch_size,), -1)
+        places[rows] = torch.arange(len(rows))
+        sent = [needed[rank, first : first + own].nonzero().flatten() for rank in range(ranks.count)]
+        sent[ranks.rank] = sent[ranks.rank][:0]
+        received = foreign.view(ranks.count, own).sum(1).tolist()
+        padded = torch.cat([rows, torch.full((self.held - len(rows),), first)])
+        return Deal(padded, places, sent, received)
+
+    def exchange(self, own: ImageBatch, deal: Deal) -> ImageBatch:
+        """From the own images of every rank to the images each rank holds."""
+        device = own.pixels.device
+        chosen = torch.cat(deal.sent).to(device)
+        counts = [len(rows) for rows in deal.sent]
+        numbers = torch.cat([own.sizes, own.samples[:, None]], dim=1)
+        places = deal.places.to(device, non_blocking=True)
+        pixels = self._exchange_rows(own.pixels, chosen, counts, deal.received)
+        numbers = self._exchange_rows(numbers, chosen, counts, deal.received)
+        return ImageBatch(pixels, numbers[:, :2], numbers[:, 2], places)
+
+    def _exchange_rows(self, own: Tensor, chosen: Tensor, counts: list[int], received: list[int]) -> Tensor:
+        """The own rows, then those received, padded with the first own row."""
+        held = own.new_empty(self.held, *own.shape[1:])
+        end = self._own + sum(received)
+        held[: self._own] = own
+        arrived = own.new_empty(sum(received), *own.shape[1:])
+        with contact():
+            dist.all_to_all_single(arrived, own[chosen], received, counts)
+        held[self._own : end] = arrived
+        held[end:] = own[0]
+        return held

@@ -1,6 +1,10 @@
-"""Where images come from: the protocol every source follows, and images held in memory."""
+"""Image sources: the protocol, images held in memory, data sets and their fingerprints."""
 
-from collections.abc import Iterable, Mapping
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,22 +16,24 @@ from jcl.errors import DataError
 UNLABELLED = -1
 """The label of an image without one, in a source where others have one."""
 
+_HASHED_NAMES, _HASHED_IMAGES = 1024, 16  # evenly spaced
+
 
 class UnreadableImage(DataError):
-    """One image cannot be read; `reason` says why without naming the image."""
+    """One image cannot be read; `reason` does not name the image."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"The image {name} cannot be read: {reason}.")
         self.name = name
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type["UnreadableImage"], tuple[str, str]]:
-        """Workers send this error to the main process, which rebuilds it from both of its parts."""
+    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
+        """Workers send this error to the main process."""
         return type(self), (self.name, self.reason)
 
 
 class NoneReadable(DataError):
-    """Not one image of a source can be read; `skipped` has the reason for each."""
+    """No image of a source can be read; `skipped` has the reason for each."""
 
     def __init__(self, description: str, skipped: Mapping[str, str]) -> None:
         name, reason = next(iter(skipped.items()))
@@ -36,24 +42,24 @@ class NoneReadable(DataError):
 
 
 class ImageSource(Protocol):
-    """A list of images that never changes its order.
+    """A list of images in a fixed order.
 
     A source is sent to worker processes, so it must pickle, and should do so in little space.
     """
 
     @property
     def description(self) -> str:
-        """A few words for people: what it is and where."""
+        """What it is and where, for messages."""
         ...
 
     @property
     def labels(self) -> Tensor | None:
-        """Class of each image, (n,) int64, `UNLABELLED` where unknown; None where no image has one."""
+        """Class of each image, (n,) int64, `UNLABELLED` if unknown; None if no image has one."""
         ...
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """What the labels index."""
+        """The names of the labels."""
         ...
 
     def __len__(self) -> int: ...
@@ -66,13 +72,13 @@ class ImageSource(Protocol):
         ...
 
     def name_of(self, index: int) -> str:
-        """What to call the image in a message."""
+        """The name of the image in messages."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size that lie in memory: pixels (n, 3, h, w) uint8, labels (n,) int64."""
+    """Images of one size in memory: pixels (n, 3, h, w) uint8, labels (n,) int64."""
 
     pixels: Tensor
     labels: Tensor | None = None
@@ -82,22 +88,22 @@ class ArrayImages:
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
             raise DataError(
-                f"Images in memory must be a uint8 tensor of shape (n, 3, height, width), but these are "
-                f"{self.pixels.dtype} of shape {tuple(self.pixels.shape)}."
+                f"Images in memory must be a uint8 tensor of shape (n, 3, height, width), got {self.pixels.dtype} of "
+                f"shape {tuple(self.pixels.shape)}."
             )
         if self.pixels.numel() == 0:
             raise DataError(f"There are no images in {self.description}.")
         if self.labels is not None and self.labels.shape != (len(self.pixels),):
             raise DataError(
-                f"There are {len(self.pixels)} images but labels of shape {tuple(self.labels.shape)} in "
-                f"{self.description}; give one label for each image."
+                f"Expected one label for each of {len(self.pixels)} images, got labels of shape "
+                f"{tuple(self.labels.shape)} in {self.description}."
             )
 
     def __len__(self) -> int:
         return len(self.pixels)
 
     def read(self, index: int, canvas: int | None = None) -> Tensor:
-        """Give the stored pixels as they are: arrays are never scaled, their size is the canvas."""
+        """Return the stored pixels; arrays are never scaled, their size is the canvas."""
         return self.pixels[index]
 
     def name_of(self, index: int) -> str:
@@ -105,18 +111,60 @@ class ArrayImages:
 
 
 def all_class_names(splits: Iterable[ImageSource]) -> tuple[str, ...] | None:
-    """What the labels of all splits index: they begin alike, but test images may be of more classes."""
+    """The class names of all splits: they start alike, but the test images may have more classes."""
     return max((source.class_names for source in splits if source.class_names), key=len, default=None)
 
 
 @dataclass(frozen=True)
 class ImageData:
-    """A data set as a run uses it: images to train on, and others to test the features with where there are any.
+    """A data set: images to train on, and images to test with if there are any.
 
-    `why_untested` says why there are none of these though there is a place for them.
+    `why_untested` is the reason if a test folder exists but has no images.
     """
 
     name: str
     train: ImageSource
     test: ImageSource | None = None
     why_untested: str = ""
+
+
+def fingerprint(source: ImageSource) -> str:
+    """A hash of the number of images, all labels, up to 1,024 names and the pixels of up to 16 images."""
+    return _hash(itertools.chain(_listing_parts(source), _content_parts(source)))
+
+
+def fingerprint_of_listing(source: ImageSource) -> str:
+    """The same without the pixels, so that no image is read."""
+    return _hash(_listing_parts(source))
+
+
+def fingerprint_of_content(source: ImageSource) -> str:
+    """The pixels of up to 16 images; these may change with the version of the decoder."""
+    return _hash(_content_parts(source))
+
+
+def _hash(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def _listing_parts(source: ImageSource) -> Iterator[bytes]:
+    yield str(len(source)).encode()
+    if source.labels is not None:
+        yield source.labels.numpy().tobytes()
+    for index in _spaced(len(source), _HASHED_NAMES):
+        yield source.name_of(index).encode("utf-8", "surrogateescape") + b"\0"
+
+
+def _content_parts(source: ImageSource) -> Iterator[bytes]:
+    for index in _spaced(len(source), _HASHED_IMAGES):
+        try:
+            yield source.read(index).contiguous().numpy().tobytes()
+        except UnreadableImage as error:
+            yield error.reason.encode()
+
+
+def _spaced(count: int, most: int) -> range:
+    return range(0, count, max(1, -(-count // most)))

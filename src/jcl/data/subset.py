@@ -29,14 +29,12 @@ IMAGENET100: Final = tuple(_IMAGENET100.split())
 
 
 def class_list(subset: str) -> tuple[str, ...]:
-    """The classes a subset names: "imagenet100", or the lines of a text file (empty lines and # comments left out)."""
+    """The classes of a subset: "imagenet100", or the lines of a text file (empty lines and # comments ignored)."""
     if subset == "imagenet100":
         return IMAGENET100
     file = home_expanded(subset)
-    unreadable = DataError(
-        f"The subset {subset} is neither imagenet100 nor a text file with one class name a line that can be read."
-    )
-    if not file.is_file():  # a pipe would keep its reader waiting for ever
+    unreadable = DataError(f"The subset {subset} is neither imagenet100 nor a readable text file of class names.")
+    if not file.is_file():  # reading a pipe would block
         raise unreadable
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -44,7 +42,7 @@ def class_list(subset: str) -> tuple[str, ...]:
         raise unreadable from error
     names = tuple(dict.fromkeys(name for line in lines if (name := line.partition("#")[0].strip())))
     if not names:
-        raise DataError(f"The class list {subset} names no class; write one class folder's name a line.")
+        raise DataError(f"The class list {subset} is empty; write one class name per line.")
     return names
 
 

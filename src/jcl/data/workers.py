@@ -1,39 +1,42 @@
-"""Worker processes that decode batches ahead of the training loop."""
+"""Worker processes that decode batches ahead of the training loop, into a ring of shared memory."""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.reduction
 import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import types
+import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from jcl.data.reading import Decoded, ImageReader, decoded_rows
-from jcl.data.ring import BatchRing
+from jcl.data.batch import Decoded, ImageReader, readable_rows
 from jcl.errors import DataError
 
-_IMAGES_PER_TASK: Final = 8  # a batch is shared out in pieces, so that all workers are at the batch that is needed next
-_FOR_GROUPS: Final = (signal.SIGTERM, signal.SIGINT)  # what terminals and schedulers send to all processes of a program
-_BATCHES_AHEAD: Final = 3  # at least; enough to even out images that take long
+_IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
+_GROUP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # terminals and schedulers send them to all processes
+_BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
+_ALIGNMENT: Final = 4096
 
 
 class DecodingPool:
     """Decodes lists of indices in order, in this process (no workers) or in worker processes kept from pass to pass.
 
-    What `decode` gives is valid until the next one is asked for: with workers it lies in memory that is used again.
-    Workers start from a clean process (forkserver) and not as copies of this one, whose other threads a copy would lack
-    while holding their locks.
+    A result of `decode` is valid until the next one is requested: with workers its memory is reused. Workers start from
+    a clean process (forkserver), because a fork of this one would copy locks that its other threads hold.
     """
 
     def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:
@@ -42,12 +45,12 @@ class DecodingPool:
         self._pass: Generator[Decoded, None, None] | None = None
 
     def decode(self, requests: Iterable[list[int]]) -> Iterator[Decoded]:
-        """Decode each list of indices, in order. A pass that was not finished ends when the next one starts."""
+        """Decode each list of indices, in order. An unfinished pass ends when the next one starts."""
         self._end_pass()
-        self._pass = self._in_workers(iter(requests)) if self._workers else self._here(requests)
+        self._pass = self._in_workers(iter(requests)) if self._workers else self._in_process(requests)
         return self._pass
 
-    def _here(self, requests: Iterable[list[int]]) -> Generator[Decoded, None, None]:
+    def _in_process(self, requests: Iterable[list[int]]) -> Generator[Decoded, None, None]:
         for indices in requests:
             yield self._reader[indices]
 
@@ -69,12 +72,12 @@ class DecodingPool:
             self._team = None
 
 
-# A piece of a batch: the number of its pass, the slot of the ring, the first row and the number of rows. Small, so that
-# the pipe holds all that are ever waiting and handing out never blocks.
+# A part of a batch: the number of its pass, the slot of the ring, the first row and the number of rows. Small enough
+# for the pipe to hold all tasks, so that `put` never blocks.
 _Task = tuple[int, int, int, int]
 
 
-class _Done(NamedTuple):
+class _Report(NamedTuple):
     """What a worker reports about a task."""
 
     number: int
@@ -84,7 +87,7 @@ class _Done(NamedTuple):
 
 
 @dataclass
-class _Order:
+class _PendingBatch:
     """A batch that is being decoded."""
 
     slot: int
@@ -94,88 +97,88 @@ class _Order:
 
 
 class _Team:
-    """The worker processes, the ring they fill, the tasks they take and what they report.
+    """The worker processes and the ring they fill.
 
-    Tasks wait in one queue, so that no worker is idle while there are any; reports come through a pipe of each worker's
-    own, so that one that dies holds up nothing.
+    Tasks wait in one queue, so that no worker is idle while there are any; each worker reports through its own pipe, so
+    that one that dies does not block the others.
     """
 
     def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:
         self._rows_per_task = max(_IMAGES_PER_TASK, batch_size // (4 * workers))
-        pieces_ahead = -(-2 * workers * self._rows_per_task // batch_size)
-        self._ring = BatchRing(max(_BATCHES_AHEAD, pieces_ahead) + 1, batch_size, reader.canvas)
+        tasks_ahead = -(-2 * workers * self._rows_per_task // batch_size)
+        self._ring = BatchRing(max(_BATCHES_AHEAD, tasks_ahead) + 1, batch_size, reader.canvas)
         if pinned:
             self._ring.pin()
         self._number = 0
-        self._unfinished = 0  # tasks handed out and not reported
+        self._unfinished = 0  # tasks submitted and not reported
         context = _process_context()
         self._tasks: Any = context.SimpleQueue()
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
         try:
-            with _without_main_module(reader), _deaf_to_signals():
+            with _without_main_module(reader), _signals_blocked():
                 for _ in range(workers):
-                    report, into = context.Pipe(duplex=False)
-                    arguments = (reader, self._ring, self._tasks, into)
+                    receiver, sender = context.Pipe(duplex=False)
+                    arguments = (reader, self._ring, self._tasks, sender)
                     process = context.Process(target=_work, args=arguments, daemon=True)  # type: ignore[attr-defined]
                     process.start()
-                    into.close()
-                    self._reports.append(report)
+                    sender.close()
+                    self._reports.append(receiver)
                     self._processes.append(process)
-        except BaseException:  # Ctrl-C comes as soon as signals are heard again; nobody else knows of the workers yet
+        except BaseException:  # such as Ctrl-C, once signals are unblocked
             self.close()
             raise
 
     def decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
-        """One pass: every slot but the one in use is always being filled."""
+        """One pass: every slot except the one in use is being filled."""
         self._begin_pass()
         free = deque(range(self._ring.slots))
-        orders: deque[_Order] = deque()
+        pending: deque[_PendingBatch] = deque()
         while True:
             while free and (indices := next(requests, None)) is not None:
-                orders.append(self._hand_out(indices, free.popleft()))
-            if not orders:
+                pending.append(self._submit(indices, free.popleft()))
+            if not pending:
                 return
-            order = orders.popleft()
-            while order.tasks_left:
-                for done in self._receive():
-                    finished = next(each for each in (order, *orders) if each.slot == done.slot)
-                    finished.tasks_left -= 1
-                    finished.skipped |= done.skipped
-            ring, rows = self._ring, (order.slot, slice(order.count))
-            yield decoded_rows(ring.pixels[rows], ring.sizes[rows], ring.samples[rows], order.skipped)
-            free.append(order.slot)
+            batch = pending.popleft()
+            while batch.tasks_left:
+                for report in self._receive():
+                    reported = next(each for each in (batch, *pending) if each.slot == report.slot)
+                    reported.tasks_left -= 1
+                    reported.skipped |= report.skipped
+            ring, rows = self._ring, (batch.slot, slice(batch.count))
+            yield readable_rows(ring.pixels[rows], ring.sizes[rows], ring.samples[rows], batch.skipped)
+            free.append(batch.slot)
 
-    def _hand_out(self, indices: list[int], slot: int) -> _Order:
+    def _submit(self, indices: list[int], slot: int) -> _PendingBatch:
         self._ring.wanted[slot, : len(indices)] = torch.tensor(indices)
         starts = range(0, len(indices), self._rows_per_task)
         for start in starts:
             self._tasks.put((self._number, slot, start, min(self._rows_per_task, len(indices) - start)))
         self._unfinished += len(starts)
-        return _Order(slot, len(indices), len(starts))
+        return _PendingBatch(slot, len(indices), len(starts))
 
     def _begin_pass(self) -> None:
-        """Tasks of the pass before are taken back by saying that it is over; those at work are waited for."""
+        """Cancel the tasks of the pass before by changing the pass number, and wait for those being worked on."""
         self._number += 1
         self._ring.current_pass = self._number
         while self._unfinished:
             self._receive()
 
-    def _receive(self) -> list[_Done]:
-        """Reports on tasks of this pass, waiting for at least one report."""
-        ends = [process.sentinel for process in self._processes]
-        ready = multiprocessing.connection.wait([*self._reports, *ends])
-        if any(end in ready for end in ends):
+    def _receive(self) -> list[_Report]:
+        """Wait for at least one report; return those on tasks of this pass."""
+        sentinels = [process.sentinel for process in self._processes]
+        ready = multiprocessing.connection.wait([*self._reports, *sentinels])
+        if any(sentinel in ready for sentinel in sentinels):
             raise _lost_worker()
         try:
-            reports: list[_Done] = [report.recv() for report in self._reports if report in ready]
+            reports: list[_Report] = [pipe.recv() for pipe in self._reports if pipe in ready]
         except (EOFError, OSError):
             raise _lost_worker() from None
         self._unfinished -= len(reports)
-        current = [done for done in reports if done.number == self._number]
-        for done in current:
-            if done.error is not None:
-                raise done.error
+        current = [report for report in reports if report.number == self._number]
+        for report in current:
+            if report.error is not None:
+                raise report.error
         return current
 
     def close(self) -> None:
@@ -184,55 +187,53 @@ class _Team:
         for process in self._processes:
             process.join()
             process.close()
-        for report in self._reports:
-            report.close()
+        for pipe in self._reports:
+            pipe.close()
         self._tasks.close()
 
 
 def _lost_worker() -> DataError:
     return DataError(
-        "A worker process that decodes images ended unexpectedly, which most often means that the memory ran out; use "
-        "fewer workers, a smaller batch or no workers."
+        "A worker process that decodes images exited unexpectedly, most likely out of memory; use fewer workers or a "
+        "smaller batch."
     )
 
 
 def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiprocessing.connection.Connection) -> None:
-    """What a worker does: take a task, fill its rows, report."""
-    _follow_parent()
+    """Run a worker: take a task, fill its rows, report."""
+    _set_up_worker()
     while True:
         task: _Task = tasks.get()
         number, slot, first, count = task
         skipped: dict[str, str] = {}
         error: BaseException | None = None
-        if number == ring.current_pass:  # a pass that is over needs nothing any more
+        if number == ring.current_pass:  # else the task was cancelled
             rows = (slot, slice(first, first + count))
             try:
                 skipped = reader.read_into(
                     ring.wanted[rows].tolist(), ring.pixels[rows], ring.sizes[rows], ring.samples[rows]
                 )
             except Exception as raised:
-                error = _portable(raised)
-        reports.send(_Done(number, slot, skipped, error))
+                error = _picklable(raised)
+        reports.send(_Report(number, slot, skipped, error))
 
 
-def _portable(error: Exception) -> Exception:
-    """The error as it reaches the main process; of one that cannot be sent or rebuilt, its kind and words do."""
+def _picklable(error: Exception) -> Exception:
+    """The error, or a RuntimeError with its type and message if it cannot be sent to the main process."""
     try:
-        pickle.loads(pickle.dumps(error))  # our own, and rebuilt where nothing depends on it
+        pickle.loads(pickle.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
 
 
-def _follow_parent() -> None:
-    """Set up a worker: Ctrl-C, which reaches every process, is the parent's to answer, and no worker outlives it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _set_up_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent handles it
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """Wait for the parent's end, whatever it was."""
+def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -240,18 +241,18 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _deaf_to_signals() -> Iterator[None]:
-    """Have processes that start here inherit blocked signals.
+def _signals_blocked() -> Iterator[None]:
+    """Let processes that are started here inherit blocked signals.
 
-    They are for the parent to answer, who may need further images up to the end of a step. One that comes meanwhile
-    reaches it afterwards; the process that all workers are forked from would die of Ctrl-C while it imports torch.
+    The parent handles signals, and may need further images until the end of a step. The forkserver would die of a
+    Ctrl-C while it imports torch. Signals that arrive meanwhile are delivered to the parent afterwards.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    multiprocessing.resource_tracker.ensure_running()  # or the first process starts it, which unblocks the signal
-    with _answered_later():
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_GROUPS)
+    multiprocessing.resource_tracker.ensure_running()  # starting it later would unblock the signals
+    with _signals_deferred():
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
         try:
             yield
         finally:
@@ -259,31 +260,30 @@ def _deaf_to_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _answered_later() -> Iterator[None]:
-    """Answer signals at the end: a thread that does not block them may take one, and the main thread has to answer."""
-    if threading.current_thread() is not threading.main_thread():  # which is where signals are answered
+def _signals_deferred() -> Iterator[None]:
+    """Handle signals at the end: another thread may receive one, but Python handles it in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    taken: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in _FOR_GROUPS}
-    answered = {number: handler for number, handler in handlers.items() if callable(handler)}
-    for number in answered:
-        signal.signal(number, lambda number, _: taken.append(number))
+    received: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in _GROUP_SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        for number, handler in answered.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-        for late in taken:
+        for late in received:
             signal.raise_signal(late)
 
 
 @contextlib.contextmanager
 def _without_main_module(reader: ImageReader) -> Iterator[None]:
-    """Keep new processes from running the user's script again, as multiprocessing has them do to find its classes.
+    """Keep multiprocessing from importing the user's script in new processes, unless it defines the source.
 
-    Workers need nothing of it, unless it defines the source; a script without an `if __name__ == "__main__"` guard, or
-    one read from standard input, then works too.
+    Scripts without an `if __name__ == "__main__"` guard, or read from standard input, then work too.
     """
     main = sys.modules["__main__"]
     if reader.source_module == main.__name__:
@@ -302,3 +302,76 @@ def _process_context() -> multiprocessing.context.BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
     return context
+
+
+class BatchRing:
+    """Shared memory for `slots` batches of `rows` images on canvases of C x C pixels.
+
+    pixels (slots, rows, 3, C, C) uint8; sizes (slots, rows, 2); wanted (slots, rows), the requested indices; samples
+    (slots, rows), the indices of what was read; `current_pass`, a number that all processes see. Workers write pixels
+    where the copy to the GPU reads them, so nothing is sent through pipes, and memory use is constant. The block is an
+    anonymous file rather than a part of /dev/shm, which containers often keep too small. A ring sent to a process that
+    is being started maps the same memory there.
+    """
+
+    def __init__(self, slots: int, rows: int, canvas: int) -> None:
+        self._attach(_anonymous_file(_bytes_needed(slots, rows, canvas)), slots, rows, canvas)
+
+    def _attach(self, file: int, slots: int, rows: int, canvas: int) -> None:
+        self.slots, self.rows, self.canvas = slots, rows, canvas
+        self._file = file
+        self._memory = mmap.mmap(file, _bytes_needed(slots, rows, canvas))
+        block = torch.frombuffer(self._memory, dtype=torch.uint8)
+        places = slots * rows
+        pixel_bytes = places * 3 * canvas * canvas
+        self.pixels = block[_ALIGNMENT : _ALIGNMENT + pixel_bytes].view(slots, rows, 3, canvas, canvas)
+        numbers = block[_ALIGNMENT + _aligned(pixel_bytes) :].view(torch.int64)
+        self.sizes = numbers[: 2 * places].view(slots, rows, 2)
+        self.wanted = numbers[2 * places : 3 * places].view(slots, rows)
+        self.samples = numbers[3 * places :].view(slots, rows)
+        self._pass = block[:8].view(torch.int64)
+        self._block = block
+        weakref.finalize(self, os.close, file)
+
+    @property
+    def current_pass(self) -> int:
+        return int(self._pass)
+
+    @current_pass.setter
+    def current_pass(self, number: int) -> None:
+        self._pass.fill_(number)
+
+    def pin(self) -> None:
+        """Page-lock the memory, so that copies to the GPU are asynchronous; without it they are only slower."""
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self._block.data_ptr()
+        if int(runtime.cudaHostRegister(address, self._block.numel(), 0)) == 0:
+            weakref.finalize(self, runtime.cudaHostUnregister, address)
+
+    def __reduce__(self) -> tuple[Callable[..., BatchRing], tuple[Any, int, int, int]]:
+        return _attached_ring, (multiprocessing.reduction.DupFd(self._file), self.slots, self.rows, self.canvas)
+
+
+def _attached_ring(file: Any, slots: int, rows: int, canvas: int) -> BatchRing:
+    ring = BatchRing.__new__(BatchRing)
+    ring._attach(file.detach(), slots, rows, canvas)
+    return ring
+
+
+def _bytes_needed(slots: int, rows: int, canvas: int) -> int:
+    return _ALIGNMENT + _aligned(slots * rows * 3 * canvas * canvas) + slots * rows * 4 * 8
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _anonymous_file(size: int) -> int:
+    """A file without a name, deleted when the last process closes it."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("jcl-batches")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.truncate(file, size)
+    return file

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from jcl.data import UNLABELLED
-from jcl.data.arrays import DAMAGE
+from jcl.data.arrays import NPZ_ERRORS
 from jcl.errors import DataError, SettingsError
 from jcl.runs.atomic import replacing
 
@@ -28,7 +28,7 @@ _CLASSES_KEY: Final = b"jcl.class_names"
 _NPZ_KEYS: Final = ("features", "names", "labels", "split", "class_names", "info")
 
 # What NumPy, its zip reader and Arrow raise for files that are cut off, damaged or made to do harm.
-_DAMAGE: Final = (*DAMAGE, KeyError, MemoryError)
+_DAMAGE: Final = (*NPZ_ERRORS, KeyError, MemoryError)
 
 
 class FeatureInfo(BaseModel):

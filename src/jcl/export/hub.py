@@ -11,7 +11,7 @@ import yaml
 
 import jcl
 from jcl.core.method import METHODS
-from jcl.data.opening import KNOWN_SETS
+from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, channel_values
 from jcl.runs.folder import RunFolder

@@ -97,7 +97,7 @@ class DemoOptions(SeedOptions, JsonOptions):
 
 def _recipe_of(location: object) -> str:
     """The recipe named after a data set; a folder that happens to have the name of a recipe does not count."""
-    from jcl.data.opening import KNOWN_SETS
+    from jcl.data.named import KNOWN_SETS
 
     return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"
 

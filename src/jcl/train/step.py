@@ -141,7 +141,7 @@ class TrainingStep:
         if not self.options.recorded:
             self.batch = batch
         elif self.batch is None:
-            self.batch = batch.copied()
+            self.batch = batch.clone()
         else:
             for kept, new in zip(self.batch.tensors(), batch.tensors(), strict=True):
                 kept.copy_(new)

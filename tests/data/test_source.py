@@ -3,7 +3,7 @@
 import torch
 
 from jcl.data import ArrayImages
-from jcl.data.fingerprint import fingerprint
+from jcl.data.source import fingerprint
 
 
 def images(count: int = 40, value: int = 7, label: int = 0) -> ArrayImages:

@@ -1,0 +1,153 @@
+"""Open data by what a user writes after `jcl pretrain`: a data set's name, a folder, a `.npz` file or shards."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from jcl.data.arrays import open_npz
+from jcl.data.folder import FolderImages, open_folder
+from jcl.data.shards.fetch import is_shard_location
+from jcl.data.shards.read import ShardImages, open_shards
+from jcl.data.source import ArrayImages, ImageData
+from jcl.data.synthetic import CLASSES, drawn_objects
+from jcl.errors import DataError
+from jcl.paths import home_expanded
+
+DEMO_SET: Final = "demo"
+DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
+KNOWN_SETS: Final = (DEMO_SET, *DOWNLOADED_SETS)
+
+
+def open_data(
+    location: str,
+    *,
+    root: Path | None = None,
+    download: bool = True,
+    classes: Sequence[str] | None = None,
+    strict: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> ImageData:
+    """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
+
+    Names are "demo" (synthetic), "cifar10", "cifar100" and "stl10" (stored below `root`). Shards are a `.tar` file, a
+    pattern such as `shards/{0000..0127}.tar`, a URL of such, or a folder that `write_shards` made. `progress` receives
+    download progress and warnings about a folder or shards. `classes` selects class folders of a folder. Unlistable
+    folders and damaged parts of shards are skipped; `strict` raises instead.
+    """
+    path = home_expanded(location)
+    sharded = is_shard_location(location)
+    if classes is not None and (sharded or not path.is_dir()):
+        raise DataError(f"A class list needs a folder with class folders; {location} is not one.")
+    if location == DEMO_SET:
+        return open_demo()
+    if location in DOWNLOADED_SETS:
+        return open_downloaded(location, root, download)
+    if sharded:
+        data = open_shards(location, (root or default_root()) / "shards", download, strict, progress)
+    elif path.is_dir():
+        data = open_folder(path, classes, strict=strict)
+    elif path.suffix.lower() == ".npz":
+        return open_npz(path)
+    elif path.is_file():
+        raise DataError(
+            f"The file {location} is not a .npz file or a .tar shard; give a folder of images, a .npz file, .tar "
+            f"shards or one of {_known_sets()}."
+        )
+    else:
+        raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}.")
+    if progress is not None:
+        for warning in data_warnings(data):
+            progress(warning)
+    return data
+
+
+def data_warnings(data: ImageData) -> list[str]:
+    """What a user should know about skipped files, damaged shards and missing labels or test images."""
+    splits = [split for split in (data.train, data.test) if isinstance(split, FolderImages | ShardImages)]
+    return [*filter(None, [data.why_untested]), *(warning for split in splits for warning in split.warnings())]
+
+
+def absolute_location(location: str) -> str:
+    """The absolute path of a folder, file or shard pattern; data set names, URLs and missing paths are unchanged."""
+    path = home_expanded(location)
+    if not location or location in KNOWN_SETS:
+        return location
+    relative_pattern = is_shard_location(location) and ":" not in location and not location.startswith("{")
+    return str(path.resolve()) if path.exists() or relative_pattern else location
+
+
+def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) -> ImageData:
+    """The built-in synthetic set: the first pictures to train on and the rest to test with."""
+    pixels, labels = drawn_objects(train_count + test_count, seed)
+    what = "objects drawn by code (synthetic)"
+    return ImageData(
+        DEMO_SET,
+        ArrayImages(pixels[:train_count], labels[:train_count], tuple(CLASSES), f"{train_count:,} {what}"),
+        ArrayImages(pixels[train_count:], labels[train_count:], tuple(CLASSES), f"{test_count:,} {what}"),
+    )
+
+
+def _known_sets() -> str:
+    return ", ".join(KNOWN_SETS[:-1]) + f" or {KNOWN_SETS[-1]}"
+
+
+def _suggestion(location: str) -> str:
+    close = difflib.get_close_matches(location.lower().replace("-", ""), KNOWN_SETS, n=1)
+    return f"; did you mean {close[0]}" if close else f"; known data sets are {_known_sets()}"
+
+
+def default_root() -> Path:
+    """Where downloads are stored: `$JCL_DATA`, or a folder in the user's cache."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("JCL_DATA") or cache / "jcl" / "data")
+
+
+def open_downloaded(name: str, root: Path | None = None, download: bool = True) -> ImageData:
+    """Open one of `DOWNLOADED_SETS` from `root`; torchvision downloads it if needed and verifies its checksums.
+
+    The training images of STL-10 are all but its test images: 5,000 with a label and 100,000 without.
+    """
+    root = root or default_root()
+    train, test = (_arrays(name, _torchvision_dataset(name, root, download, train)) for train in (True, False))
+    return ImageData(name, train, test)
+
+
+def _torchvision_dataset(name: str, root: Path, download: bool, train: bool) -> Any:
+    from torchvision import datasets  # slow to import, and workers do not need it
+
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if name == "stl10":
+            return datasets.STL10(root, split="train+unlabeled" if train else "test", download=download)
+        kind = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+        return kind(root, train=train, download=download)
+    except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError for bad files
+        what = "could not be downloaded to" if download else "is not in"
+        raise DataError(
+            f"The data set {name} {what} {root} ({_first_line(error)}); copy its files there, or give a .npz file or a "
+            f"folder of images instead."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "reason", None)  # of a URLError
+    error = cause if isinstance(cause, OSError) else error
+    text = (getattr(error, "strerror", None) or str(error)).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
+def _arrays(name: str, dataset: Any) -> ArrayImages:
+    """torchvision stores CIFAR as (n, h, w, 3) with `targets`, STL-10 as (n, 3, h, w) with `labels`."""
+    if name == "stl10":
+        pixels, labels = torch.from_numpy(np.ascontiguousarray(dataset.data)), dataset.labels
+    else:
+        pixels, labels = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), dataset.targets
+    labels = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
+    return ArrayImages(pixels, labels, tuple(dataset.classes), f"{name}, {len(pixels):,} images")

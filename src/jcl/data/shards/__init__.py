@@ -1,0 +1,1 @@
+"""WebDataset shards: tar files of images and their labels."""

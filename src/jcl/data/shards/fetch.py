@@ -1,0 +1,182 @@
+"""Find the shards of a location: brace and glob patterns, and URLs, which are downloaded once.
+
+Random access needs whole files, so each remote shard is downloaded when the data is opened, and all of them have to
+fit on the disk. Existing downloads are reused without checking whether the original has changed: delete them to
+download again.
+"""
+
+import contextlib
+import glob
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlparse
+from urllib.request import url2pathname
+
+from braceexpand import braceexpand
+
+from jcl.console import pluralize
+from jcl.data.shards.index import read_description
+from jcl.errors import DataError
+from jcl.paths import home_expanded
+
+SHARD_LIMIT: Final = 250_000
+"""A pattern of more shards than this is taken for a mistake."""
+
+# Schemes of fsspec that only transfer files: some others open archives or templates, or run commands.
+_SCHEMES: Final = ("http", "https", "ftp", "sftp", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
+_URL: Final = re.compile(r"pipe:|file:|[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+def is_shard_location(location: str) -> bool:
+    """Whether a location means shards: a URL, a tar file or a pattern of them, or a folder that `write_shards` made."""
+    if _URL.match(location):
+        return True
+    path = home_expanded(location)
+    if path.is_dir():
+        return read_description(path) is not None
+    return bool(re.search(r"\.tar(?![a-z])", path.name.lower())) or path.suffix.lower() == ".tgz"
+
+
+def find_shards(
+    location: str, folder: Path, download: bool, progress: Callable[[str], None] | None = None
+) -> list[Path]:
+    """The local files of a tar file, a pattern, or URLs of such; those are downloaded into `folder` first."""
+    if _URL.match(location) and not location.startswith("file:"):
+        return _fetch_shards(list(dict.fromkeys(expand_braces(location))), folder, download, progress)
+    if home_expanded(location).is_file():  # even if its name looks like a pattern
+        return [home_expanded(location)]
+    patterns = expand_braces(location)
+    if location.startswith("file:"):
+        patterns = [url2pathname(urlparse(pattern).path) for pattern in patterns]
+    return list(dict.fromkeys(Path(name) for pattern in patterns for name in _matching(str(home_expanded(pattern)))))
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Expand `{a,b}` and `{0000..0127}` as a shell does."""
+    too_many = DataError(f"The pattern {pattern[:80]} expands to more than {SHARD_LIMIT:,} shards; check its ranges.")
+    if any(abs(int(end) - int(start)) > SHARD_LIMIT for start, end in re.findall(r"(\d+)\.\.(\d+)", pattern)):
+        raise too_many  # `braceexpand` makes lists of ranges
+    try:
+        names = list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1))
+    except (ValueError, RecursionError):
+        raise DataError(f"The braces in the pattern {pattern[:80]} are not balanced.") from None
+    if len(names) > SHARD_LIMIT:
+        raise too_many
+    return names
+
+
+def _matching(pattern: str) -> list[str]:
+    if Path(pattern).is_file():
+        return [pattern]
+    found = sorted(name for name in glob.glob(pattern) if Path(name).is_file())  # noqa: PTH207 - takes whole paths
+    if not found:
+        raise DataError(f"No shard matches {pattern}.")
+    return found
+
+
+def _fetch_shards(
+    urls: Sequence[str], folder: Path, download: bool, progress: Callable[[str], None] | None
+) -> list[Path]:
+    """Download the shards that are missing in `folder`; processes that share a folder take turns."""
+    for url in urls:
+        scheme = url.partition(":")[0].lower()
+        if scheme not in _SCHEMES or "::" in url:
+            raise DataError(f"Unsupported URL {_without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
+    files = [_local_copy(url, folder) for url in urls]
+    missing = [url for url, file in zip(urls, files, strict=True) if not file.is_file()]
+    if missing and not download:
+        raise DataError(
+            f"The shard {_without_secrets(missing[0])} is not in {folder} and downloads are disabled ({len(missing)} "
+            f"of {pluralize(len(files), 'shard')} missing)."
+        )
+    if not missing:
+        return files
+    total = 0
+    with _locked(folder):
+        for number, (url, file) in enumerate(zip(urls, files, strict=True), start=1):
+            if not file.is_file():
+                _fetch(url, file)
+            total += file.stat().st_size
+            if progress is not None:
+                expected, free = total * len(files) / number, shutil.disk_usage(folder).free
+                progress(
+                    f"Downloaded {number} of {pluralize(len(files), 'shard')} ({total / 1e9:.2f} of about "
+                    f"{expected / 1e9:.2f} GB, {free / 1e9:.2f} GB free) into {folder}."
+                )
+    return files
+
+
+def _without_secrets(url: str) -> str:
+    """A URL without the password, key or signature it may contain."""
+    return re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
+
+
+def _local_copy(url: str, folder: Path) -> Path:
+    key = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    last = _without_secrets(url).rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:]
+    return folder / key / (name or "shard.tar")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    import fcntl  # POSIX only, unlike the rest of this package
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise DataError(f"The folder {folder} for downloaded shards is not writable: {error.strerror}.") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _fetch(url: str, file: Path) -> None:
+    partial = file.with_name(f"{file.name}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _download(url, partial)
+        if not partial.stat().st_size:
+            raise ValueError("the file is empty")
+        with partial.open("rb") as copy:
+            os.fsync(copy.fileno())
+        partial.replace(file)
+    except ImportError as error:
+        raise DataError(
+            f"Downloading {_without_secrets(url)} needs an optional library ({error}); for http install it with: pip "
+            f"install 'joint-contrastive-learning[shards]'."
+        ) from error
+    except Exception as error:  # each file system of fsspec has errors of its own
+        raise DataError(
+            f"The shard {_without_secrets(url)} cannot be downloaded into {file.parent}: {_reason(error, url)}."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _download(url: str, file: Path) -> None:
+    import fsspec
+
+    options: dict[str, Any] = {}
+    if url.lower().startswith("http"):
+        import aiohttp
+
+        # By default a download that takes more than five minutes fails.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=300)
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+    files, path = fsspec.core.url_to_fs(url, **options)
+    files.get_file(path, str(file))
+
+
+def _reason(error: Exception, url: str) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "not found"
+    text = getattr(error, "strerror", None) or str(error).replace(url, _without_secrets(url))
+    return " ".join(text.split()).rstrip(".") or type(error).__name__

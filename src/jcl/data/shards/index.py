@@ -1,0 +1,281 @@
+"""Where each image is in a set of local shards, so that any of them is one read away; and the file `index.json`.
+
+The index is built from the headers of the tar files and their small label files in one pass. For large sets it is
+cached, and valid while every shard has the size and modification time it was indexed with. Nothing is extracted, and
+no name in a tar file is used as a path.
+"""
+
+import io
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jcl.data.listing import IMAGE_EXTENSIONS, NameTable, TableCache
+from jcl.errors import DataError
+
+NOT_A_FILE: Final = -1
+"""The size given to a link, folder or device, or to a sparse file."""
+
+DESCRIPTION_FILE: Final = "index.json"
+_FORMAT: Final = "jcl-shards"
+_VERSION: Final = 1
+_DESCRIPTION_LIMIT: Final = 1 << 28  # bytes
+_HEADER_LIMIT: Final = 1 << 20  # bytes of a long name or of extended attributes
+_LABEL_FILE_LIMIT: Final = 1 << 20  # bytes
+_LABEL_LIMIT: Final = 200  # characters
+_COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """A set of shards and the n images in them, shard by shard in stored order.
+
+    stamps (s, 2): size and modification time of each shard; ends (s,): the cumulative number of images; damage: why a
+    shard could not be read to its end, or empty; names, offsets (n,), sizes (n,): the images; labels (n,): index into
+    `label_texts`, -1 for none.
+    """
+
+    shards: NameTable
+    stamps: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    damage: NameTable
+    names: NameTable
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    label_texts: NameTable
+
+
+def index_shards(files: Sequence[Path]) -> ShardIndex:
+    """Index local tar files in the order given, or load the cached index if it is still valid."""
+    shards = NameTable.of([str(file.absolute()) for file in files])
+    stamps = np.array([_stamp(file) for file in files], dtype=np.int64)
+    cache = TableCache("shards", b"\0".join(os.fsencode(shard) for shard in shards))
+    index = cache.load(ShardIndex)
+    if index is None or list(index.shards) != list(shards) or not np.array_equal(index.stamps, stamps):
+        index = _build(shards, stamps)
+        cache.save(index, len(index.names), int(stamps[:, 1].max()))
+    return index
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    try:
+        status = file.stat()
+    except OSError as error:
+        raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
+    return status.st_size, status.st_mtime_ns
+
+
+def _build(shards: NameTable, stamps: NDArray[np.int64]) -> ShardIndex:
+    ends: list[int] = []
+    damage: list[str] = []
+    names: list[str] = []
+    rows: list[tuple[int, int, int]] = []
+    texts: dict[str, int] = {}
+    for shard in shards:
+        content = _read_shard(Path(shard))
+        for image, text in content.images:
+            names.append(image.name)
+            rows.append((image.offset, image.size, -1 if text is None else texts.setdefault(text, len(texts))))
+        ends.append(len(names))
+        damage.append(content.damage)
+    offsets, sizes, labels = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
+    return ShardIndex(
+        shards=shards,
+        stamps=stamps,
+        ends=np.array(ends, dtype=np.int64),
+        damage=NameTable.of(damage),
+        names=NameTable.of(names),
+        offsets=offsets,
+        sizes=sizes,
+        labels=labels,
+        label_texts=NameTable.of(list(texts)),
+    )
+
+
+class _Member(NamedTuple):
+    name: str
+    offset: int
+    size: int
+
+
+class _Image(NamedTuple):
+    """An image file in a tar: its name without the extension, and the key that the files of its sample share."""
+
+    member: _Member
+    stem: str
+    key: str
+
+
+class _Content(NamedTuple):
+    """The images of one shard with their labels, and why it could not be read to its end."""
+
+    images: list[tuple[_Member, str | None]]
+    damage: str
+
+
+def _read_shard(file: Path) -> _Content:
+    images: list[_Image] = []
+    texts: dict[str, str] = {}
+    damage = ""
+    try:
+        with _HeaderFile(file) as stream:
+            try:
+                _collect(stream, images, texts)
+            except tarfile.TarError as error:
+                damage = str(error)
+                if not images:
+                    _refuse_other_formats(file, os.pread(stream.fileno(), 512, 0))
+            except OSError as error:
+                damage = f"read error: {error.strerror}"
+    except OSError as error:
+        raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
+    # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
+    samples = {image.key for image in images if image.stem == image.key}
+    kept = [image for image in images if image.stem == image.key or image.key not in samples]
+    return _Content([(image.member, texts.get(image.stem) or texts.get(image.key)) for image in kept], damage)
+
+
+def _collect(stream: "_HeaderFile", images: list[_Image], texts: dict[str, str]) -> None:
+    """Add images and label texts (by stem) until the shard ends or a `tarfile.TarError` is raised."""
+    for member in _members(stream):
+        stem, dot, extension = member.name.rpartition(".")
+        folder, slash, base = stem.rpartition("/")
+        extension = dot + extension.lower()
+        if extension in IMAGE_EXTENSIONS and base and not base.startswith("."):
+            images.append(_Image(member, stem, folder + slash + base.partition(".")[0]))
+        elif extension in (".cls", ".json") and 0 <= member.size <= _LABEL_FILE_LIMIT:
+            content = os.pread(stream.fileno(), member.size, member.offset)
+            text = _label(content, extension) if len(content) == member.size else None
+            if text and (extension == ".cls" or stem not in texts):
+                texts[stem] = text
+
+
+class _HeaderFile(io.FileIO):
+    """A tar file that refuses to read a header of any declared length into memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _HEADER_LIMIT:
+            raise tarfile.ReadError(f"invalid header of {size:,} bytes at byte {self.tell():,}")
+        return super().read(size)
+
+
+def _members(stream: _HeaderFile) -> Iterator[_Member]:
+    """Yield the members in order; raises `tarfile.TarError` where the file is damaged.
+
+    A member that is cut off by the end of the file is yielded first.
+    """
+    file_size = os.fstat(stream.fileno()).st_size
+    try:
+        tar = tarfile.TarFile(fileobj=stream, encoding="utf-8", errors="surrogateescape")
+        position = -1
+        while (member := tar.next()) is not None:
+            if member.size < 0 or member.offset_data <= position:  # would loop for ever
+                raise tarfile.ReadError(f"invalid size in the header at byte {member.offset:,}")
+            position = member.offset_data
+            regular = member.isreg() and not member.issparse()
+            yield _Member(member.name, position, min(member.size, file_size) if regular else NOT_A_FILE)
+            if regular and position + member.size > file_size:
+                raise tarfile.ReadError("it is truncated")
+            tar.members.clear()  # type: ignore[attr-defined]  # else they all stay in memory
+    except (ValueError, ArithmeticError, IndexError, RecursionError) as error:  # at malformed headers
+        raise tarfile.ReadError(f"invalid header ({type(error).__name__})") from error
+    # `tarfile` takes an invalid header for the end.
+    end = os.pread(stream.fileno(), tarfile.BLOCKSIZE, tar.offset)
+    if len(end) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is truncated: the end-of-archive marker is missing")
+    if any(end):
+        raise tarfile.ReadError(f"invalid header at byte {tar.offset:,}")
+
+
+def _refuse_other_formats(file: Path, start: bytes) -> None:
+    """Raise if a file is not a damaged tar but something else."""
+    if start[:2] in _COMPRESSED:
+        raise DataError(
+            f"The shard {file} is compressed ({_COMPRESSED[start[:2]]}), which rules out random access; decompress it "
+            f"to a plain .tar first."
+        )
+    if len(start) == 512 and start[257:262] != b"ustar":
+        raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.")
+
+
+def _label(content: bytes, extension: str) -> str | None:
+    """The label in a `.cls` file, or that called "label" or "cls" in a `.json` file; None if there is none."""
+    if extension == ".cls":
+        text = content.decode("utf-8", "replace")
+    else:
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            return None
+        value = value.get("label", value.get("cls")) if isinstance(value, dict) else None
+        if not isinstance(value, int | str) or isinstance(value, bool):
+            return None
+        text = str(value).encode("utf-8", "replace").decode("utf-8")
+    text = text.strip()
+    return None if re.fullmatch(r"-\d+", text) else text[:_LABEL_LIMIT] or None
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """A folder of shards as `index.json` describes it: the images in each file by split, and the class names."""
+
+    name: str
+    class_names: tuple[str, ...] | None
+    splits: Mapping[str, Mapping[str, int]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Images by file name, of all splits."""
+        return {name: count for files in self.splits.values() for name, count in files.items()}
+
+
+def write_description(folder: Path, described: ShardSet) -> None:
+    content = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "name": described.name,
+        "class_names": described.class_names,
+        "splits": {split: dict(files) for split, files in described.splits.items()},
+    }
+    (folder / DESCRIPTION_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
+
+
+def read_description(folder: Path) -> ShardSet | None:
+    """Read the description in a folder; None if there is none or the file is another program's."""
+    file = folder / DESCRIPTION_FILE
+    try:
+        if file.stat().st_size > _DESCRIPTION_LIMIT:
+            return None
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        return None
+    if content.get("version") != _VERSION:
+        raise DataError(
+            f"The shards in {folder} have version {content.get('version')}, but only version {_VERSION} is supported; "
+            "upgrade this program or write the shards again."
+        )
+    try:
+        return _validated(content)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise DataError(f"The file {file} is damaged; write the shards again.") from error
+
+
+def _validated(content: dict[str, Any]) -> ShardSet:
+    names = content["class_names"]
+    splits = {str(split): dict(files) for split, files in content["splits"].items()}
+    described = ShardSet(str(content["name"]), None if names is None else tuple(map(str, names)), splits)
+    for file, count in described.counts.items():  # a file name must not lead out of the folder
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", file) or type(count) is not int:
+            raise ValueError(f"{file}: {count}")
+    return described

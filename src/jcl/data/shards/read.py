@@ -1,0 +1,262 @@
+"""The images of WebDataset shards, read in any order."""
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jcl.console import pluralize
+from jcl.data.decode import decode
+from jcl.data.shards.fetch import find_shards
+from jcl.data.shards.index import (
+    DESCRIPTION_FILE,
+    NOT_A_FILE,
+    ShardIndex,
+    ShardSet,
+    index_shards,
+    read_description,
+)
+from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
+from jcl.errors import DataError
+from jcl.paths import home_expanded
+
+_BYTES_LIMIT: Final = 1 << 30  # of one image file
+_OPEN_FILES: Final = 128  # per process; operating systems allow 256 or more
+_TEST_PREFIXES: Final = ("val", "valid", "validation", "test")
+
+
+class ShardImages:
+    """The images of a set of local shards, each read from its tar file when needed.
+
+    Labels come from the `.cls` or `.json` files beside the images. If all are numbers they are the labels; otherwise,
+    or if `named`, they are class names, numbered as in `class_names` and then alphabetically. `damage` maps the shards
+    that could not be read to their end, or have fewer images than `expected_counts`, to the reason.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        class_names: tuple[str, ...] | None = None,
+        expected_counts: Mapping[str, int] | None = None,
+        *,
+        named: bool = False,
+    ) -> None:
+        texts = list(index.label_texts)
+        numbered = not named and all(re.fullmatch(r"\d{1,9}", text) for text in texts)
+        if not numbered:
+            class_names = (class_names or ()) + tuple(sorted(set(texts) - set(class_names or ())))
+        self.class_names = class_names if texts else None
+        self.labels = _labels(index, numbered, class_names) if texts else None
+        self.damage = _damage(index, expected_counts or {})
+        self._index = index
+
+    @property
+    def description(self) -> str:
+        return f"{pluralize(len(self), 'image')} in {pluralize(len(self._index.shards), 'shard')}"
+
+    def __len__(self) -> int:
+        return len(self._index.names)
+
+    def read(self, index: int, canvas: int | None = None) -> Tensor:
+        return decode(self.content_of(index), canvas, self.name_of(index))
+
+    def name_of(self, index: int) -> str:
+        """The shard and the name in it, with unprintable characters replaced."""
+        shard = Path(self._index.shards[self._shard_of(index)]).name
+        return _printable(f"{shard}/{self._index.names[index]}")
+
+    def extension_of(self, index: int) -> str:
+        return os.path.splitext(self._index.names[index])[1].lower()  # noqa: PTH122 - a name in a tar is no path
+
+    def content_of(self, index: int) -> bytes:
+        """The bytes of the image file; raises `UnreadableImage`."""
+        index = range(len(self))[index]
+        offset, size = int(self._index.offsets[index]), int(self._index.sizes[index])
+        number = self._shard_of(index)
+        if size == NOT_A_FILE:
+            raise UnreadableImage(self.name_of(index), "it is a link or not a regular file")
+        if size > _BYTES_LIMIT:
+            raise UnreadableImage(self.name_of(index), f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
+        if offset + size > int(self._index.stamps[number, 0]):
+            raise UnreadableImage(self.name_of(index), "the shard is truncated")
+        try:
+            shard = _open_shard(self._index.shards[number], *self._index.stamps[number].tolist())
+            return shard.read(offset, size)
+        except OSError as error:
+            reason = error.strerror.lower() if error.strerror else str(error)
+            raise UnreadableImage(self.name_of(index), reason) from error
+
+    def folders_inside(self) -> tuple[str, ...]:
+        """The folders in the shards if there are several and no image has a label.
+
+        They are not classes: in WebDataset they are part of a sample's name, and often without meaning.
+        """
+        if self.labels is not None or b"/" not in self._index.names.text:
+            return ()
+        folders = {name.removeprefix("./").rpartition("/")[0] for name in self._index.names} - {""}
+        return tuple(map(_printable, sorted(folders))) if len(folders) > 1 else ()
+
+    def warnings(self) -> list[str]:
+        """What a user should know about damaged shards and missing labels."""
+        found = []
+        for shard, reason in list(self.damage.items())[:1]:
+            more = f" and {len(self.damage) - 1:,} more" if len(self.damage) > 1 else ""
+            found.append(f"The shard {shard}{more} is damaged; only its readable part is used ({reason}).")
+        if folders := self.folders_inside():
+            more = f" and {len(folders) - 2:,} more" if len(folders) > 2 else ""
+            found.append(
+                f"No labels: folders in shards ({', '.join(folders[:2])}{more}) are not used as classes, and kNN needs "
+                "labels. If they are classes, unpack the shards and pack the folder with `jcl shard FOLDER OUT`."
+            )
+        return found
+
+    def _shard_of(self, index: int) -> int:
+        return int(np.searchsorted(self._index.ends, range(len(self))[index], side="right"))
+
+
+class _OpenShard:
+    """An open tar file, closed when it is no longer used."""
+
+    def __init__(self, file: str, size: int, modified: int) -> None:
+        self._descriptor = os.open(file, os.O_RDONLY)
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != (size, modified):
+            raise OSError(f"the shard {Path(file).name} has changed since it was indexed; start again")
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def read(self, offset: int, size: int) -> bytes:
+        content = os.pread(self._descriptor, size, offset)
+        while len(content) < size:  # a network file system may return less
+            more = os.pread(self._descriptor, size - len(content), offset + len(content))
+            if not more:
+                raise OSError("the shard has become shorter since it was indexed")
+            content += more
+        return content
+
+
+# Per process rather than per source, so that a source pickles without open files.
+_open_shard = functools.lru_cache(maxsize=_OPEN_FILES)(_OpenShard)
+
+
+def open_shards(
+    location: str,
+    folder: Path,
+    download: bool = True,
+    strict: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> ImageData:
+    """Open shards by a folder that `write_shards` made, a tar file, a glob or brace pattern, or URLs of such.
+
+    A pattern of files named `train...` and `val...` gives both splits. URLs are those that fsspec supports (https://,
+    s3://, gs://, hf://, ...), downloaded into `folder`. Damaged shards are used as far as they can be read; `strict`
+    raises instead.
+    """
+    local = home_expanded(location)
+    described = read_description(local) if local.is_dir() else None
+    if described is not None:
+        name = described.name
+        train, test = ([local / file for file in described.splits.get(split, ())] for split in ("train", "val"))
+        if not train:
+            raise DataError(f"The shards in {local} have no training split; write them again.")
+    else:
+        files = find_shards(location, folder, download, progress)
+        name = (files[0].stem if len(files) == 1 else files[0].absolute().parent.name) or "shards"
+        train, test = _splits(files)
+        described = _description_beside(files)
+    data = _open_splits(name, train, test, described)
+    if strict:
+        _refuse_damage(data)
+    return data
+
+
+def _splits(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Training and test shards by the first word of their names; all are for training if that fails."""
+    words = [re.split(r"[^a-z]", file.name.lower(), maxsplit=1)[0] for file in files]
+    train = [file for file, word in zip(files, words, strict=True) if word == "train"]
+    test = [file for file, word in zip(files, words, strict=True) if word in _TEST_PREFIXES]
+    return (train, test) if train and test and len(train) + len(test) == len(files) else (list(files), [])
+
+
+def _description_beside(files: Sequence[Path]) -> ShardSet | None:
+    """The description of the set that all of the files belong to, if there is one."""
+    described = read_description(files[0].parent) if len({file.parent for file in files}) == 1 else None
+    return described if described is not None and all(file.name in described.counts for file in files) else None
+
+
+def _open_splits(name: str, train: Sequence[Path], test: Sequence[Path], described: ShardSet | None) -> ImageData:
+    class_names = None if described is None else described.class_names
+    counts = None if described is None else described.counts
+    train_images = _images(train, class_names, counts)
+    if not test:
+        return ImageData(name, train_images)
+    if class_names is not None:
+        return ImageData(name, train_images, _images(test, class_names, counts))
+    names = train_images.class_names  # if labels are names in one split, they are in the other
+    return ImageData(name, train_images, _images(test, names, counts, named=names is not None))
+
+
+def _images(
+    files: Sequence[Path],
+    class_names: tuple[str, ...] | None,
+    counts: Mapping[str, int] | None,
+    *,
+    named: bool = False,
+) -> ShardImages:
+    images = ShardImages(index_shards(files), class_names, counts, named=named)
+    if not len(images):
+        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])
+        raise DataError(f"The shard {files[0]}{more} contains no images (.jpg, .png, ...){why}.")
+    return images
+
+
+def _refuse_damage(data: ImageData) -> None:
+    for split in (data.train, data.test):
+        if isinstance(split, ShardImages):
+            for shard, reason in split.damage.items():
+                raise DataError(
+                    f"The shard {shard} is damaged: {reason}. Write or download it again, or omit --strict to use its "
+                    "readable part."
+                )
+
+
+def _damage(index: ShardIndex, expected_counts: Mapping[str, int]) -> dict[str, str]:
+    found = np.diff(index.ends, prepend=0).tolist()
+    damage = {}
+    for shard, reason, count in zip(index.shards, index.damage, found, strict=True):
+        name = Path(shard).name
+        expected = expected_counts.get(name, count)
+        if reason or count != expected:
+            missing = f"it has {count:,} of {expected:,} images" if count != expected else ""
+            damage[name] = ", ".join(filter(None, (reason, missing)))
+    return damage
+
+
+def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | None) -> Tensor:
+    texts = list(index.label_texts)
+    if numbered:
+        numbers = [int(text) for text in texts]
+        if class_names is not None and max(numbers) >= len(class_names):
+            raise DataError(
+                f"The shards of {index.shards[0]} have an image of class {max(numbers)}, but {DESCRIPTION_FILE} has "
+                f"only {pluralize(len(class_names), 'class', 'classes')}; write the shards again."
+            )
+    else:
+        known = {name: number for number, name in enumerate(class_names or ())}
+        numbers = [known[text] for text in texts]
+    # The last entry is for index -1, no label.
+    return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.labels])
+
+
+def _printable(name: str) -> str:
+    text = os.fsencode(name).decode("utf-8", "replace")
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
