@@ -192,7 +192,7 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert "has no labels" in refused("finetune", pretrained, tmp_path / "bare.npz")
     assert "say which data" in refused("finetune", pretrained / "backbone.safetensors")
     for bad in ("0%", "200%", "ten", "0-per-class"):
-        assert "--labels takes a share" in refused("finetune", pretrained, "--labels", bad)
+        assert "--labels" in refused("finetune", pretrained, "--labels", bad)
     assert "layer_decay" in refused("finetune", pretrained, "--layer-decay", 2)
     assert "train.lr" in refused("finetune", pretrained, "--lr", 0)
     assert "is a file" in refused("finetune", pretrained, "--out", tmp_path / "file")

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,14 @@ from hypothesis import strategies as st
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
+from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.knn import knn_accuracy, knn_predict, leave_out_split
+from jcl.evaluate.classification import classification_task
+from jcl.evaluate.features import Features
+from jcl.evaluate.knn import knn_accuracy, knn_on
 from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
+from jcl.evaluate.splits import leave_out_split
+from small_runs import write_image_folder
 
 
 def exact_similarity(first: list[float], second: list[float]) -> Fraction:
@@ -98,10 +104,11 @@ def test_neighbours_and_accuracy_equal_brute_force_on_tied_data(
     (result,) = knn_accuracy(bank, bank_labels, queries, labels, k=[k], temperature=[temperature], chunk=chunk)
     expected_top1, expected_top5 = brute_accuracy(bank, bank_labels, queries, labels, k, temperature)
     assert (result.top1, result.top5) == pytest.approx((expected_top1, expected_top5))
-    predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature, chunk=chunk)
-    assert predicted.tolist() == [
-        brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature)[0] for query in queries.tolist()
-    ]
+    predicted = torch.tensor(
+        [brute_ranking(query, bank.tolist(), bank_labels.tolist(), k, temperature)[0] for query in queries.tolist()]
+    )
+    (result,) = knn_accuracy(bank, bank_labels, queries, predicted, k=[k], temperature=[temperature], chunk=chunk)
+    assert result.top1 == 100
 
 
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
@@ -111,8 +118,9 @@ def test_predictions_equal_scikit_learn_with_the_same_weights(k: int, temperatur
     reference = KNeighborsClassifier(
         n_neighbors=k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)
     ).fit(bank.double().numpy(), bank_labels.numpy())
-    predicted = knn_predict(bank, bank_labels, queries, k=k, temperature=temperature)
-    assert predicted.tolist() == reference.predict(queries.double().numpy()).tolist()
+    predicted = torch.from_numpy(reference.predict(queries.double().numpy()))
+    (result,) = knn_accuracy(bank, bank_labels, queries, predicted, k=[k], temperature=[temperature])
+    assert result.top1 == 100
 
 
 @pytest.mark.parametrize("chunk", [1, 13, 64, 120])
@@ -209,13 +217,14 @@ def test_class_unknown_to_a_bank_of_few_classes_is_not_among_its_first_five() ->
 def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
     bank, bank_labels, queries, _ = random_problem(seed=14)
     nearest = bank_labels[nearest_neighbours(queries, bank, 1).rows[:, 0]]
-    assert torch.equal(knn_predict(bank, bank_labels, queries, k=90, temperature=1e-5), nearest)
+    (result,) = knn_accuracy(bank, bank_labels, queries, nearest, k=[90], temperature=[1e-5])
+    assert result.top1 == 100
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"k": []}, SettingsError, "list of k"),
+        ({"k": []}, SettingsError, "k of at least 1"),
         ({"k": [0]}, SettingsError, "at least 1"),
         ({"temperature": [0.0]}, SettingsError, "above 0"),
         ({"temperature": [float("nan")]}, SettingsError, "above 0"),
@@ -263,3 +272,37 @@ def test_gpu_gives_the_same_bits_as_the_cpu() -> None:
     assert torch.equal(host.similarities, device.similarities.cpu())
     problem = (bank, bank_labels, queries, labels)
     assert knn_accuracy(*problem, k=[1, 20, 200]) == knn_accuracy(*problem, k=[1, 20, 200], device="cuda")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_image_folder(tmp_path / "photos", count=30)
+
+
+def asked_about(folder: Path, unreadable: set[str], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the images whose features are the queries."""
+    data = open_data(str(folder))
+    asked: list[torch.Tensor] = []
+
+    def features(source: ImageSource) -> Features:
+        rows = torch.tensor([row for row in range(len(source)) if source.name_of(row) not in unreadable])
+        assert source.labels is not None
+        return Features(rows[:, None].float(), source.labels[rows], rows, {})
+
+    monkeypatch.setattr("jcl.evaluate.knn.knn_accuracy", lambda *parts, **_: asked.append(parts[2]) or [])
+    knn_on(data, features, k=[1], temperature=[0.1], device=torch.device("cpu"))
+    return {data.train.name_of(int(row)) for row in asked[0].flatten()}
+
+
+def test_the_same_images_as_other_probes_whatever_cannot_be_read(folder, monkeypatch):
+    test = classification_task(open_data(str(folder))).test
+    probed = {test.name_of(row) for row in range(len(test))}
+    assert asked_about(folder, set(), monkeypatch) == probed and len(probed) == 3
+    missing = min(probed)
+    assert asked_about(folder, {missing, "cats/000.png"} - (probed - {missing}), monkeypatch) == probed - {missing}
+
+
+def test_others_where_none_of_them_can_be_read(folder, monkeypatch):
+    probed = asked_about(folder, set(), monkeypatch)
+    others = asked_about(folder, probed, monkeypatch)
+    assert others and not others & probed

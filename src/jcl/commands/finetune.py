@@ -34,8 +34,8 @@ from jcl.evaluate.finetune import (
     usual_batch_size,
 )
 from jcl.evaluate.finetune_folder import FinetuneFolder
-from jcl.evaluate.label_subset import label_amount, label_subset
 from jcl.evaluate.labelled_views import crop_and_flip
+from jcl.evaluate.splits import label_amount, label_subset
 from jcl.evaluate.supervised import Classifier
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import starting_folder

@@ -12,8 +12,7 @@ from jcl.commands.target import open_target
 from jcl.console import StderrConsole, print_line
 from jcl.cores import usual_workers
 from jcl.distributed.group import joined_ranks
-from jcl.evaluate.knn import KnnResult
-from jcl.evaluate.online import knn_on
+from jcl.evaluate.knn import KnnResult, knn_on
 from jcl.settings.evaluation import KnnOptions
 from jcl.settings.resolve import voters
 

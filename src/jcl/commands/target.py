@@ -73,5 +73,5 @@ def _labelled(weights: Path, location: str | None, console: Console) -> ImageDat
     else:
         data = open_told(location, console)
     if data.train.labels is None:
-        raise no_labels(data, "features cannot be measured on it")
+        raise no_labels(data)
     return data

@@ -20,7 +20,7 @@ from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import Ranks, fail_together
 from jcl.distributed.heartbeat import Heartbeat
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.online import online_knn
+from jcl.evaluate.knn import online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder

@@ -12,10 +12,9 @@ from rich.console import Console
 from jcl.console import print_line
 from jcl.data import BatchLoader, ImageSource
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.classification import ClassificationTask, Scores
+from jcl.evaluate.classification import ClassificationTask, Scores, class_positions
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.labelled_views import judge, look_at_test_images, training_batches
-from jcl.evaluate.places import positions
 from jcl.evaluate.supervised import KEPT_CHECKPOINTS, Classifier, SupervisedFiles, SupervisedTraining
 from jcl.evaluate.supervised_display import SupervisedDisplay
 from jcl.evaluate.training_folder import TrainingFolder
@@ -79,7 +78,7 @@ def train_and_judge(
             network=network,
             optimiser=training.optimiser,
             loader=loader,
-            targets=positions(training.labelled.labels, training.task.classes).to(device),
+            targets=class_positions(training.labelled.labels, training.task.classes).to(device),
             recipe=training.recipe,
             train=train,
             display=SupervisedDisplay(console, training.title),

@@ -1,4 +1,4 @@
-"""Features of every image of a source: one centred view each, through a frozen backbone."""
+"""Features of all images of a source: one centre crop each, through a frozen backbone."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ class Features:
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """How images are shown to a frozen backbone: one centred view each, of `image_size` pixels, normalised."""
+    """How images are preprocessed for a frozen backbone: a normalized centre crop of `image_size` pixels."""
 
     image_size: int
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -42,7 +42,7 @@ class FeatureSettings:
 
     @property
     def crop_ratio(self) -> float:
-        """Photographs are resized a little larger than the view and cropped, as is usual; small images are not."""
+        """Photographs are resized a little larger than the crop; small images are not cropped."""
         return 0.875 if self.image_size >= 96 else 1.0
 
     def extract(
@@ -59,10 +59,9 @@ class FeatureSettings:
     ) -> Features:
         """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
 
-        The backbone is moved to `device` and runs in evaluation mode, so nothing in it changes, and each of its modules
-        gets back the mode it had. `precision` bfloat16 runs it under autocast. Without `batch_size` a device gets as
-        many images at once as it is quick with. Unreadable images are left out; `strict` raises. `progress` is told how
-        many of how many images are done.
+        The backbone is moved to `device` and runs in evaluation mode; each of its modules gets its mode back.
+        `precision` bfloat16 uses autocast. The default `batch_size` depends on the device. Unreadable images are left
+        out; `strict` raises. `progress` is called with the number of images done and their total.
         """
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
@@ -72,7 +71,7 @@ class FeatureSettings:
             source,
             device=device,
             precision=precision,
-            batch_size=batch_size or _usual_batch(self.image_size, device),
+            batch_size=batch_size or _default_batch_size(self.image_size, device),
             workers=workers,
             skipped=skipped,
             strict=strict,
@@ -101,14 +100,14 @@ class FeatureSettings:
         skipped: dict[str, str],
         strict: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """`extract` one batch at a time, for those who do not hold all of them.
+        """`extract` one batch at a time, without holding all of them.
 
-        Gives features (n, d), as the backbone made them and where it did, and each row's index in the source (n,).
-        Images that cannot be read are entered into `skipped`.
+        Yields features (n, d) on `device` and in the backbone's dtype, and the index of each row in the source (n,).
+        Unreadable images are added to `skipped`.
         """
         images = read_all(
             source,
-            canvas=2 * round(self.image_size / self.crop_ratio),  # twice what the view needs
+            canvas=2 * round(self.image_size / self.crop_ratio),  # twice what the crop needs
             batch_size=batch_size,
             device=device,
             workers=workers,
@@ -118,14 +117,14 @@ class FeatureSettings:
         shown = (self.image_size, self.crop_ratio, self.mean, self.std)
         with evaluation_mode(backbone.to(device)):
             for batch in images:
-                # Inference mode ends before the features are handed on, so that a probe can be trained on them.
+                # Inference mode ends before the yield, so that a probe can be trained on the features.
                 with torch.inference_mode(), autocast(device, precision):
                     found = backbone(centre_views(batch.pixels, batch.sizes, *shown))
                 yield found, batch.samples
 
 
-def _usual_batch(image_size: int, device: torch.device) -> int:
-    """256 photographs; on a GPU, which small images would leave waiting, up to four times as many of those."""
+def _default_batch_size(image_size: int, device: torch.device) -> int:
+    """256; up to 1024 small images on a GPU."""
     return min(256 * max(1, 224 // image_size) ** 2, 1024) if device.type == "cuda" else 256
 
 
@@ -139,16 +138,13 @@ def extract_features(
     device: torch.device | str = "cpu",
     workers: int = 0,
 ) -> Features:
-    """Features of all images in one call, for loops of one's own; `FeatureSettings.extract` says more."""
+    """Features of all images in one call; see `FeatureSettings.extract`."""
     shown = FeatureSettings(image_size, mean, std)
     return shown.extract(backbone, source, device=torch.device(device), workers=workers)
 
 
 def extract_over_ranks(extract: Callable[[ImageSource], Features], source: ImageSource, ranks: Ranks) -> Features:
-    """All features on every rank, of which each extracted those of its part of the images.
-
-    `skipped` holds what any of them could not read.
-    """
+    """The features of all images on every rank; each rank extracts those of its part of the images."""
     if ranks.count == 1 or len(source) < ranks.count:
         return extract(source)
     own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
@@ -156,25 +152,25 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     try:
         found = extract(select_images(source, own))
         values, rows, skipped = found.values, own[found.samples], found.skipped
-    except NoneReadable as met:  # of these images: the other ranks wait for this one, and may have read theirs
-        error, skipped = met, met.skipped
+    except NoneReadable as caught:  # other ranks may have read theirs, and wait for this one
+        error, skipped = caught, caught.skipped
     width = max(ranks.from_all(values.shape[1]))
     if error is not None and width == 0:
         raise error
-    for met_by_one in ranks.from_all(skipped):
-        skipped = skipped | met_by_one
+    for skipped_by_rank in ranks.from_all(skipped):
+        skipped = skipped | skipped_by_rank
     values, samples = ranks.gather_all(values.reshape(-1, width)), ranks.gather_all(rows)
     return Features(values, None if source.labels is None else source.labels[samples], samples, skipped)
 
 
 def all_skipped(train: Features, test: Features) -> dict[str, str]:
-    """What could not be read of either, and why; an image to test with may be called like one to train on."""
+    """Unreadable images of both, with the reasons; a test image may have the name of a training image."""
     return train.skipped | {f"{name} of the test images": reason for name, reason in test.skipped.items()}
 
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module and its parts in evaluation mode, and each of them back into its own mode at the end."""
+    """Put a module into evaluation mode, and each of its parts back into its own mode at the end."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

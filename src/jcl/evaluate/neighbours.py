@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by cosine similarity, in bounded memory, with the same answer everywhere.
+"""Exact nearest neighbours by cosine similarity, in bounded memory, with the same result on every machine.
 
 Similarities are computed in float64 from unit rows rounded to multiples of 2^-26. Every product is then a multiple
 of 2^-52 and, by Cauchy-Schwarz, no partial sum exceeds 1 by more than rounding, so every sum is exact whatever its
@@ -44,7 +44,7 @@ def nearest_neighbours(
 ) -> Neighbours:
     """The min(k, len(bank)) rows of `bank` (b, d) most similar to each row of `queries` (q, d).
 
-    See `neighbour_chunks` for `chunk`, `device` and `dtype`; the answer lies on that device.
+    See `neighbour_chunks` for `chunk`, `device` and `dtype`; the result is on that device.
     """
     found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device, dtype=dtype))
     return Neighbours(torch.cat([part.similarities for part in found]), torch.cat([part.rows for part in found]))
@@ -61,16 +61,15 @@ def neighbour_chunks(
 ) -> Iterator[Neighbours]:
     """`nearest_neighbours` for `chunk` queries at a time, against `chunk` rows of the bank at a time.
 
-    Working memory is a small multiple of chunk x (chunk + k + d) numbers, however many rows there are. Chunks are
-    moved to `device` (default: where the queries lie) one by one, so a bank too large for a GPU can stay on the host.
-    `dtype` is float64 unless the device has none; float32 gives up the exactness described above for speed, which
-    pays for ImageNet sizes on GPUs that are slow in float64.
+    Working memory is a small multiple of chunk x (chunk + k + d) numbers. Chunks are moved to `device` (default: that
+    of the queries) one by one, so a large bank can stay on the host. `dtype` is float64 unless the device has none;
+    float32 is faster and not exact.
     """
     _check(queries, bank, k, chunk)
     target = torch.device(device) if device is not None else queries.device
-    number_type = dtype or (torch.float32 if target.type == "mps" else torch.float64)
+    dtype = dtype or (torch.float32 if target.type == "mps" else torch.float64)
     return (
-        _search(unit_rows(queries[start : start + chunk].to(target), number_type), bank, min(k, len(bank)), chunk)
+        _search(unit_rows(queries[start : start + chunk].to(target), dtype), bank, min(k, len(bank)), chunk)
         for start in range(0, len(queries), chunk)
     )
 
@@ -79,18 +78,15 @@ def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
     if k < 1 or chunk < 1:
         raise SettingsError(f"k and chunk must be at least 1, but k is {k} and chunk is {chunk}.")
     if len(queries) == 0 or len(bank) == 0:
-        raise DataError(f"Nearest neighbours need rows: there are {len(queries)} queries and {len(bank)} bank rows.")
+        raise DataError(f"nearest neighbours need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
     if queries.shape[1:] != bank.shape[1:] or queries.dim() != 2:
         raise DataError(
-            f"Queries and bank must be two tables of the same width, but have shapes {tuple(queries.shape)} and "
+            f"queries and bank must have the same width, but have shapes {tuple(queries.shape)} and "
             f"{tuple(bank.shape)}; extract both with the same backbone."
         )
-    # In parts, because the answer for a whole bank at once would take as much memory again.
+    # In parts, to save memory.
     if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
-        raise DataError(
-            "The features hold NaN or infinite values, so nothing is near to anything; the encoder that made them has "
-            "probably diverged (lower its learning rate)."
-        )
+        raise DataError("the features are NaN or infinite; the training of the encoder probably diverged.")
 
 
 def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
@@ -100,7 +96,7 @@ def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
     for start in range(0, len(bank), chunk):
         part = unit_rows(bank[start : start + chunk].to(queries.device), queries.dtype)
         best = _largest(queries @ part.T, min(k, len(part)))
-        # What was found earlier has the lower row numbers and stands first, so a stable sort keeps the rule for ties.
+        # Earlier rows stand first, so a stable sort breaks ties by row.
         merged = torch.cat([similarities, best.similarities], 1).sort(stable=True, dim=1, descending=True)
         rows = torch.cat([rows, best.rows + start], 1).gather(1, merged.indices[:, :k])
         similarities = merged.values[:, :k]
@@ -110,8 +106,8 @@ def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
 def _largest(similarities: Tensor, k: int) -> Neighbours:
     """The k largest entries of each row in falling order, equal ones by rising column."""
     values, columns = similarities.topk(k, dim=1)
-    # topk says nothing about which of several equal entries it takes. Its choice matters in the rows where some entry
-    # equal to the smallest one taken was left out; only those rows pay for a full stable sort.
+    # topk does not say which of several equal entries it takes. That matters in rows where an entry equal to the
+    # smallest one taken was left out; only those rows need a full stable sort.
     smallest = values[:, -1:]
     crowded = (similarities == smallest).sum(1) > (values == smallest).sum(1)
     if crowded.any():

@@ -1,4 +1,4 @@
-"""Parts of the labels: every class in its share, the same ones for the same seed."""
+"""Seeded splits: every class gets its share, and the same seed gives the same images."""
 
 import pickle
 from pathlib import Path
@@ -9,10 +9,8 @@ import torch
 from jcl.data import ArrayImages, BatchLoader, ImageData, open_data
 from jcl.data.subset import select_images
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import classification_task, scores
-from jcl.evaluate.knn import leave_out_split
-from jcl.evaluate.label_subset import LabelAmount, balanced_split, label_amount, label_subset
-from jcl.evaluate.places import positions
+from jcl.evaluate.classification import class_positions, classification_task, scores
+from jcl.evaluate.splits import LabelAmount, balanced_split, label_amount, label_subset, leave_out_split
 
 # 100 images of class 0, 40 of class 3, 7 of class 5, 1 of class 9, 12 without a label, mixed up.
 LABELS = torch.tensor([0] * 100 + [3] * 40 + [5] * 7 + [9] + [-1] * 12)
@@ -45,7 +43,7 @@ def test_each_class_gives_its_share_and_at_least_one(text, expected):
     "text", ["", "0%", "101%", "-5%", "ten", "0-per-class", "-1-per-class", "3 per class", "1e1%", "nan%", "10"]
 )
 def test_amounts_that_make_no_sense_are_a_sentence(text):
-    with pytest.raises(SettingsError, match=r"--labels takes a share above 0 % and up to 100 %.*20-per-class"):
+    with pytest.raises(SettingsError, match="--labels"):
         label_amount(text)
 
 
@@ -127,7 +125,7 @@ def test_a_task_needs_two_classes(labels):
 
 def test_positions_and_scores():
     classes = torch.tensor([2, 5, 7])
-    assert positions(torch.tensor([7, 2, 3, 9, -1, 5]), classes).tolist() == [2, 0, -1, -1, -1, 1]
+    assert class_positions(torch.tensor([7, 2, 3, 9, -1, 5]), classes).tolist() == [2, 0, -1, -1, -1, 1]
     logits = torch.tensor([[3.0, 2, 1], [1, 1, 0], [1, 1, 0], [0, 0, 9], [float("nan"), 1, 0], [1, 2, 3]])
     found = scores(logits, torch.tensor([2, 2, 5, 4, 2, -1]), classes)
     # right; right by the rule for ties; wrong by it; of a class unknown to the probe; no number; no label
