@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from machine import save
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
@@ -28,15 +27,11 @@ from jcl.commands.detect_start import build_resnet
 from jcl.evaluate.detection.batching import batch_keys, read_image, training_batches
 from jcl.evaluate.detection.coco_data import CocoSet, for_training, open_coco
 from jcl.evaluate.detection.coco_layout import coco_files
-from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.model import build_detector, build_optimiser, prepared
 from jcl.evaluate.detection.packed import PackedImages
 from jcl.evaluate.detection.settings import ITERATIONS, CocoSettings, DetectionSettings, detection_settings
-from jcl.evaluate.detection.training import DetectionTraining
+from jcl.evaluate.detection.training import DetectionTask
 from jcl.evaluate.detection.transforms import make_target
-from jcl.runs.checkpoint import Progress
-from jcl.runs.metrics import NullRecord
-from jcl.runs.saver import NullSaver
 
 LEFT_OUT = 20  # iterations before the clock starts: workers start and kernels are chosen
 
@@ -131,25 +126,17 @@ def own_loop(
 ) -> Iterator[None]:
     """What `jcl detect` does, without checkpoints."""
     detector = prepared(detector, device, 1)
-    training = DetectionTraining(
-        detector=detector,
-        optimiser=build_optimiser(detector, settings),
-        batches=training_batches(images, settings, 0, workers=workers, device=device),
-        settings=settings,
-        device=device,
-        precision=torch.bfloat16 if device.type == "cuda" else torch.float32,
-        display=DetectionDisplay(Console(quiet=True), settings.task),
-        record=NullRecord(),
-        saver=NullSaver(),
-        how_to_resume="",
-        progress=Progress(),
+    task = DetectionTask(
+        detector,
+        build_optimiser(detector, settings),
+        training_batches(images, settings, 0, workers=workers, device=device),
+        settings,
+        device,
+        torch.bfloat16 if device.type == "cuda" else torch.float32,
     )
-    detector.train()
-    with training.display:
-        training.display.begin(0, settings.iterations)
-        while True:
-            training.advance()
-            yield
+    for step, batch in enumerate(task.batches(0, 0)):
+        task.step(batch, step, task.learning_rate(step))
+        yield
 
 
 class ImagesAsTheyLie(Dataset[tuple[Tensor, dict[str, Tensor]]]):

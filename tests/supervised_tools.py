@@ -10,8 +10,8 @@ import torch
 from jcl.commands import finetune as finetune_command
 from jcl.commands import linear as linear_command
 from jcl.core.encoder import build_backbone
-from jcl.evaluate.finetune_folder import FinetuneFolder
-from jcl.evaluate.supervised import SupervisedTraining
+from jcl.evaluate.folders import FinetuneFolder
+from jcl.evaluate.supervised import ClassifierTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import read_tensors
 from jcl.settings.evaluation import FinetuneOptions, LinearOptions
@@ -38,15 +38,15 @@ def measure_linear(weights: Path, data: str, *, console: Any = None, **options: 
 
 def stop_after(patch: pytest.MonkeyPatch, step: int, number: int) -> None:
     """A real signal, sent at the end of a step."""
-    learn = SupervisedTraining.learn
+    train = ClassifierTask.step
 
-    def learn_then_stop(self, batch):
-        figures = learn(self, batch)
-        if self.progress.step + 1 == step:
+    def train_then_stop(self, batch, done, lr):
+        figures = train(self, batch, done, lr)
+        if done + 1 == step:
             os.kill(os.getpid(), number)
         return figures
 
-    patch.setattr(SupervisedTraining, "learn", learn_then_stop)
+    patch.setattr(ClassifierTask, "step", train_then_stop)
 
 
 def same_tensors(one: Path, two: Path) -> bool:

@@ -96,7 +96,7 @@ def test_asked_to_end_it_keeps_what_it_measured_and_goes_on_there(
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 75
     assert json.loads(measured_before.read_text())["rows"] == first
-    assert "SIGTERM received: the run stopped after step" in log.read_text()
+    assert "SIGTERM received: stopped after step" in log.read_text()
 
     code, printed = compared(words)
     assert code == 0

@@ -495,7 +495,7 @@ def test_ctrl_c_saves_the_run_and_says_how_to_go_on(npz, tmp_path):
         process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert "SIGINT received: the run stopped after step" in err and "jcl resume" in err
+    assert "SIGINT received: stopped after step" in err and "jcl resume" in err
     assert "Error" not in err and "Traceback" not in err  # it did as it was told
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*.safetensors"))) >= 1
 
@@ -519,7 +519,7 @@ def test_ctrl_c_while_the_workers_start(tmp_path):
         os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert "Traceback" not in err and "Aborted" not in err, err
-    assert process.returncode == 75 and "SIGINT received: the run stopped after step" in err
+    assert process.returncode == 75 and "SIGINT received: stopped after step" in err
 
 
 def press_ctrl_c(*_: object, **__: object) -> None:
@@ -545,17 +545,21 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
         press_ctrl_c()
         press_ctrl_c()
 
-    monkeypatch.setattr("jcl.train.loop.Training.finish_epoch", press_twice)
-    code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
+    with monkeypatch.context() as patch:
+        patch.setattr("jcl.train.pretrain.PretrainTask.end_epoch", press_twice)
+        code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
+        assert (code, out, err.splitlines()[-1]) == (130, "", "Interrupted.") and not Path("my run").exists()
+    monkeypatch.setattr("jcl.evaluate.online.knn_on", press_twice)  # at the end of the second epoch
+    code, out, err = call("pretrain", npz, *TINY, "--set", "record.checkpoint_every=1", "--out", "my run")
     assert code == 75 and out == "" and "Traceback" not in err
-    assert "stopped at once, in step 4, and there is no checkpoint yet" in err and "`jcl resume 'my run'`" in err
+    assert "in step 12" in err and "step-000000008" in err and "`jcl resume 'my run'`" in err
 
 
 def test_ctrl_c_before_the_summary_says_how_to_have_the_results(call, npz, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("jcl.commands.train_run.write_summary", press_ctrl_c)
         code, out, err = call("pretrain", npz, *TINY, "--out", "run")
-    assert code == 75 and out == "" and "its results are not written yet" in err and "`jcl resume run`" in err
+    assert code == 75 and out == "" and "results are not written" in err and "`jcl resume run`" in err
     code, out, _ = call("resume", "run")
     assert code == 0 and "kNN top-1" in out
 

@@ -12,7 +12,7 @@ import torch
 import torchvision
 
 from jcl.commands.detect_start import build_resnet
-from jcl.evaluate.detection.training import DetectionTraining
+from jcl.evaluate.detection.training import DetectionTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from launch_tools import wait_until
@@ -199,13 +199,12 @@ def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_pa
 FAILING = """
 import torch
 from jcl.cli import main
-from jcl.evaluate.detection.training import DetectionTraining
+from jcl.evaluate.detection.training import DetectionTask
 
-def learn(training):
-    next(training.batches)
+def fail(*_):
     raise ZeroDivisionError
 
-DetectionTraining.learn = learn
+DetectionTask.step = fail
 main()
 """
 
@@ -225,9 +224,9 @@ def test_an_error_in_training_ends_the_workers_too(coco, tmp_path):
 
 
 def test_too_little_memory_is_a_sentence(call, coco, monkeypatch):
-    def learn(training: DetectionTraining) -> None:
+    def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8.00 GiB. Of")
 
-    monkeypatch.setattr(DetectionTraining, "learn", learn)
+    monkeypatch.setattr(DetectionTask, "step", fail)
     code, _, err = call(*BOX, "--coco", coco)
     assert code == 1 and "Tried to allocate 2.00 GiB; a smaller batch needs less" in err and "Traceback" not in err

@@ -34,11 +34,8 @@ def edit_settings(folder, before, after):
 @pytest.mark.parametrize(
     ("edited", "said"),
     [
-        (("epochs: 3", "epochs: 1"), r"has taken 5 steps, more than the 4 of 1 epochs\. Set back what was changed"),
-        (
-            ("batch_size: 8", "batch_size: 32"),
-            r"5 steps, more than the 3 of 3 epochs; an epoch had 4 steps and now has 1, because train\.batch_size or",
-        ),
+        (("epochs: 3", "epochs: 1"), "at step 5, beyond the 4 steps"),
+        (("batch_size: 8", "batch_size: 32"), r"step 5, beyond the 3 steps.*had 4 steps and now has 1"),
     ],
 )
 def test_a_run_is_not_called_finished_because_its_settings_were_edited(npz, tmp_path, monkeypatch, edited, said):
@@ -59,10 +56,7 @@ def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_
     edit_settings(folder, "log_every: 3", "log_every: 2")
     told, untold = (Console(file=io.StringIO(), width=1000) for _ in range(2))
     resume(folder, console=told)
-    sentence = (
-        "Settings have changed since the checkpoint was written, which had method.temperature = 0.2 instead of 0.3.\n"
-    )
-    assert sentence in told.file.getvalue()
+    assert "method.temperature = 0.2 instead of 0.3" in told.file.getvalue()
     resume(copy, console=untold)
     assert "have changed" not in untold.file.getvalue()
 
@@ -90,9 +84,7 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
 
     assert "checkpoint was written" not in said_when(moved)
     assert "The number, names or labels of 32 image files" in (said := said_when(renamed)) and "pixels" not in said
-    assert "are not what they were when the checkpoint was written. The run goes on with the images as they" in said
-    assert "The pixels of 32 image files" in (said := said_when(redrawn))
-    assert "written; another version of an image library may be the reason. The run goes on" in said
+    assert "The pixels of 32 image files" in said_when(redrawn)
 
 
 def test_other_images_to_test_with_are_told(tmp_path, monkeypatch):
@@ -112,7 +104,7 @@ def test_another_number_of_steps_in_an_epoch_is_said(npz, tmp_path, monkeypatch)
     edit_settings(folder, "batch_size: 8", "batch_size: 16")
     resume(folder, console=said)
     assert "An epoch had 4 steps and now has 2, because" in said.file.getvalue()
-    assert "the run was at epoch 1.25 and is at 2.5." in said.file.getvalue()
+    assert "was at epoch 1.25 and is at 2.5." in said.file.getvalue()
 
 
 def test_what_the_page_shows_as_chosen_is_what_the_run_goes_on_with(npz, tmp_path, monkeypatch):
@@ -132,7 +124,6 @@ def test_what_the_page_shows_as_chosen_is_what_the_run_goes_on_with(npz, tmp_pat
     resume(folder, console=QUIET)
     assert [choice["name"] for choice in json.loads(file.read_text())["choices"]] == list(chosen)
     shown = render_page([read_run(folder, "run")])
-    reason = "changed when the run was resumed; before that it was 0.0005"
-    assert f"<code>train.weight_decay</code></th><td>0.001</td><td>{reason}</td>" in shown
+    assert "<code>train.weight_decay</code></th><td>0.001</td><td>was 0.0005 before" in shown
     assert "<code>train.precision</code></th><td>float32</td>" in shown
     assert chosen["method.covariance_scale"]["reason"] in shown

@@ -89,7 +89,7 @@ def test_a_launch_asked_to_stop_at_any_moment(tmp_path, number):
             time.sleep(chance.uniform(0.0, 0.3))
             launch.process.send_signal(number)
             assert launch.wait() == 75, launch.said
-        assert launch.said.count(f"{number.name} received: the run stopped after") == 1 and "Error" not in launch.said
+        assert launch.said.count(f"{number.name} received: stopped after") == 1 and "Error" not in launch.said
         assert "Traceback" not in launch.said and "torch/" not in launch.said and newest_step(run) > before
         arguments = ["resume", str(run)]
     with Launch([*JCL, "resume", str(run), "--devices", "2"], tmp_path / "said") as launch:

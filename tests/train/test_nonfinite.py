@@ -176,7 +176,7 @@ def test_the_choice_is_an_option_of_the_command(npz, tmp_path, monkeypatch, caps
 
 
 def test_too_many_in_a_row_end_the_run(npz, tmp_path, monkeypatch):
-    monkeypatch.setattr("jcl.train.loop.MOST_IN_A_ROW", 4)
+    monkeypatch.setattr("jcl.train.pretrain.MAX_SKIPPED_IN_A_ROW", 4)
     go_wrong_at(monkeypatch, 2, 3, 4, *range(6, 13))
-    with pytest.raises(RunError, match=r"last 4 steps and more before step 9 were skipped.*step-000000008.*lower --lr"):
+    with pytest.raises(RunError, match=r"4 steps in a row were skipped.*step-000000008"):
         pretrain(tiny_settings(npz, train__on_nan="skip"), tmp_path / "run", console=QUIET)

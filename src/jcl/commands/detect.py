@@ -32,17 +32,18 @@ from jcl.distributed.group import Ranks, fail_together, joined_ranks
 from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, JclError, RunError
 from jcl.evaluate.detection.batching import training_batches
-from jcl.evaluate.detection.display import DetectionDisplay
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.library import coco_module
 from jcl.evaluate.detection.model import build_optimiser
 from jcl.evaluate.detection.settings import RANK_TIMEOUT, DetectionSettings
-from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTraining
+from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, LOG_ITERATIONS, DetectionTask
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import numbered_folders
 from jcl.runs.lock import held
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
+from jcl.train.display import Display
+from jcl.train.trainer import Trainer
 
 
 def detect(
@@ -79,8 +80,8 @@ def detect(
         wanted = Path(known or Path("runs") / _usual_name(given))
         with context.starting(wanted, numbered=not known) as path, context.locked(path):
             folder = DetectionFolder(path)
-            taking_back = folder.taken_back_unless_begun() if ranks.first else contextlib.nullcontext()
-            with taking_back, folder.resumable():
+            cleanup = folder.removed_unless_begun() if ranks.first else contextlib.nullcontext()
+            with cleanup, folder.resumable():
                 fail_together(ranks, lambda: folder.create(settings) if ranks.first else None)
                 return _train(settings, folder, work, context, pictures)
 
@@ -213,26 +214,22 @@ def _train(
         saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.say)
     batches = training_batches(work.train, settings, progress.step, workers=context.workers, device=device, ranks=ranks)
     with record, saver, contextlib.closing(batches):
-        DetectionTraining(
-            detector=work.detector,
-            optimiser=optimiser,
-            batches=batches,
-            settings=settings,
-            device=device,
-            precision=work.precision,
-            display=DetectionDisplay(context.console, settings.task),
-            record=record,
-            saver=saver,
-            how_to_resume=folder.how_to_resume,
-            progress=progress,
-            ranks=ranks,
+        Trainer(
+            DetectionTask(work.detector, optimiser, batches, settings, device, work.precision, ranks),
+            Display(context.console, settings.task),
+            progress,
+            ranks,
+            record,
+            saver,
+            checkpoints=folder.checkpoints,
+            resume_hint=folder.how_to_resume,
+            log_every=LOG_ITERATIONS,
+            save_every=settings.checkpoint_every,
         ).run()
     try:
         results, figures = judge(settings, work, context)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"Ctrl-C received: training is done and saved, but not yet tested; {folder.how_to_resume}."
-        ) from None
+        raise Interrupted(f"Stopped: training is done and saved, but not tested yet; {folder.how_to_resume}.") from None
     if ranks.first:
         folder.write_results(results)
         draw(settings, folder, work, results, pictures)

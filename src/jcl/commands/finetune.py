@@ -1,7 +1,4 @@
-"""Fine-tuning from settings to a finished folder: the parts put together.
-
-`finetune` and `resume_finetuning` are what the command calls and what Python users call.
-"""
+"""Fine-tuning from options to a finished folder: what `jcl finetune` does."""
 
 from __future__ import annotations
 
@@ -25,33 +22,31 @@ from jcl.data.subset import select_images
 from jcl.distributed.device import on_device
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, classification_task
-from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
 from jcl.evaluate.finetune import (
     FinetuneSettings,
     backbone_parts,
-    finetune_optimiser,
+    default_batch_size,
+    finetune_optimizer,
     finetune_settings,
-    usual_batch_size,
 )
-from jcl.evaluate.finetune_folder import FinetuneFolder
-from jcl.evaluate.labelled_views import crop_and_flip
+from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.splits import label_amount, label_subset
-from jcl.evaluate.supervised import Classifier
+from jcl.evaluate.supervised import Classifier, ClassifierTraining, Evaluated, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import starting_folder
 from jcl.runs.lock import RunLock
 from jcl.settings.evaluation import FinetuneOptions
 
-USUAL_LR = 0.1  # for a batch of 256, in proportion to the root of the batch
-USUAL_HEAD_LR = 0.3  # likewise
+DEFAULT_LR = 0.1  # for a batch of 256, scaled by the square root of the batch size
+DEFAULT_HEAD_LR = 0.3  # likewise
 
 
 def finetune(options: FinetuneOptions, *, console: Console | None = None) -> FinetuneFolder:
-    """Train a run's or file's whole network with labels into the folder `out` (default: a new one under `runs/`).
+    """Fine-tune the whole network of a run or file with labels, into the folder `out` (default: a new one in `runs/`).
 
-    What is not given is chosen by the number of labels: the batch as `usual_batch_size` says, the learning rates in
-    proportion to its root, a tenth of the epochs to warm up. `from_scratch` starts from random weights instead; no part
-    of the network then has a better start than another, so all have the same learning rate.
+    Defaults depend on the number of labels: the batch size (`default_batch_size`), learning rates scaled by its square
+    root, and a warm-up of a tenth of the epochs. `from_scratch` starts from random weights, with one learning rate for
+    all layers.
     """
     console = console or StderrConsole()
     weights, location = options.weights, options.data
@@ -67,7 +62,7 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
     with starting_folder(wanted, numbered=out is None) as path:
         folder = FinetuneFolder(path)
         with folder.begun(warn=lambda text: print_line(console, text)):
-            folder.create(settings, work.names)
+            folder.create(settings.model_dump_json(indent=2), work.names)
             return _train(settings, folder, work, console)
 
 
@@ -79,11 +74,11 @@ def _chosen(
     subject = open_target(weights, options.data, options.device, console)
     task = classification_task(subject.data)
     labels = len(label_subset(_labels(task.train), amount, options.seed))
-    usual = _usual_rates(labels, options.batch_size, options.lr, options.from_scratch)
+    defaults = _default_rates(labels, options.batch_size, options.lr, options.from_scratch)
     train = {
         "epochs": epochs,
-        "batch_size": usual.batch_size,
-        "lr": usual.lr,
+        "batch_size": defaults.batch_size,
+        "lr": defaults.lr,
         "weight_decay": options.weight_decay,
         "schedule": "cosine",
         "schedule_by": "step",
@@ -97,8 +92,8 @@ def _chosen(
         "data": None if options.data is None else absolute_location(options.data),
         "labels": options.labels,
         "from_scratch": options.from_scratch,
-        "layer_decay": usual.layer_decay if options.layer_decay is None else options.layer_decay,
-        "head_lr": usual.head_lr if options.head_lr is None else options.head_lr,
+        "layer_decay": defaults.layer_decay if options.layer_decay is None else options.layer_decay,
+        "head_lr": defaults.head_lr if options.head_lr is None else options.head_lr,
         "label_smoothing": options.label_smoothing,
         "jitter": options.jitter,
         "train": train,
@@ -113,23 +108,23 @@ class _Rates(NamedTuple):
     layer_decay: float
 
 
-def _usual_rates(labels: int, batch_size: int | None, lr: float | None, from_scratch: bool) -> _Rates:
-    """What suits so many labels; a batch size and a learning rate that were given stay, and the rest follows them."""
-    batch_size = usual_batch_size(labels) if batch_size is None else batch_size
+def _default_rates(labels: int, batch_size: int | None, lr: float | None, from_scratch: bool) -> _Rates:
+    """Defaults for a number of labels; a given batch size and learning rate stay, and the rest follows them."""
+    batch_size = default_batch_size(labels) if batch_size is None else batch_size
     root = math.sqrt(batch_size / 256)
-    lr = round(USUAL_LR * root, 6) if lr is None else lr
+    lr = round(DEFAULT_LR * root, 6) if lr is None else lr
     if from_scratch:
         return _Rates(batch_size, lr, head_lr=lr, layer_decay=1.0)
-    return _Rates(batch_size, lr, head_lr=round(USUAL_HEAD_LR * root, 6), layer_decay=0.7)
+    return _Rates(batch_size, lr, head_lr=round(DEFAULT_HEAD_LR * root, 6), layer_decay=0.7)
 
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
-    """Continue a stopped fine-tuning from its newest readable checkpoint, exactly as if it had never stopped."""
+    """Continue a stopped fine-tuning from its newest good checkpoint, exactly as if it had never stopped."""
     console = console or StderrConsole()
     folder = FinetuneFolder(path)
-    settings = folder.settings()
+    settings = finetune_settings(folder.stored_settings(), str(folder.settings_file))
     if folder.summary_file.exists():
-        print_line(console, f"The fine-tuning in {folder.path} has finished; there is nothing to resume.")
+        print_line(console, f"The fine-tuning in {folder.path} has finished; nothing to resume.")
         return folder
     subject = open_target(Path(settings.weights), settings.data, settings.train.device, console)
     work = _prepare(settings, subject, classification_task(subject.data), workers)
@@ -139,7 +134,7 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
 
 
 def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
-    """The network of a finished fine-tuning, in eval mode, giving logits, and the names of its classes."""
+    """The network of a finished fine-tuning, in eval mode, which returns logits, and its class names."""
     folder = FinetuneFolder(path)
     tensors, names = folder.load_classifier()
     classes, width = tensors["weight"].shape
@@ -150,7 +145,7 @@ def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class _Work:
-    """A fine-tuning ready to start; `names` are those of the labelled images in use."""
+    """A fine-tuning ready to start; `names` are the labelled images in use."""
 
     subject: EvaluationTarget
     task: ClassificationTask
@@ -163,7 +158,7 @@ class _Work:
 def _prepare(
     settings: FinetuneSettings, subject: EvaluationTarget, task: ClassificationTask, workers: int | None
 ) -> _Work:
-    """Choose the labels and build the network; whatever is wrong with the settings shows here."""
+    """Select the labels and build the network; invalid settings raise here."""
     seed, info = settings.train.seed, subject.info
     rows = label_subset(_labels(task.train), settings.amount, seed)
     backbone = subject.backbone
@@ -189,7 +184,7 @@ def _train(
     training = ClassifierTraining(
         title="fine-tuning",
         network=network,
-        optimiser=finetune_optimiser(network, settings),
+        optimizer=finetune_optimizer(network, settings),
         task=work.task,
         labelled=work.labelled,
         shown=shown,
@@ -199,29 +194,28 @@ def _train(
         workers=work.workers,
         label_smoothing=settings.label_smoothing,
     )
-    judged = train_and_judge(training, console, folder, resumed=resumed)
+    found = train_and_evaluate(training, console, folder, resumed=resumed)
     save_backbone(network.backbone, work.subject.info, folder.backbone_file)
     folder.save_classifier(network.fc, work.task.class_names)
-    folder.write_summary(_summary(settings, work, judged))  # last, because it marks the work as finished
+    folder.write_summary(_summary(settings, work, found))  # last: it marks the fine-tuning as finished
     return folder
 
 
-def _summary(settings: FinetuneSettings, work: _Work, judged: Judged) -> dict[str, Any]:
-    """The figures of the finished work: one flat object with plain names."""
-    train, found = settings.train, judged.scores
+def _summary(settings: FinetuneSettings, work: _Work, outcome: Evaluated) -> dict[str, Any]:
+    train, found = settings.train, outcome.scores
     return {
         "finetune_top1": found.top1,
         "finetune_top5": found.top5,
         "labels": settings.labels,
-        "labels_used": len(work.names) - judged.unreadable,
-        "skipped": judged.unreadable,
+        "labels_used": len(work.names) - outcome.unreadable,
+        "skipped": outcome.unreadable,
         "classes": len(work.task.classes),
         "test_images": found.images,
         "unseen_class_images": found.unseen_class_images,
         "test_held_out": work.task.held_out,
         "from_scratch": settings.from_scratch,
         "epochs": train.epochs,
-        "steps": judged.progress.step,
+        "steps": outcome.progress.step,
         "batch_size": train.batch_size,
         "lr": train.lr,
         "head_lr": settings.head_lr,
@@ -229,7 +223,7 @@ def _summary(settings: FinetuneSettings, work: _Work, judged: Judged) -> dict[st
         "weight_decay": train.weight_decay,
         "label_smoothing": settings.label_smoothing,
         "seed": train.seed,
-        "seconds": judged.progress.seconds,
+        "seconds": outcome.progress.seconds,
     }
 
 

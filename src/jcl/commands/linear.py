@@ -1,4 +1,4 @@
-"""Linear probes of a run or a weights file, by either protocol: what `jcl linear` calls."""
+"""Linear probes of a run or a weights file, by either protocol: what `jcl linear` does."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from jcl.data.source import fingerprint
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.features import Features
-from jcl.evaluate.labelled_views import USUAL_LEAST_CROP
+from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear_probe
 from jcl.evaluate.linear_paper import PAPER_EPOCHS, PAPER_LR, paper_probe, paper_settings
-from jcl.evaluate.probe_folder import ProbeFolder
+from jcl.evaluate.supervised import DEFAULT_MIN_SCALE
 from jcl.export.backbone_file import weights_digest
 from jcl.settings.evaluation import LinearOptions
 from jcl.settings.schema import TrainSettings
 
-_DIGEST_LETTERS = 16
+_DIGEST_LENGTH = 16
 
 
 @dataclass(frozen=True)
 class LinearReport:
-    """What a linear probe found: its scores, the classes they speak of, and the figures by plain names."""
+    """The result of a linear probe: scores, class names, and figures with plain names."""
 
     scores: Scores
     class_names: tuple[str, ...]
     figures: dict[str, Any]
-    edges: tuple[str, ...] = ()  # of the grid, where the chosen cell lies at one
+    edges: tuple[str, ...] = ()  # of the grid at which the chosen cell lies
 
 
 def measure_linear(
@@ -51,24 +51,23 @@ def measure_linear(
 ) -> LinearReport:
     """The linear probe of a run's or file's frozen features on labelled data (default: the data of the run).
 
-    `fast` trains a grid of probes on cached features and chooses among them on a part of the training images; `paper`
-    trains one on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
-    `least_crop` of an image's area, 8 % as usual, which leaves little of images of 32 px. With a folder `out` it keeps
-    checkpoints there, and the same call again goes on where it stopped, exactly. `progress` is told how many of how
-    many images the features of `fast` are there.
+    `fast` trains a grid of probes on cached features and selects one on held-out training images. `paper` trains one
+    probe on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least
+    `least_crop` of an image's area. With a folder `out` it writes checkpoints there, and the same call again continues
+    exactly. `progress(done, total)` reports the feature extraction of `fast`.
     """
     console = console or StderrConsole()
     weights, location, device = options.weights, options.data, options.device
     workers = usual_workers() if options.workers is None else options.workers
     if options.protocol == "fast":
         _refuse_options_of_paper(options.out, options.compile, options.least_crop)
-        subject = open_target(weights, location, device, console)
+        target = open_target(weights, location, device, console)
         grid = ProbeGrid(options.lr or LEARNING_RATES, options.weight_decay or WEIGHT_DECAYS)
         features = partial(
-            subject.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
+            target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
         )
-        task = classification_task(subject.data)
-        return _fast_linear(features, task, grid, options.epochs, options.seed, subject.device)
+        task = classification_task(target.data)
+        return _fast_linear(features, task, grid, options.epochs, options.seed, target.device)
     train = paper_settings(
         lr=_only_lr(options.lr, options.weight_decay),
         epochs=PAPER_EPOCHS if options.epochs is None else options.epochs,
@@ -76,30 +75,25 @@ def measure_linear(
         seed=options.seed,
         compiled=options.compile,
     )
-    subject = open_target(weights, location, device, console)
+    target = open_target(weights, location, device, console)
     if options.out is not None:
         keep_apart(options.out, data_location(weights, location))
-    probe = _PaperProbe(subject, classification_task(subject.data), train, workers, options.least_crop, console)
+    probe = _PaperProbe(target, classification_task(target.data), train, workers, options.least_crop, console)
     return probe.report() if options.out is None else probe.report_kept_in(ProbeFolder(options.out), weights)
 
 
 def _refuse_options_of_paper(out: Path | None, compiled: bool, least_crop: float) -> None:
     if out is not None:
-        raise SettingsError("--out is for the paper's probe, which takes long; add --protocol paper or leave it out.")
-    if compiled or least_crop != USUAL_LEAST_CROP:
+        raise SettingsError("--out needs --protocol paper.")
+    if compiled or least_crop != DEFAULT_MIN_SCALE:
         option = "--compile" if compiled else "--least-crop"
-        raise SettingsError(
-            f"{option} is for the paper's probe, which sees random crops; add --protocol paper or leave it out."
-        )
+        raise SettingsError(f"{option} needs --protocol paper.")
 
 
 def _only_lr(learning_rates: Sequence[float], weight_decays: Sequence[float]) -> float:
     """The learning rate of the paper's protocol, which has no grid."""
     if len(learning_rates) > 1 or any(weight_decays):
-        raise SettingsError(
-            "the paper's protocol has one learning rate and no weight decay; "
-            "give one --lr, or use --protocol fast to choose among several."
-        )
+        raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
     return learning_rates[0] if learning_rates else PAPER_LR
 
 
@@ -107,7 +101,7 @@ def _only_lr(learning_rates: Sequence[float], weight_decays: Sequence[float]) ->
 class _PaperProbe:
     """The paper's probe, ready to start."""
 
-    subject: EvaluationTarget
+    target: EvaluationTarget
     task: ClassificationTask
     train: TrainSettings
     workers: int
@@ -115,17 +109,17 @@ class _PaperProbe:
     console: Console
 
     def report(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
-        """Train, from where the folder stands if it is to be resumed, and judge."""
-        subject, task, train = self.subject, self.task, self.train
+        """Train, from the newest checkpoint if resumed, and evaluate."""
+        target, task, train = self.target, self.task, self.train
         scores, progress, unreadable = paper_probe(
-            subject.backbone,
-            subject.info.feature_width,
-            subject.shown,
+            target.backbone,
+            target.info.feature_width,
+            target.shown,
             task,
             train,
-            device=subject.device,
+            device=target.device,
             workers=self.workers,
-            least_crop=self.least_crop,
+            min_scale=self.least_crop,
             console=self.console,
             folder=folder,
             resumed=resumed,
@@ -136,26 +130,26 @@ class _PaperProbe:
         return LinearReport(scores, task.class_names, _linear_figures("paper", scores, chosen, task, train.seed))
 
     def report_kept_in(self, folder: ProbeFolder, weights: Path) -> LinearReport:
-        """The same with checkpoints in a folder: begun there, gone on with, or only read where it has finished."""
+        """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
         probe = self.description(weights)
         folder.refuse_other(probe)
         with folder.begun(warn=self.say):
             resumed = folder.begin(probe)
             if folder.finished:
-                self.say(f"The linear probe in {folder.path} has finished; this is what it found.")
+                self.say(f"The linear probe in {folder.path} has finished; showing its result.")
                 return LinearReport(folder.scores(), self.task.class_names, folder.summary())
             report = self.report(folder, resumed=resumed)
             folder.write_scores(report.scores)
-            folder.write_summary(report.figures)  # last, because it marks the work as finished
+            folder.write_summary(report.figures)  # last: it marks the probe as finished
         return report
 
     def description(self, weights: Path) -> dict[str, Any]:
-        """All that decides on the figures; weights and data by their names and fingerprints of what they hold."""
-        subject, train, task = self.subject, self.train, self.task
-        network = hashlib.sha256((weights_digest(subject.backbone) + subject.info.to_text()).encode()).hexdigest()
+        """Everything the figures depend on; weights and data by name and digest."""
+        target, train, task = self.target, self.train, self.task
+        network = hashlib.sha256((weights_digest(target.backbone) + target.info.to_text()).encode()).hexdigest()
         return {
-            "weights": f"{weights.resolve().name} ({network[:_DIGEST_LETTERS]})",
-            "data": f"{subject.data.name} ({fingerprint(task.train)}, {fingerprint(task.test)})",
+            "weights": f"{weights.resolve().name} ({network[:_DIGEST_LENGTH]})",
+            "data": f"{target.data.name} ({fingerprint(task.train)}, {fingerprint(task.test)})",
             "lr": train.lr,
             "epochs": train.epochs,
             "batch_size": train.batch_size,
@@ -189,7 +183,7 @@ def _fast_linear(
         "seconds": time.perf_counter() - started,
     }
     names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-    # A class none of whose images could be read is none that was trained on.
+    # A class without readable images was not trained on.
     chosen |= {"classes": len(result.classes)}
     figures = _linear_figures("fast", result.scores, chosen, task, seed)
     return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.commands.run import read_choices
 from jcl.commands.run_data import open_run_data
-from jcl.commands.run_results import read_choices
 from jcl.data import ImageData
 from jcl.data.named import KNOWN_SETS
 from jcl.data.shards.fetch import is_shard_location

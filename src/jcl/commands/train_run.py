@@ -1,52 +1,62 @@
-"""A run whose settings and images are known: its parts, the loop with them, and what is left in its folder."""
+"""A run with resolved settings and opened data: build its parts, train, and write its results."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from jcl.commands.context import RunContext
-from jcl.commands.edited_run import choices_after, keep_to_schedule, tell_changes, tell_other_images
 from jcl.commands.report import write_run_report
-from jcl.commands.run import Run
-from jcl.commands.run_results import machine_choices, read_choices, write_choices, write_skipped, write_summary
+from jcl.commands.run import Run, read_choices, write_choices, write_skipped, write_summary
 from jcl.console import pluralize, typed
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
+from jcl.data.source import fingerprint_of_content, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory
-from jcl.distributed.group import Ranks, fail_together
-from jcl.distributed.heartbeat import Heartbeat
+from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.knn import online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
+from jcl.runs.json_object import named_differences, written
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
-from jcl.settings.schema import Settings, known
+from jcl.settings.resolve import Choice
+from jcl.settings.schema import Settings, known, setting_names
+from jcl.studies.cells import values_of
 from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
-from jcl.train.display import RunDisplay
-from jcl.train.loop import Training
+from jcl.train.display import Display
+from jcl.train.health import health
+from jcl.train.pretrain import PretrainTask
 from jcl.train.step import TrainingStep
+from jcl.train.trainer import Trainer
+
+_SECTIONS = ("views.", "model.", "method.", "train.")
+_IRRELEVANT = {  # to what a run learns
+    *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
+    "model.bn_groups",  # fitted to the ranks, and announced then
+}
 
 
 @dataclass
 class RunParts:
-    """What takes part in a run's steps."""
+    """What takes part in the steps of a run."""
 
     learner: ContrastiveLearner
     feature_width: int
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     loader: BatchLoader
     step: TrainingStep
-    device: torch.device
 
 
 def build_parts(settings: Settings, data: ImageData, context: RunContext) -> RunParts:
-    """The parts of a run; whatever cannot be built from its settings raises here, before anything is written."""
+    """Build the parts of a run. Settings that cannot work raise here, before anything is written."""
     train, device = settings.train, context.device
     learner, width = build_learner(settings, device, context.ranks)
     loader = BatchLoader(
@@ -60,9 +70,9 @@ def build_parts(settings: Settings, data: ImageData, context: RunContext) -> Run
         ranks=context.ranks,
         num_keys=learner.num_keys,
     )
-    optimiser = build_optimiser(settings, learner, device)
-    step = TrainingStep(learner, optimiser, run_view_recipe(settings), train.seed, step_options(settings, device))
-    return RunParts(learner, width, optimiser, loader, step, device)
+    optimizer = build_optimiser(settings, learner, device)
+    step = TrainingStep(learner, optimizer, run_view_recipe(settings), train.seed, step_options(settings, device))
+    return RunParts(learner, width, optimizer, loader, step)
 
 
 def train_run(
@@ -74,77 +84,77 @@ def train_run(
     label: str | None,
     resumed: bool = False,
 ) -> Run:
-    """Run the loop, then write the backbone and the summary."""
-    ranks, memory = context.ranks, PeakMemory(parts.device)
-    progress = _restored(folder, parts, context) if resumed else Progress(ranks=ranks.count)
-    tell_changes(progress, settings, context.say)
-    # Only the first rank writes checkpoints, and speaks.
-    fail_together(ranks, lambda: tell_other_images(progress, data, context.say) if ranks.first else None)
-    fail_together(ranks, lambda: keep_to_schedule(progress, parts.loader.steps_per_epoch, settings, context.say))
+    """Train, then write the backbone, the summary and the page."""
+    ranks, memory = context.ranks, PeakMemory(context.device)
+    progress = _restore(folder, parts, context) if resumed else Progress(ranks=ranks.count)
+    _compare_with_checkpoint(progress, settings, data, parts, context)
     if resumed:
-        fail_together(ranks, lambda: _renew_choices(folder, settings, context.device) if ranks.first else None)
-    display = RunDisplay(context.console, settings, label or settings.method.name)
+        fail_together(ranks, lambda: _update_choices(folder, settings, context.device) if ranks.first else None)
+    describe = partial(health, queue_size=known(settings.method.queue_size), embedding_dim=settings.model.embedding_dim)
+    display = Display(context.console, label or settings.method.name, describe)
     backbone = parts.learner.query_encoder.backbone
-    record, saver = _writers(settings, folder, ranks, progress, display)
-    not_measured: dict[str, str] = {}  # images that kNN met, among them those to test with, which nothing else reads
+    record: Record | NullRecord = NullRecord()
+    saver: CheckpointSaver | NullSaver = NullSaver()
+    if ranks.first:
+        tensorboard = settings.record.tensorboard
+        record = Record(folder.path, resumed_at=progress.step, tensorboard=tensorboard, warn=display.warn)
+        saver = CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn)
+    unreadable: dict[str, str] = {}  # images that only kNN reads
+    evaluate = online_knn(data, backbone, settings, context.device, ranks, unreadable)
     try:
-        with record, display, saver, Heartbeat(ranks) as heartbeat:
-            Training(
-                settings=settings,
-                folder=folder,
-                learner=parts.learner,
-                optimiser=parts.optimiser,
-                loader=parts.loader,
-                step=parts.step,
-                saver=saver,
-                record=record,
-                display=display,
-                heartbeat=heartbeat,
-                measure=online_knn(data, backbone, settings, parts.device, ranks, not_measured),
-                progress=progress,
+        with record, saver:
+            Trainer(
+                PretrainTask(settings, parts.step, parts.loader, evaluate),
+                display,
+                progress,
+                ranks,
+                record,
+                saver,
+                checkpoints=folder.checkpoints,
+                resume_hint=f"continue with `{folder.how_to_resume}`",
+                log_every=settings.record.log_every,
+                save_every=settings.record.checkpoint_every * parts.loader.steps_per_epoch,
+                save_seconds=60 * settings.record.checkpoint_minutes,
             ).run()
     finally:
         parts.loader.close()
         if ranks.first:
-            write_skipped(folder, not_measured | parts.loader.skipped, context.say, resumed=resumed)
+            write_skipped(folder, unreadable | parts.loader.skipped, context.say, resumed=resumed)
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
-        # Last, because it marks the run as finished.
-        write_summary(folder, settings, record.newest, progress, memory.read())
+        write_summary(folder, settings, record.newest, progress, memory.read())  # last: it marks the run as finished
 
     try:
         fail_together(ranks, lambda: write_results() if ranks.first else None)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Ctrl-C received: the run is trained and saved, but its results are not written yet; "
-            f"have that done with `{folder.how_to_resume}`."
+            f"Stopped: the run is trained and saved, but its results are not written; "
+            f"write them with `{folder.how_to_resume}`."
         ) from None
     if ranks.first and settings.record.report:
         _write_page(folder, data, context)
     return Run(folder.path)
 
 
-def _restored(folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:
-    """The state of the newest good checkpoint, which the first rank reads and hands to the others."""
+def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:
+    """Load the newest good checkpoint; the first rank reads it and sends it to the others."""
     ranks = context.ranks
     path = fail_together(ranks, lambda: checkpoint_to_resume(folder.checkpoints, context.say) if ranks.first else None)
-    content = ranks.from_first(
-        fail_together(ranks, lambda: b"" if path is None or ranks.count == 1 else _content(path))
-    )
+    content = ranks.from_first(fail_together(ranks, lambda: _content(path) if path and ranks.count > 1 else b""))
     if ranks.first:
-        progress = Progress() if path is None else _loaded(path, parts)
+        progress = Progress() if path is None else _load(path, parts, context)
     elif not content:
         progress = Progress()
     else:
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as received:
             received.write(content)
             received.flush()
-            progress = _loaded(Path(received.name), parts)
+            progress = _load(Path(received.name), parts, context)
     if path is not None and progress.ranks != ranks.count:
         context.say(
-            f"The run was on {pluralize(progress.ranks, 'rank')} and goes on on {pluralize(ranks.count, 'rank')}: "
-            "batches, views and shuffles stay as they were, and results differ by rounding only."
+            f"Resuming on {pluralize(ranks.count, 'rank')} a run started on {progress.ranks}: batches, views and "
+            "shuffles stay the same; results differ by rounding only."
         )
     progress.ranks = ranks.count
     return progress
@@ -153,42 +163,110 @@ def _restored(folder: RunFolder, parts: RunParts, context: RunContext) -> Progre
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:  # as a sentence, for which the other ranks wait
+    except OSError as error:
         raise RunError(f"the checkpoint {path} cannot be read: {error.strerror}.") from None
 
 
-def _loaded(path: Path, parts: RunParts) -> Progress:
-    return load_checkpoint(path, parts.learner, parts.optimiser, parts.device)
+def _load(path: Path, parts: RunParts, context: RunContext) -> Progress:
+    return load_checkpoint(path, parts.learner, parts.optimizer, context.device)
 
 
-def _renew_choices(folder: RunFolder, settings: Settings, device: torch.device) -> None:
-    """The page is to show what was chosen for the run as it goes on: its settings and the machine may be others."""
+def _compare_with_checkpoint(
+    progress: Progress, settings: Settings, data: ImageData, parts: RunParts, context: RunContext
+) -> None:
+    """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
+    ranks, say = context.ranks, context.say
+    _report_changed_settings(progress, settings, say)
+    # Only the first rank writes checkpoints, so only it needs the fingerprints.
+    fail_together(ranks, lambda: _report_changed_images(progress, data, say) if ranks.first else None)
+    fail_together(ranks, lambda: _check_schedule(progress, parts.loader.steps_per_epoch, settings, say))
+
+
+def _report_changed_settings(progress: Progress, settings: Settings, say: Callable[[str], None]) -> None:
+    names = [name for name in setting_names() if name.startswith(_SECTIONS) and name not in _IRRELEVANT]
+    before, now = progress.settings, values_of(settings, names)
+    both = [name for name in names if name in before]  # versions may differ in the settings they have
+    if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
+        say(f"Settings have changed since the checkpoint was written: {other}.")
+    progress.settings = now
+
+
+def _report_changed_images(progress: Progress, data: ImageData, say: Callable[[str], None]) -> None:
+    before, progress.images = progress.images, {}
+    for images, kind in ((data.train, "train"), (data.test, "test")):
+        if images is None:
+            continue
+        now = {f"{kind} listing": fingerprint_of_listing(images), f"{kind} content": fingerprint_of_content(images)}
+        progress.images |= now
+        changed = [what for what, found in now.items() if before.get(what, found) != found]
+        if not changed:
+            continue
+        # With another listing other images are sampled, so their content says nothing.
+        what = "number, names or labels" if changed[0].endswith("listing") else "pixels"
+        why = "" if changed[0].endswith("listing") else " (or the image library has)"
+        say(
+            f"The {what} of {images.description} have changed since the checkpoint was written{why}. "
+            "The run continues with the current images."
+        )
+
+
+def _check_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, say: Callable[[str], None]) -> None:
+    before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
+    total, changed = settings.train.epochs * steps_per_epoch, ""
+    if before not in (0, steps_per_epoch):
+        changed = (
+            f"An epoch had {pluralize(before, 'step')} and now has {steps_per_epoch:,}, "
+            "because train.batch_size or the number of images has changed."
+        )
+    if progress.step > total:
+        raise RunError(
+            f"the run is at step {progress.step:,}, beyond the {total:,} steps of {settings.train.epochs:,} epochs. "
+            f"{changed + ' ' if changed else ''}Undo the change, or start a new run."
+        )
+    if changed:
+        now = progress.step / steps_per_epoch
+        say(f"{changed} The run was at epoch {progress.step / before:.3g} and is at {now:.3g}.")
+
+
+def machine_choices(settings: Settings, device: torch.device) -> list[Choice]:
+    """What "auto" means for settings that depend on the machine, and are resolved again whenever a run starts."""
+    options = step_options(settings, device)
+    on_gpu = device.type == "cuda"
+    choices = [
+        Choice("train.device", str(device), "a GPU is available" if on_gpu else "no GPU is available"),
+        Choice("train.precision", str(options.precision).removeprefix("torch."), "fastest safe choice on this device"),
+        Choice("train.compile", options.compiled, "faster on a GPU" if on_gpu else "not worth it on a CPU"),
+        Choice("train.cuda_graph", options.recorded, "faster on a GPU" if on_gpu else "needs a GPU"),
+    ]
+    return [choice for choice in choices if getattr(settings.train, choice.name.partition(".")[2]) == "auto"]
+
+
+def _update_choices(folder: RunFolder, settings: Settings, device: torch.device) -> None:
+    """Bring `choices.json`, which the page shows, up to date with edited settings and this machine."""
     before = read_choices(folder)
     if before is not None:
-        write_choices(folder, [*choices_after(before, settings), *machine_choices(settings, device)])
+        write_choices(folder, [*_choices_after(before, settings), *machine_choices(settings, device)])
 
 
-def _writers(
-    settings: Settings, folder: RunFolder, ranks: Ranks, progress: Progress, display: RunDisplay
-) -> tuple[Record | NullRecord, CheckpointSaver | NullSaver]:
-    if not ranks.first:
-        return NullRecord(), NullSaver()
-    tensorboard = settings.record.tensorboard
-    return (
-        Record(folder.path, resumed_at=progress.step, tensorboard=tensorboard, warn=display.warn),
-        CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn),
-    )
+def _choices_after(before: Sequence[Choice], settings: Settings) -> list[Choice]:
+    now = values_of(settings, setting_names())
+    return [
+        choice
+        if now.get(choice.name, choice.value) == choice.value
+        else replace(choice, value=now[choice.name], reason=f"was {written(choice.value)} before the run was resumed")
+        for choice in before
+        if now.get(choice.name) != "auto"
+    ]
 
 
 def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None:
-    """The page is an extra: whatever goes wrong with it, the run has finished and all else is written."""
+    """Write the page; if that fails, the run is finished nevertheless."""
     try:
         write_run_report(folder.path, data, context.device)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Ctrl-C received: the run has finished and only its page is missing; "
-            f"have it made with `jcl report {typed(folder.path)}`."
+            f"Stopped: the run is finished, only its page is missing; write it with `jcl report {typed(folder.path)}`."
         ) from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        context.say(f"The page {folder.report_file} could not be made: {reason}")
+        context.say(f"Could not write the page {folder.report_file}: {reason}")

@@ -1,8 +1,7 @@
-"""Fine-tuning: what the whole network is trained with when some labels are at hand.
+"""Fine-tuning: settings, and an optimizer with layer-wise learning-rate decay.
 
-Layers near the image hold what is common to all images, those near the head what is particular to a task. So the
-learning rate falls from the head downwards: the last part of the backbone takes `lr`, each part before it
-`layer_decay` times that of its successor, and the new layer on top, which starts from nothing, its own `head_lr`.
+The last part of the backbone uses `lr`, each part before it `layer_decay` times the rate of its successor, and the new
+linear layer, which starts from random weights, its own `head_lr`.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from jcl.evaluate.splits import LabelAmount, label_amount
 from jcl.evaluate.supervised import Classifier
 from jcl.settings.schema import Positive, Section, Share, TrainSettings, validated
 
-_LEAST_PARTS = 4
-_LARGEST_BATCH = 128
+_MIN_PARTS = 4
+_MAX_BATCH_SIZE = 128
 
 
 class FinetuneSettings(Section):
@@ -51,14 +50,14 @@ def finetune_settings(values: dict[str, Any], origin: str) -> FinetuneSettings:
     return validated(FinetuneSettings, values, origin)
 
 
-def usual_batch_size(images: int) -> int:
-    """128, or less where there are few images, so that an epoch has eight steps; not below 8 unless there are fewer."""
-    return max(2, min(_LARGEST_BATCH, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
+def default_batch_size(images: int) -> int:
+    """128, or less for few images, so that an epoch has eight steps; at least 8 if there are as many images."""
+    return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
 
 
 @dataclass(frozen=True)
 class BackbonePart:
-    """Parameters that are trained with one learning rate, called after the module they begin with."""
+    """Parameters that share a learning rate, named after the first module among them."""
 
     name: str
     parameters: tuple[nn.Parameter, ...]
@@ -67,12 +66,12 @@ class BackbonePart:
 def backbone_parts(backbone: nn.Module) -> list[BackbonePart]:
     """The parts of a backbone from the image to the head.
 
-    They are its sub-modules with weights, in order; while these are fewer than four, the largest that has
-    sub-modules of its own is opened up into them. Thus a ResNet has its stem and its four stages, a vision
-    transformer its embedding and its blocks. Norms, and parameters outside of sub-modules, go with what stands before.
+    They are its sub-modules with weights, in order; while there are fewer than four, the largest one is split into its
+    sub-modules. So a ResNet has its stem and four stages, a vision transformer its embedding and its blocks. Norms, and
+    parameters outside of sub-modules, belong to the part before them.
     """
     pieces = _opened("", backbone)
-    while len(parts := _joined(pieces)) < _LEAST_PARTS:
+    while len(parts := _joined(pieces)) < _MIN_PARTS:
         closed = [piece for piece in pieces if piece.module is not None and len(_opened(piece.name, piece.module)) > 1]
         if not closed:
             break
@@ -83,10 +82,10 @@ def backbone_parts(backbone: nn.Module) -> list[BackbonePart]:
     return parts
 
 
-def finetune_optimiser(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
-    """SGD with a group for each part and kind of parameter; each group's `lr_scale` multiplies the learning rate.
+def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
+    """SGD with a group per part; each group's `lr_scale` multiplies the learning rate.
 
-    Vectors (biases and the scales of norms) get no weight decay.
+    Biases and the scales of norms get no weight decay.
     """
     lr = float(settings.train.lr)
     parts = backbone_parts(network.backbone)
@@ -103,7 +102,7 @@ def finetune_optimiser(network: Classifier, settings: FinetuneSettings) -> torch
 
 @dataclass(frozen=True, eq=False)
 class _Piece:
-    """A module, or None for parameters that lie in none, with the parameters in it."""
+    """A module and its parameters; None for parameters that belong to no sub-module."""
 
     name: str
     module: nn.Module | None
@@ -115,7 +114,7 @@ class _Piece:
 
 
 def _opened(name: str, module: nn.Module) -> list[_Piece]:
-    """What a module consists of: its own parameters, then its sub-modules that have any."""
+    """A module's own parameters, then its sub-modules that have parameters."""
     own = tuple(module.parameters(recurse=False))
     pieces = [_Piece(name, None, own)] if own else []
     for child_name, child in module.named_children():
@@ -125,7 +124,7 @@ def _opened(name: str, module: nn.Module) -> list[_Piece]:
 
 
 def _joined(pieces: list[_Piece]) -> list[BackbonePart]:
-    """Each piece that stands alone with the others that follow it; what comes before the first goes with the first."""
+    """Join each piece that stands alone with the others that follow it; what precedes the first joins the first."""
     runs: list[list[_Piece]] = []
     for piece in pieces:
         if not runs or (piece.stands_alone and any(other.stands_alone for other in runs[-1])):

@@ -1,7 +1,7 @@
 """The paper's linear probe: a linear layer trained on random crops through a frozen backbone (section 4.1; MoCo).
 
 Batches of 256, SGD with momentum 0.9 and no weight decay, learning rate 30 (10 in the ablation), divided by ten after
-60 % and 80 % of 100 epochs. The one difference: the images of an epoch that fill no batch are left out of it.
+60 % and 80 % of 100 epochs. The only difference: the last incomplete batch of an epoch is dropped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from jcl.console import StderrConsole
 from jcl.distributed.device import on_device
 from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask
-from jcl.evaluate.classifier_training import ClassifierTraining, Judged, train_and_judge
 from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.labelled_views import USUAL_LEAST_CROP, crop_and_flip
-from jcl.evaluate.probe_folder import ProbeFolder
-from jcl.evaluate.supervised import Classifier
+from jcl.evaluate.folders import ProbeFolder
+from jcl.evaluate.supervised import (
+    DEFAULT_MIN_SCALE,
+    Classifier,
+    ClassifierTraining,
+    Evaluated,
+    crop_and_flip,
+    train_and_evaluate,
+)
 from jcl.settings.schema import TrainSettings, settings_from
 
 PAPER_LR = 30.0
@@ -35,7 +40,7 @@ def paper_settings(
     seed: int = 0,
     compiled: bool = False,
 ) -> TrainSettings:
-    """The paper's probe as settings of a training; the two drops of the learning rate move with the epochs."""
+    """The paper's probe as training settings; the milestones scale with the epochs."""
     values = {
         "epochs": epochs,
         "batch_size": batch_size,
@@ -61,15 +66,14 @@ def paper_probe(
     *,
     device: torch.device,
     workers: int = 0,
-    least_crop: float = USUAL_LEAST_CROP,
+    min_scale: float = DEFAULT_MIN_SCALE,
     console: Console | None = None,
     folder: ProbeFolder | None = None,
     resumed: bool = False,
-) -> Judged:
-    """Train the layer on the task's training images and judge it on its test images, after the last epoch.
+) -> Evaluated:
+    """Train the layer on the task's training images and evaluate it on the test images after the last epoch.
 
-    With a `folder` it writes checkpoints there, from the newest of which it goes on where it is `resumed`, and at the
-    end the layer.
+    With a `folder` it writes checkpoints there, continues from the newest if `resumed`, and saves the layer at the end.
     """
     network = Classifier(backbone, feature_width, len(task.classes), frozen=True, seed=train.seed)
     network = on_device(network, device)
@@ -77,24 +81,24 @@ def paper_probe(
     training = ClassifierTraining(
         title="linear probe",
         network=network,
-        optimiser=probe_optimiser(network, train),
+        optimizer=probe_optimizer(network, train),
         task=task,
         labelled=task.train,
         shown=shown,
-        recipe=crop_and_flip(shown, least_crop=least_crop),
+        recipe=crop_and_flip(shown, min_scale=min_scale),
         train=train,
         device=device,
         workers=workers,
     )
-    judged = train_and_judge(training, console or StderrConsole(), folder, resumed=resumed)
+    found = train_and_evaluate(training, console or StderrConsole(), folder, resumed=resumed)
     check_frozen(before, backbone)
     if folder is not None:
         folder.save_classifier(network.fc, task.class_names)
-    return judged
+    return found
 
 
-def probe_optimiser(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
-    """SGD over the layer alone."""
+def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
+    """SGD over the layer only."""
     group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
     return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=float(train.weight_decay))
 
@@ -106,11 +110,11 @@ def state_of(backbone: nn.Module) -> dict[str, Tensor]:
 
 
 def check_frozen(before: dict[str, Tensor], backbone: nn.Module) -> None:
-    """Raise unless every parameter and buffer is what it was, bit for bit."""
+    """Raise unless every parameter and buffer is unchanged, bit for bit."""
     now = state_of(backbone)
     moved = [name for name, value in before.items() if not torch.equal(value, now[name])]
     if moved:
         raise RunError(
-            f"the frozen backbone changed while the probe was trained ({', '.join(moved[:3])}), so the figures would "
-            "not be those of the features; does one of its layers ignore evaluation mode?"
+            f"the frozen backbone changed while the probe was trained ({', '.join(moved[:3])}). "
+            "Does one of its layers ignore evaluation mode?"
         )

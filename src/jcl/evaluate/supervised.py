@@ -1,39 +1,47 @@
-"""Training on labelled, augmented views: the one loop behind the paper's linear probe and fine-tuning.
+"""Training a classifier on labelled, augmented views: what the paper's linear probe and fine-tuning share.
 
-Everything random is a function of the seed and the step, so a loop that was stopped and resumed continues bit for bit
-on a CPU. There is no choosing among epochs: what counts is the network after the last one.
+Everything random is a function of the seed and the step, so a stopped and resumed training continues bit for bit on a
+CPU. No epoch is selected: the network after the last one is evaluated.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.data import BatchLoader, ImageBatch
+from jcl.console import print_line, tell_left_out
+from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
 from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.supervised_display import SupervisedDisplay
-from jcl.evaluate.training_folder import TrainingFolder
+from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
+from jcl.evaluate.features import FeatureSettings
+from jcl.evaluate.folders import ClassifierFolder
 from jcl.random import generator, hash_words
-from jcl.runs.checkpoint import Progress
+from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
+from jcl.runs.folder import add_skipped, read_skipped
 from jcl.runs.metrics import Record
 from jcl.runs.saver import CheckpointSaver
 from jcl.settings.schema import TrainSettings
-from jcl.train.clock import TrainingClock
+from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import Trainer, TrainingTask
 from jcl.views import ViewMaker, ViewRecipe
 
-LOG_STEPS = 100  # between looks at the loss, for which the device is waited for
+DEFAULT_MIN_SCALE = 0.08
+"""The minimum share of an image's area in a crop, as in torchvision."""
+
+LOG_STEPS = 100
 CHECKPOINT_SECONDS = 120.0
 KEPT_CHECKPOINTS = 2
-_FC_STREAM = 0x6663  # streams of their own beside those that `jcl.random` names
+_QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
+_FC_STREAM = 0x6663  # random streams, distinct from those in `jcl.random`
 _LAYER_STREAM = 0x64726F70
 
 
@@ -41,7 +49,7 @@ class Classifier(nn.Module):
     """A backbone and a linear layer on its pooled features: images (n, 3, S, S) -> logits (n, classes) in float32.
 
     A `frozen` backbone stays in evaluation mode and gets no gradients. The layer starts from N(0, 0.01) and bias 0, as
-    MoCo's, by the seed.
+    in MoCo.
     """
 
     def __init__(self, backbone: nn.Module, feature_width: int, classes: int, *, frozen: bool, seed: int) -> None:
@@ -60,8 +68,8 @@ class Classifier(nn.Module):
         return logits
 
     @property
-    def learned(self) -> nn.Module:
-        """What training changes, and so what a checkpoint has to hold."""
+    def trainable(self) -> nn.Module:
+        """The part that training changes, and that checkpoints hold."""
         return self.fc if self.frozen else self
 
     def train(self, mode: bool = True) -> Classifier:
@@ -72,153 +80,180 @@ class Classifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class SupervisedFiles:
-    """Where a loop that can be resumed keeps its state, and its figures."""
+class ClassifierTraining:
+    """A classifier on its device and everything needed to train and evaluate it.
 
-    folder: TrainingFolder
-    record: Record
-    saver: CheckpointSaver
-
-
-@dataclass
-class SupervisedTraining:
-    """A training in progress: `targets` (images,) are the classes of the loader's images, on the device.
-
-    `train` holds the epochs, the learning rate's course and the seed; each of the optimiser's groups takes the
-    learning rate times its own `lr_scale`. Without `files` nothing is written and signals do what they always do.
+    It is trained on `labelled`, some or all of the task's training images. `title` is shown beside the progress bar.
+    Each parameter group of the optimizer uses the learning rate times its own `lr_scale`.
     """
 
+    title: str
     network: Classifier
-    optimiser: torch.optim.Optimizer
-    loader: BatchLoader
-    targets: Tensor
+    optimizer: torch.optim.Optimizer
+    task: ClassificationTask
+    labelled: ImageSource
+    shown: FeatureSettings
     recipe: ViewRecipe
     train: TrainSettings
-    display: SupervisedDisplay
+    device: torch.device
+    workers: int
     label_smoothing: float = 0.0
-    files: SupervisedFiles | None = None
-    progress: Progress = field(default_factory=Progress)
 
-    def __post_init__(self) -> None:
-        self.device = self.targets.device
-        self.precision = choose_precision(self.train.precision, self.device)
+
+class ClassifierTask(TrainingTask):
+    """Cross-entropy on augmented views; `targets` (images,) are the classes of the loader's images, on the device."""
+
+    def __init__(self, training: ClassifierTraining, loader: BatchLoader, targets: Tensor) -> None:
+        self.training, self.loader, self.targets = training, loader, targets
+        self.module, self.optimizer = training.network.trainable, training.optimizer
+        self.epochs, self.steps_per_epoch = training.train.epochs, loader.steps_per_epoch
+        self.batch_size = loader.batch_size
+        self.precision = choose_precision(training.train.precision, targets.device)
         self._make_views: Callable[..., Tensor] = self._views
-        self._step = torch.zeros((), dtype=torch.int64, device=self.device)  # a tensor, or each would be compiled for
-        self._clock = TrainingClock(self.progress)
-        self._saved_at = time.perf_counter()
-        if self.train.compile is True:
-            self.network.backbone.compile(dynamic=False)
+        self._step = torch.zeros((), dtype=torch.int64, device=targets.device)  # a tensor avoids recompilation
+        training.network.train()
+        if training.train.compile is True:
+            training.network.backbone.compile(dynamic=False)
             self._make_views = torch.compile(self._views, dynamic=False)
 
-    def run(self) -> None:
-        """Train from where `progress` stands to the last epoch."""
-        steps, epochs = self.loader.steps_per_epoch, self.train.epochs
-        self.network.train()
-        self._saved_at = time.perf_counter()
-        self._clock.go_on()
-        heard = StopRequest(self.display.stopping)
-        catching = heard if self.files is not None else contextlib.nullcontext(heard)
-        with catching as stop, self.display:
-            self.display.start(self.progress.step, steps, epochs)
-            for epoch in range(self.progress.step // steps, epochs):
-                for batch in self.loader.epoch(epoch, start=self.progress.step % steps):
-                    self.advance(batch)
-                    last = self.progress.step == steps * epochs
-                    self.save_if_due(last=last)
-                    if stop.requested and not last:
-                        self.leave(stop.signal_name)
-        self.display.say_skipped(self.loader.skipped)
+    def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
+        return self.loader.epoch(epoch, start=start)
 
-    def advance(self, batch: ImageBatch) -> None:
-        """One step; loss and accuracy are added up on the device and fetched now and then."""
-        progress = self.progress
-        lr = learning_rate(self.train, progress.step, self.loader.steps_per_epoch)
-        for group in self.optimiser.param_groups:
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self.training.train, step, self.steps_per_epoch)
+
+    def step(self, batch: ImageBatch, step: int, lr: float) -> Tensor:
+        for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
-        # Layers that draw (dropout, stochastic depth) do so by the step, not by what was drawn before.
-        torch.manual_seed(int(hash_words(self.train.seed, _LAYER_STREAM, progress.step)))
-        figures = self.learn(batch)
-        progress.window = figures if progress.window_steps == 0 else progress.window + figures
-        progress.window_steps += 1
-        progress.step += 1
-        self.display.advance(progress.step)
-        if progress.window_steps == LOG_STEPS or progress.step % self.loader.steps_per_epoch == 0:
-            self.write_window(lr)
-
-    def learn(self, batch: ImageBatch) -> Tensor:
-        """Forward, backward, optimiser; gives loss and share of right answers, (2,) on the device."""
-        self._step.fill_(self.progress.step)
+        # Dropout and stochastic depth draw by the step, so that a resumed training draws the same.
+        torch.manual_seed(int(hash_words(self.training.train.seed, _LAYER_STREAM, step)))
+        self._step.fill_(step)
         views = self._make_views(self._step, batch.pixels, batch.sizes, batch.samples)
         targets = self.targets[batch.samples]
-        with autocast(self.device, self.precision):
-            logits = self.network(views)
-        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        self.optimiser.zero_grad(set_to_none=True)
+        with autocast(targets.device, self.precision):
+            logits = self.training.network(views)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.training.label_smoothing)
+        self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
-        self.optimiser.step()
+        self.optimizer.step()
         return torch.stack([loss.detach(), (logits.detach().argmax(1) == targets).float().mean()])
 
+    def figures(self, progress: Progress) -> dict[str, float]:
+        loss, accuracy = (progress.window / progress.window_steps).tolist()
+        return {"loss": loss, "train_top1": 100 * accuracy}
+
     def _views(self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor) -> Tensor:
-        on_gpu = self.device.type == "cuda"
-        rows = torch.arange(len(samples), device=self.device)
+        rows = torch.arange(len(samples), device=samples.device)
         return ViewMaker(
-            self.recipe,
-            self.train.seed,
+            self.training.recipe,
+            self.training.train.seed,
             step,
             pixels,
             sizes,
             samples,
             dtype=self.precision,
-            memory_format=torch.channels_last if on_gpu else torch.contiguous_format,
+            memory_format=torch.channels_last if samples.device.type == "cuda" else torch.contiguous_format,
         )(rows, torch.zeros_like(rows))
 
-    def write_window(self, lr: float) -> None:
-        progress = self.progress
-        loss, accuracy = (progress.window / progress.window_steps).tolist()
-        pace = self._clock.steps_per_second()
-        epoch = progress.step / self.loader.steps_per_epoch
-        figures = {
-            "loss": loss,
-            "train_top1": 100 * accuracy,
-            "lr": lr,
-            "images_per_second": pace * self.loader.batch_size,
-            "seconds": progress.seconds,
-        }
-        progress.window_steps = 0
-        if self.files is not None:
-            self.files.record.write("train", progress.step, epoch, figures)
-        self.display.show(epoch, figures)
-        self.stop_unless_finite()
 
-    def save_if_due(self, *, last: bool) -> None:
-        if self.files is None:
-            return
-        self.files.saver.report()
-        if last:
-            self.save_for_good(self.files)
-        elif time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS and not self.files.saver.busy:
-            self.stop_unless_finite()
-            self._clock.lap()
-            self.files.saver.start(self.network.learned, self.optimiser, self.progress)
-            self._saved_at = time.perf_counter()
+class Evaluated(NamedTuple):
+    """The outcome of a training; `unreadable` counts training images that could not be read."""
 
-    def save_for_good(self, files: SupervisedFiles) -> None:
-        self.stop_unless_finite()
-        self._clock.lap()
-        files.saver.finish(self.network.learned, self.optimiser, self.progress)
+    scores: Scores
+    progress: Progress
+    unreadable: int
 
-    def leave(self, signal_name: str) -> None:
-        assert self.files is not None, "only a loop with files catches signals"
-        self.save_for_good(self.files)
-        raise Interrupted(
-            f"{signal_name} received: training stopped after step {self.progress.step} and is saved; "
-            f"{self.files.folder.how_to_resume}."
+
+def train_and_evaluate(
+    training: ClassifierTraining, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
+) -> Evaluated:
+    """Train to the last epoch, then evaluate on the test images; without a folder nothing is written."""
+    progress = _restored(training, folder, console) if folder is not None and resumed else Progress()
+    if progress.step == 0:
+        check_test_images(training.task, workers=training.workers, console=console)
+    assert training.labelled.labels is not None, "a task's training images are labelled"
+    targets = class_positions(training.labelled.labels, training.task.classes).to(training.device)
+    with contextlib.ExitStack() as open_files, training_loader(training) as loader:
+        task = ClassifierTask(training, loader, targets)
+        trainer = Trainer(
+            task, Display(console, training.title), progress, log_every=min(LOG_STEPS, loader.steps_per_epoch)
         )
-
-    def stop_unless_finite(self) -> None:
-        """A sum that is not finite stays so, hence looking at the window's loss now and then misses nothing."""
-        if not bool(torch.isfinite(self.progress.window[0])):
-            raise RunError(
-                f"the loss is not finite after step {self.progress.step}, so training stopped; "
-                "a lower --lr usually helps."
+        if folder is not None:
+            trainer.record = open_files.enter_context(Record(folder.path, resumed_at=progress.step, tensorboard=False))
+            trainer.saver = open_files.enter_context(
+                CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=trainer.display.warn)
             )
+            trainer.checkpoints, trainer.resume_hint = folder.checkpoints, folder.how_to_resume
+            trainer.save_seconds = CHECKPOINT_SECONDS
+            open_files.callback(_list_skipped, folder, loader, console)
+        trainer.run()
+    tell_left_out(console, loader.skipped)
+    try:
+        found = _evaluate(training, console)
+    except KeyboardInterrupt:
+        if folder is None:
+            raise
+        raise Interrupted(f"Stopped: training is saved, but not evaluated yet; {folder.how_to_resume}.") from None
+    return Evaluated(found, progress, len(loader.skipped if folder is None else read_skipped(folder.skipped_file)))
+
+
+def crop_and_flip(shown: FeatureSettings, *, min_scale: float = DEFAULT_MIN_SCALE, jitter: bool = False) -> ViewRecipe:
+    """Training views as torchvision's defaults make them; with `jitter` the colours change as in MoCo v2."""
+    return ViewRecipe(
+        name="crop and flip",
+        size=shown.image_size,
+        min_scale=min_scale,
+        max_scale=1.0,
+        jitter_probability=0.8 if jitter else 0.0,
+        gray_probability=0.0,
+        blur_probability=0.0,
+        mean=shown.mean,
+        std=shown.std,
+    )
+
+
+def check_test_images(task: ClassificationTask, *, workers: int, console: Console) -> None:
+    """Print which test images cannot be read, before a long training rather than after it; raise if none can."""
+    skipped: dict[str, str] = {}
+    for _ in read_all(task.test, canvas=_QUICK_CANVAS, batch_size=256, workers=workers, skipped=skipped):
+        pass
+    tell_left_out(console, skipped, "To be left out of the test")
+
+
+def training_loader(training: ClassifierTraining) -> BatchLoader:
+    """Training images, decoded as large as test images, in batches of the given size or of all images."""
+    train, shown = training.train, training.shown
+    assert isinstance(train.batch_size, int), "the batch size of a supervised training is always given"
+    return BatchLoader(
+        training.labelled,
+        batch_size=min(train.batch_size, len(training.labelled)),
+        canvas=2 * round(shown.image_size / shown.crop_ratio),
+        seed=train.seed,
+        workers=training.workers,
+        device=training.device,
+    )
+
+
+def _evaluate(training: ClassifierTraining, console: Console) -> Scores:
+    precision = choose_precision(training.train.precision, training.device)
+    logits = training.shown.extract(
+        training.network, training.task.test, device=training.device, precision=precision, workers=training.workers
+    )
+    tell_left_out(console, logits.skipped)
+    assert logits.labels is not None, "a task's test images are labelled"
+    return scores(logits.values, logits.labels, training.task.classes)
+
+
+def _list_skipped(folder: ClassifierFolder, loader: BatchLoader, console: Console) -> None:
+    """List unreadable images however training ended: a resumed training may not meet them again."""
+    try:
+        add_skipped(folder.skipped_file, loader.skipped)
+    except RunError as error:
+        print_line(console, str(error))
+
+
+def _restored(training: ClassifierTraining, folder: ClassifierFolder, console: Console) -> Progress:
+    checkpoint = checkpoint_to_resume(folder.checkpoints, lambda text: print_line(console, text))
+    if checkpoint is None:
+        return Progress()
+    return load_checkpoint(checkpoint, training.network.trainable, training.optimizer, training.device)

@@ -20,7 +20,7 @@ from jcl.console import duration, pluralize, print_line
 from jcl.runs.lock import NAME as LOCK
 from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import Cell
-from jcl.train.bar import progress_bar
+from jcl.train.display import progress_bar
 
 _SECONDS_BETWEEN_LOOKS = 2.0
 _SHOWN_AT_ONCE = 3

@@ -1,37 +1,126 @@
-"""How a pre-training is doing, for people: a bar in a terminal, a line now and then in a log file."""
+"""Progress of a training: a bar in a terminal, a line now and then in a log file."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 
 from jcl.console import duration, print_line
-from jcl.settings.schema import Settings
-from jcl.train.bar import BarDisplay, speed
-from jcl.train.health import health
+from jcl.train.step import STEPS_BEFORE_RECORDING
+
+LOG_SECONDS = 30.0  # between lines where there is no terminal
+MAX_LOG_SECONDS = 600.0
+# The first steps after a start compile, choose kernels and are recorded; they do not count for the time left.
+WARMUP_STEPS = STEPS_BEFORE_RECORDING + 3
+MIN_TIMED_STEPS = 2
+
+Describe = Callable[[Mapping[str, Any]], str]
 
 
-class RunDisplay(BarDisplay):
-    """Shows loss, images per second and time left, and says in words how the run is doing."""
+def speed(images_per_second: float) -> str:
+    """`1,234 images/s`, with a decimal below ten."""
+    return f"{images_per_second:,.{0 if images_per_second >= 10 else 1}f} images/s"
 
-    def __init__(self, console: Console, settings: Settings, label: str) -> None:
-        super().__init__(console, label)
-        self.settings = settings
+
+class LogPace:
+    """When the next line of a log is due: often at first, seldom in runs of days, never beside a bar."""
+
+    def __init__(self, console: Console) -> None:
+        self._silent = console.is_terminal
+        self._begun = self._last = time.monotonic()
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._begun) / 20))
+        return not self._silent and now - self._last > wait
+
+    def written(self) -> None:
+        self._last = time.monotonic()
+
+
+class BarFigures(ProgressColumn):
+    """The column beside a bar: the newest figures, or that a stop was requested."""
+
+    def __init__(self) -> None:
+        super().__init__(Column(no_wrap=True))
+        self.text = ""
+        self.stopping = False
+
+    def render(self, task: Task) -> Text:
+        return Text("stopping; press Ctrl-C again to stop at once" if self.stopping else self.text)
+
+
+def progress_bar(console: Console, *figures: ProgressColumn) -> Progress:
+    """A bar on one line, shown in terminals only; in a narrow terminal the bar shrinks first."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        *figures,
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        expand=True,
+    )
+
+
+class Display:
+    """Shows step, figures, speed and time left for the duration of a `with` block.
+
+    `describe` puts the newest figures into words for log lines. A task of one epoch (detection) is shown by its steps.
+    """
+
+    def __init__(
+        self, console: Console, label: str, describe: Callable[[Mapping[str, Any]], str] | None = None
+    ) -> None:
+        self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
+        self._describe = describe or (lambda figures: f"loss {figures['loss']:.3f}")
+        self._pace = LogPace(console)
+        self._figures = BarFigures()
+        self._bar = progress_bar(console, self._figures)
+        self._task = self._bar.add_task(label, total=None)
+        self._total, self._steps_per_epoch = 0, 1
+        self._timed_from, self._timed_since = WARMUP_STEPS, time.monotonic()
 
-    def start(self, step: int, total_steps: int, steps_per_epoch: int) -> None:
-        self._steps_per_epoch = steps_per_epoch
-        self.begin_at(step, total_steps)
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def start(self, step: int, total: int, steps_per_epoch: int) -> None:
+        """Training starts, or resumes, after `step` of `total` steps."""
+        self._total, self._steps_per_epoch = total, steps_per_epoch
+        self._timed_from, self._timed_since = step + WARMUP_STEPS, time.monotonic()
+        self._bar.reset(self._task, completed=step, total=total)
 
     def advance(self, step: int) -> None:
-        epoch = min(step // self._steps_per_epoch + 1, self.settings.train.epochs)
-        self.reach(step, f"{self.label} epoch {epoch}/{self.settings.train.epochs}")
+        if self._total == self._steps_per_epoch:
+            description = f"{self.label} {step:,}/{self._total:,}"
+        else:
+            epochs = self._total // self._steps_per_epoch
+            description = f"{self.label} epoch {min(step // self._steps_per_epoch + 1, epochs)}/{epochs}"
+        if step > self._timed_from:
+            self._bar.update(self._task, completed=step, description=description)
+        else:
+            self._timed_since = time.monotonic()
+            self._bar.reset(self._task, completed=step, description=description)
         if self._pace.due():
             self._print_progress(step)
 
-    def show(self, line: dict[str, Any]) -> None:
-        """A new line of metrics."""
+    def show(self, line: Mapping[str, Any]) -> None:
+        """Show a new line of metrics."""
         self.newest.update(line)
         if self.newest.get("loss") is not None:
             self._figures.text = f"loss {self.newest['loss']:.3f}  {speed(self.newest['images_per_second'])}"
@@ -40,19 +129,28 @@ class RunDisplay(BarDisplay):
         elif self._pace.due():
             self._print_progress(line["step"])
 
-    def look(self, step: int) -> None:
-        """Say how the run is doing, once there are figures to tell it from."""
+    def report(self, step: int) -> None:
+        """Print the newest figures in words, if there are any."""
         if "loss" in self.newest:
             self._print(step, self.health())
 
     def warn(self, text: str) -> None:
-        """A sentence about something that went wrong and does not end the run."""
+        """Print a problem that does not end training."""
         print_line(self.console, text)
 
+    def stopping(self) -> None:
+        """Show that a stop was requested, since the current step may take long."""
+        self._figures.stopping = True
+
     def health(self) -> str:
-        queue = self.settings.method.queue_size
-        assert isinstance(queue, int)
-        return health(self.newest, queue_size=queue, embedding_dim=self.settings.model.embedding_dim)
+        return self._describe(self.newest)
+
+    def seconds_left(self, step: int) -> float | None:
+        """The estimated duration of the steps after `step`, once enough steps have been timed."""
+        timed = step - self._timed_from
+        if timed < MIN_TIMED_STEPS:
+            return None
+        return (time.monotonic() - self._timed_since) / timed * (self._total - step)
 
     def _print_progress(self, step: int) -> None:
         seconds = self.seconds_left(step)
@@ -62,4 +160,5 @@ class RunDisplay(BarDisplay):
 
     def _print(self, step: int, text: str) -> None:
         self._pace.written()
-        print_line(self.console, f"{self.label} epoch {step / self._steps_per_epoch:.3g}: {text}")
+        epoch = "" if self._total == self._steps_per_epoch else f" epoch {step / self._steps_per_epoch:.3g}"
+        print_line(self.console, f"{self.label}{epoch}: {text}")

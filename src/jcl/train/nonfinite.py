@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jcl.distributed.group import Ranks
 
-MOST_IN_A_ROW = 100  # steps taken back, after which it is no accident any more
+MAX_SKIPPED_IN_A_ROW = 100
 
 
 class NonFiniteGuard:

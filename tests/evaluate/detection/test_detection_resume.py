@@ -1,6 +1,8 @@
 """A training that was stopped goes on bit for bit."""
 
 import contextlib
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection import batching
 from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.predicting import KINDS
-from jcl.evaluate.detection.training import DetectionTraining
+from jcl.evaluate.detection.training import DetectionTask
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from small_coco import small_values, write_coco
 
@@ -34,18 +36,19 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     changes = {"iterations": 4, "batch_size": 2, "accumulate": 2}
     values = small_values(task, annotations(task, tmp_path / "coco")) | changes
     detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
-    advance = DetectionTraining.advance
+    train = DetectionTask.step
 
-    def advance_and_stop(training):
-        advance(training)
-        if training.progress.step == 2:
-            training.leave("SIGTERM")
+    def train_and_stop(task, batch, step, lr):
+        figures = train(task, batch, step, lr)
+        if step + 1 == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return figures
 
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTraining, "advance", advance_and_stop)
-        with pytest.raises(Interrupted, match="stopped after iteration 2 and is saved"):
+        patch.setattr(DetectionTask, "step", train_and_stop)
+        with pytest.raises(Interrupted, match="stopped after step 2"):
             detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
-    with pytest.raises(RunError, match="has not finished; continue it with `jcl detect --resume"):
+    with pytest.raises(RunError, match="jcl detect --resume"):
         DetectionFolder(tmp_path / "parts").summary()
     folder = resume_detection(tmp_path / "parts", pictures=0, workers=1, console=QUIET)
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
@@ -70,7 +73,7 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(batching, "read_image", read_five)
-        with pytest.raises(DataError, match=r"cannot be read. Training stopped after iteration 2 and is saved; once"):
+        with pytest.raises(DataError, match=r"cannot be read.*after step 2"):
             detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
     resume_detection(tmp_path / "parts", pictures=0, workers=0, console=QUIET)
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
@@ -80,15 +83,16 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
 def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_another_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 2, "batch_size": 2}
-    advance = DetectionTraining.advance
+    train = DetectionTask.step
 
-    def advance_and_stop(training):
-        advance(training)
-        if training.progress.step == 1:
-            training.leave("SIGTERM")
+    def train_and_stop(task, batch, step, lr):
+        figures = train(task, batch, step, lr)
+        if step + 1 == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return figures
 
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTraining, "advance", advance_and_stop)
+        patch.setattr(DetectionTask, "step", train_and_stop)
         with pytest.raises(Interrupted):
             detect(values, pictures=0, workers=0, console=QUIET)
     monkeypatch.setenv("JCL_RESTARTS", "1")

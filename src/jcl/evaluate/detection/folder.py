@@ -9,7 +9,7 @@ from typing import Any
 from jcl.console import typed
 from jcl.errors import RunError
 from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
-from jcl.evaluate.training_folder import TrainingFolder
+from jcl.evaluate.folders import TrainingFolder
 from jcl.runs.atomic import write_atomically
 
 
@@ -27,7 +27,7 @@ class DetectionFolder(TrainingFolder):
 
     @property
     def how_to_resume(self) -> str:
-        return f"continue it with `jcl detect --resume {typed(self.path)}`"
+        return f"continue with `jcl detect --resume {typed(self.path)}`"
 
     def refuse_occupied(self) -> None:
         super().refuse_occupied()

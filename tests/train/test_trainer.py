@@ -1,19 +1,19 @@
 import pytest
 
 from jcl.runs.checkpoint import Progress
-from jcl.train import clock
-from jcl.train.clock import TrainingClock
+from jcl.train import trainer
+from jcl.train.trainer import TrainingClock
 
 
 def test_seconds_and_pace(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: now)
     progress = Progress(step=7, seconds=50.0, window_steps=5)  # five steps of a line were taken before a stop
     watch = TrainingClock(progress)
     now, progress.step = 104.0, 8
     watch.lap()
     now = 200.0
-    watch.go_on()  # something else was done meanwhile
+    watch.restart()  # something else was done meanwhile
     now, progress.step = 202.0, 10
     assert watch.steps_per_second() == pytest.approx(3 / 6)
     assert progress.seconds == 56.0

@@ -1,0 +1,241 @@
+"""The folders of supervised trainings: which file is where, and that none is overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from jcl.console import typed
+from jcl.errors import DataError, Interrupted, RunError
+from jcl.evaluate.classification import Scores
+from jcl.runs.atomic import write_atomically
+from jcl.runs.checkpoint import read_tensors
+from jcl.runs.folder import RunFolder, starting_folder
+from jcl.runs.json_object import named_differences, read_object, write_object
+from jcl.runs.lock import RunLock
+
+_CLASSIFIER_FORMAT = "jcl-classifier-1"
+
+
+class TrainingFolder:
+    """A settings file, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at the end
+    `summary.json`."""
+
+    kind: ClassVar[str]
+    """What the folder holds, in words."""
+    settings_name: ClassVar[str]
+    """The settings file, which identifies the kind of folder."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.settings_file = self.path / self.settings_name
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.skipped_file = self.path / "skipped.txt"
+        self.summary_file = self.path / "summary.json"
+
+    @property
+    def how_to_resume(self) -> str:
+        """How to continue, to end a sentence with."""
+        raise NotImplementedError
+
+    @property
+    def first_files(self) -> tuple[Path, ...]:
+        """The files that exist before the first checkpoint."""
+        return self.settings_file, self.metrics_file
+
+    def refuse_occupied(self) -> None:
+        """Raise if the folder already holds a training."""
+        if self.settings_file.exists():
+            raise RunError(
+                f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another folder with --out."
+            )
+        self.refuse_other_kinds()
+
+    def refuse_other_kinds(self) -> None:
+        """Raise if the folder holds another kind of training."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose a folder with --out.")
+        if not self.settings_file.exists() and RunFolder(self.path).holds_run():
+            raise RunError(f"{self.path} already holds a run; choose another folder with --out.")
+
+    @contextlib.contextmanager
+    def begun(self, warn: Callable[[str], None]) -> Iterator[None]:
+        """Lock the folder for the duration of the block, and leave nothing behind if training never began."""
+        with starting_folder(self.path), RunLock(self.path, warn), self.removed_unless_begun(), self.resumable():
+            yield
+
+    @contextlib.contextmanager
+    def removed_unless_begun(self) -> Iterator[None]:
+        """Remove what was written if unusable data or Ctrl-C ends the block before the first checkpoint.
+
+        The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
+        training of this kind.
+        """
+        written = (*self.first_files, self.skipped_file)
+        ours = self.settings_file.exists() and not self.summary_file.exists()
+        found = () if ours else tuple(file for file in written if file.exists())
+        try:
+            yield
+        except (DataError, KeyboardInterrupt):
+            if not self.checkpoints.exists():
+                for file in written:
+                    if file not in found:
+                        file.unlink(missing_ok=True)
+            raise
+
+    @contextlib.contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Turn Ctrl-C into a sentence that says how to continue, if there is a checkpoint."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.checkpoints.exists():
+                raise
+            raise Interrupted(f"Stopped at once; the newest checkpoint is kept; {self.how_to_resume}.") from None
+
+    def stored_settings(self) -> dict[str, Any]:
+        try:
+            return read_object(self.settings_file)
+        except RunError:
+            raise RunError(f"{self.path} holds no {self.kind}: no readable {self.settings_name} in it.") from None
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of a finished training, flat, with plain names."""
+        if not self.summary_file.exists():
+            self.stored_settings()  # raises if there is nothing at all
+            raise RunError(f"the {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
+        return read_object(self.summary_file)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_object(self.summary_file, summary)
+
+
+class ClassifierFolder(TrainingFolder):
+    """The folder of a training whose result is a linear layer, in `classifier.safetensors`."""
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.classifier_file = self.path / "classifier.safetensors"
+
+    def save_classifier(self, layer: nn.Linear, class_names: tuple[str, ...]) -> None:
+        tensors = {name: value.detach().cpu().contiguous() for name, value in layer.state_dict().items()}
+        metadata = {"format": _CLASSIFIER_FORMAT, "classes": json.dumps(class_names)}
+        write_atomically(self.classifier_file, save(tensors, metadata))
+
+    def load_classifier(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """The layer's `weight` (c, d) and `bias` (c,), and the names of the classes."""
+        tensors, metadata = read_tensors(self.classifier_file)
+        if metadata.get("format") != _CLASSIFIER_FORMAT or not {"weight", "bias"} <= tensors.keys():
+            raise RunError(f"{self.classifier_file} is not a classifier written by `jcl finetune` or `jcl linear`.")
+        return tensors, tuple(json.loads(metadata["classes"]))
+
+
+class FinetuneFolder(ClassifierFolder):
+    """`finetune.json` (settings), `labels.txt` (images whose labels are used), `metrics.jsonl`, `checkpoints/`; at the
+    end `backbone.safetensors`, `classifier.safetensors` and `summary.json`.
+    """
+
+    kind = "fine-tuning"
+    settings_name = "finetune.json"
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.labels_file = self.path / "labels.txt"
+        self.backbone_file = self.path / "backbone.safetensors"
+
+    @property
+    def how_to_resume(self) -> str:
+        return f"continue with `jcl finetune --resume {typed(self.path)}`"
+
+    @property
+    def first_files(self) -> tuple[Path, ...]:
+        return *super().first_files, self.labels_file
+
+    def create(self, settings: str, names: list[str]) -> None:
+        """Start a fine-tuning with the labels of the images `names`; `settings` is JSON."""
+        self.refuse_occupied()
+        if self.labels_file.exists() and self.labels_file.read_bytes() != _lines(names):
+            raise RunError(f"{self.labels_file} already exists; choose another folder with --out.")
+        write_atomically(self.labels_file, _lines(names))
+        write_atomically(self.settings_file, settings.encode() + b"\n")
+
+    def check_labels(self, names: list[str]) -> None:
+        """Raise if the labelled images differ from those the fine-tuning started with."""
+        if not self.labels_file.exists() or self.labels_file.read_bytes() != _lines(names):
+            raise RunError(
+                f"the data has changed since {self.path} was started: {self.labels_file.name} lists other images. "
+                "Start again in another folder with --out."
+            )
+
+
+class ProbeFolder(ClassifierFolder):
+    """`probe.json` (backbone, data and settings), `metrics.jsonl`, `checkpoints/`; at the end `classifier.safetensors`,
+    `scores.json` (with accuracies per class) and `summary.json`.
+    """
+
+    kind = "linear probe"
+    settings_name = "probe.json"
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.scores_file = self.path / "scores.json"
+
+    @property
+    def how_to_resume(self) -> str:
+        return "repeat the same command to continue"
+
+    def refuse_other(self, probe: Mapping[str, Any]) -> None:
+        """Raise if the folder holds anything but this very probe."""
+        self.refuse_other_kinds()
+        if not self.settings_file.exists():
+            return
+        stored = self.stored_settings()
+        moved = {name for name in ("weights", "data") if _digest(stored.get(name)) == _digest(probe[name])}
+        differences = named_differences(stored, {**probe, **{name: stored[name] for name in moved}})
+        if differences:
+            raise RunError(
+                f"the linear probe in {self.path} was started with {differences}; "
+                "repeat that command to continue it, or choose another folder with --out."
+            )
+
+    def begin(self, probe: Mapping[str, Any]) -> bool:
+        """Start this probe here; return whether it had been started before."""
+        self.refuse_other(probe)
+        begun_before = self.settings_file.exists()
+        if not begun_before:
+            write_object(self.settings_file, probe)
+        return begun_before
+
+    @property
+    def finished(self) -> bool:
+        return self.summary_file.exists() and self.scores_file.exists()
+
+    def write_scores(self, scores: Scores) -> None:
+        write_object(self.scores_file, asdict(scores))
+
+    def scores(self) -> Scores:
+        stored = read_object(self.scores_file)
+        if "strangers" in stored:  # written before 0.1.0
+            stored["unseen_class_images"] = stored.pop("strangers")
+        try:
+            stored |= {name: tuple(stored[name]) for name in ("class_images", "class_top1")}
+            return Scores(**stored)
+        except (KeyError, TypeError):
+            raise RunError(f"{self.scores_file} is damaged; remove it and repeat the command.") from None
+
+
+def _lines(names: list[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()
+
+
+def _digest(described: Any) -> str:
+    """The digest at the end of a description of weights or data, whose names may change."""
+    return str(described).rpartition(" (")[2]

@@ -1,0 +1,97 @@
+"""Contrastive pre-training as a task of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from jcl.core.method import StepFigures
+from jcl.data import BatchLoader, ImageBatch
+from jcl.errors import DataError
+from jcl.runs.checkpoint import Progress
+from jcl.settings.schema import Settings
+from jcl.train.nonfinite import MAX_SKIPPED_IN_A_ROW
+from jcl.train.schedule import covariance_scale, learning_rate
+from jcl.train.step import TrainingStep
+from jcl.train.trainer import Trainer, TrainingTask
+
+
+class PretrainTask(TrainingTask):
+    """Algorithm 1 on the batches of a loader; `evaluate` is called every few epochs and its figures are recorded."""
+
+    advice = "A lower --lr or a higher --temperature usually helps; --on-nan skip leaves out single steps."
+
+    def __init__(
+        self,
+        settings: Settings,
+        step: TrainingStep,
+        loader: BatchLoader,
+        evaluate: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
+        self.settings, self.training_step, self.loader, self.evaluate = settings, step, loader, evaluate
+        self.module, self.optimizer = step.learner, step.optimiser
+        self.epochs, self.steps_per_epoch = settings.train.epochs, loader.steps_per_epoch
+        self.batch_size = loader.batch_size
+        self._scale = 0.0
+
+    def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
+        self._scale = covariance_scale(self.settings.method, epoch, self.epochs)
+        return self.loader.epoch(epoch, start=start)
+
+    def learning_rate(self, step: int) -> float:
+        return learning_rate(self.settings.train, step, self.steps_per_epoch)
+
+    def step(self, batch: ImageBatch, step: int, lr: float) -> Tensor:
+        return self.training_step(batch, step, lr, self._scale)
+
+    def figures(self, progress: Progress) -> dict[str, float]:
+        count = len(StepFigures._fields)
+        skipped = int(progress.window[count:].sum())  # empty unless `train.on_nan` is skip
+        means = StepFigures(*(progress.window[:count] / (progress.window_steps - skipped)).tolist())
+        progress.skipped_steps += skipped
+        figures = {
+            "loss": means.loss,
+            "contrastive_accuracy": 100.0 * means.contrastive_accuracy,
+            "feature_std": means.feature_std,
+            "positive_similarity": means.positive_similarity,
+            "key_variance": means.key_variance,
+            "queue_filled": float(self.training_step.learner.queue.filled()),
+            "covariance_scale": self._scale,
+        }
+        if self.settings.train.on_nan == "skip":
+            figures["skipped_steps"] = progress.skipped_steps
+        return figures
+
+    def problem(self) -> str | None:
+        if self.training_step.skipped_in_a_row() < MAX_SKIPPED_IN_A_ROW:
+            return None
+        return f"more than {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
+
+    def before_stop(self) -> None:
+        """Tell every rank which images the others could not read, so that the first can list them all."""
+        for skipped in self.training_step.ranks.from_all(self.loader.skipped):
+            self.loader.skipped.update(skipped)
+
+    def end_epoch(self, trainer: Trainer) -> None:
+        self.before_stop()
+        step = trainer.progress.step
+        epoch, every = step // self.steps_per_epoch, self.settings.record.knn_every
+        if epoch < self.epochs and not (every and epoch % every == 0):
+            return
+        if self.evaluate is None:
+            trainer.display.report(step)
+            return
+        measured = trainer.record.newest.get("knn", {}).get("step") == step  # before a stop right after it
+        if trainer.ranks.any(trainer.ranks.first and measured):
+            return
+        trainer.clock.lap()
+        try:
+            figures = self.evaluate()
+        except DataError as error:  # on all ranks, which share the features; training needs no labels
+            self.evaluate = None
+            trainer.display.warn(f"kNN is skipped from now on: {error}")
+            trainer.display.report(step)
+        else:
+            trainer.display.show(trainer.record.write("knn", step, self.epoch_at(step), figures))
+        trainer.clock.restart()

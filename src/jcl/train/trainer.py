@@ -1,0 +1,289 @@
+"""The training loop of pre-training, the paper's linear probe, fine-tuning and detection.
+
+`Trainer` owns what they share: metric windows, finite checks, checkpoints, signals, ranks and the progress display.
+A `TrainingTask` owns what differs: its batches, one optimisation step, and the names of its figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jcl.distributed.group import ALONE, LostContact, Ranks, SilentRank, fail_together
+from jcl.distributed.heartbeat import Heartbeat
+from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, OtherRankFailed, RunError
+from jcl.runs.checkpoint import Progress, newest_checkpoint
+from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.saver import CheckpointSaver, NullSaver
+from jcl.train.display import Display
+from jcl.train.stop import StopRequest
+
+STEPS_BETWEEN_STOP_CHECKS = 10  # on several GPUs, where asking all ranks makes the host wait
+
+
+class TrainingTask(ABC):
+    """What is trained and how one step changes it."""
+
+    module: nn.Module  # its state goes into checkpoints, with the optimizer's
+    optimizer: torch.optim.Optimizer
+    epochs: int
+    steps_per_epoch: int
+    batch_size: int  # images per step, over all ranks
+    advice = "A lower --lr usually helps."  # when the loss is not finite
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int) -> Iterable[Any]:
+        """The batches of an epoch from its step `start` on."""
+
+    @abstractmethod
+    def learning_rate(self, step: int) -> float: ...
+
+    @abstractmethod
+    def step(self, batch: Any, step: int, lr: float) -> Tensor:
+        """Do one optimisation step; return its figures on the device, the loss first. Must not synchronise."""
+
+    @abstractmethod
+    def figures(self, progress: Progress) -> dict[str, float]:
+        """Name the figures summed up in `progress.window` over `progress.window_steps` steps."""
+
+    def problem(self) -> str | None:
+        """Why training cannot go on, if anything but a non-finite loss is wrong; asked after each metric window."""
+        return None
+
+    def end_epoch(self, trainer: Trainer) -> None:  # noqa: B027
+        """Called after the last step of each epoch, and again when training resumes there."""
+
+    def before_stop(self) -> None:  # noqa: B027
+        """Called before training stops on request."""
+
+    def epoch_at(self, step: int) -> float:
+        return step / self.steps_per_epoch
+
+
+@dataclass
+class Trainer:
+    """Trains a task from `progress` to its last step.
+
+    Without `checkpoints` nothing is saved and signals keep their default handlers. `resume_hint` completes the
+    sentence "The state is saved; ...". A checkpoint is written every `save_every` steps and every `save_seconds`
+    (0: never), and at the end.
+    """
+
+    task: TrainingTask
+    display: Display
+    progress: Progress = field(default_factory=Progress)
+    ranks: Ranks = ALONE
+    record: Record | NullRecord = field(default_factory=NullRecord)
+    saver: CheckpointSaver | NullSaver = field(default_factory=NullSaver)
+    checkpoints: Path | None = None
+    resume_hint: str = ""
+    log_every: int = 100
+    save_every: int = 0
+    save_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.clock = TrainingClock(self.progress)
+        self.total_steps = self.task.epochs * self.task.steps_per_epoch
+        self._saved_at = time.perf_counter()
+
+    def run(self) -> None:
+        """Train to the last epoch. Whatever ends training early raises, after saving what can be saved."""
+        with Heartbeat(self.ranks) as self._heartbeat, self.display:
+            self._run()
+
+    def _run(self) -> None:
+        stop = StopRequest(self.display.stopping)
+        try:
+            with contextlib.nullcontext() if self.checkpoints is None else stop:
+                self._train(stop)
+        except KeyboardInterrupt:
+            checkpoint = None if self.checkpoints is None else newest_checkpoint(self.checkpoints)
+            if checkpoint is None:
+                raise
+            raise Interrupted(
+                f"Stopped at once in step {self.progress.step:,}. The newest checkpoint is {checkpoint}; "
+                f"{self.resume_hint}."
+            ) from None
+        except LostContact as error:
+            raise self._lost_contact(error) from error
+        except DataError as error:
+            raise self._save_before(error) from None
+        except (RunError, Interrupted) as error:
+            if self.ranks.first:
+                raise
+            elsewhere = OtherRankFailed()  # all ranks have the same figures, and the first one reports
+            elsewhere.exit_code = error.exit_code
+            raise elsewhere from None
+
+    def _train(self, stop: StopRequest) -> None:
+        task, progress, steps = self.task, self.progress, self.task.steps_per_epoch
+        self.display.start(progress.step, self.total_steps, steps)
+        self._saved_at = time.perf_counter()
+        self.clock.restart()
+        if progress.step and progress.step % steps == 0:
+            task.end_epoch(self)  # training may have stopped between an epoch's last step and this
+        for epoch in range(progress.step // steps, task.epochs):
+            self._heartbeat.at(f"reading the images of step {progress.step}")
+            for batch in task.batches(epoch, progress.step % steps):
+                self._heartbeat.at(f"in step {progress.step}")
+                self._step(batch)
+                self._heartbeat.at(f"reading the images of step {progress.step}")
+                self.saver.report()
+                if progress.step % steps == 0:
+                    task.end_epoch(self)
+                if progress.step == self.total_steps:
+                    self.save_and_wait()
+                elif self._stop_requested(stop):
+                    self._stop(stop.signal_name)
+                elif self._save_due():
+                    self._save()
+
+    def _step(self, batch: Any) -> None:
+        """One step; its figures are summed on the device and fetched only every `log_every` steps."""
+        progress = self.progress
+        lr = self.task.learning_rate(progress.step)
+        figures = self.task.step(batch, progress.step, lr)
+        if progress.window_steps == 0:
+            progress.window = figures.clone()
+        else:
+            if missing := len(figures) - len(progress.window):  # `train.on_nan` was changed before resuming
+                progress.window = F.pad(progress.window, (0, missing))
+            progress.window.add_(figures)
+        progress.window_steps += 1
+        progress.step += 1
+        if progress.window_steps >= self.log_every or progress.step == self.total_steps:
+            self._write_window(lr)
+        self.display.advance(progress.step)
+
+    def _write_window(self, lr: float) -> None:
+        progress = self.progress
+        speed = self.clock.steps_per_second() * self.task.batch_size
+        figures = self.task.figures(progress) | {"lr": lr, "images_per_second": speed, "seconds": progress.seconds}
+        progress.window_steps = 0
+        self.display.show(self.record.write("train", progress.step, self.task.epoch_at(progress.step), figures))
+        self._check_finite()
+        if problem := self.task.problem():
+            raise RunError(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
+
+    def _check_finite(self) -> None:
+        """A sum that is not finite stays so, hence checking the window's loss now and then misses nothing."""
+        if not bool(torch.isfinite(self.progress.window[0])):
+            raise RunError(
+                f"the loss is not finite after step {self.progress.step:,}; {self._last_checkpoint()}. "
+                f"{self.task.advice}"
+            )
+
+    def _stop_requested(self, stop: StopRequest) -> bool:
+        """Whether any rank was asked to stop; all ranks get the same answer."""
+        if self.ranks.count == 1:
+            return stop.requested
+        step, on_cpu = self.progress.step, self.progress.window.device.type == "cpu"
+        ask = on_cpu or step % STEPS_BETWEEN_STOP_CHECKS == 0 or step % self.task.steps_per_epoch == 0
+        return ask and self.ranks.any(stop.requested)
+
+    def _save_due(self) -> bool:
+        if self.save_every and self.progress.step % self.save_every == 0:
+            return True
+        late = self.save_seconds > 0 and time.perf_counter() - self._saved_at >= self.save_seconds
+        return late and not self.saver.busy
+
+    def _save(self) -> None:
+        """Start writing a checkpoint in the background."""
+        self._check_finite()
+        self._saved_at = time.perf_counter()
+        self.clock.lap()
+        self.saver.start(self.task.module, self.task.optimizer, self.progress)
+
+    def save_and_wait(self) -> None:
+        """Write a checkpoint; no rank goes on before it is written."""
+        fail_together(self.ranks, self._finish_saving)
+
+    def _finish_saving(self) -> None:
+        self._check_finite()
+        self.clock.lap()
+        try:
+            self.saver.finish(self.task.module, self.task.optimizer, self.progress)
+        except RunError as error:
+            raise RunError(
+                f"{error} Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}. "
+                f"Once that is fixed, {self.resume_hint}."
+            ) from None
+
+    def _stop(self, signal_name: str) -> None:
+        self.task.before_stop()
+        self.save_and_wait()
+        raise Interrupted(
+            f"{signal_name or 'Stop signal'} received: stopped after step {self.progress.step:,}. "
+            f"The state is saved; {self.resume_hint}."
+        )
+
+    def _save_before(self, error: DataError) -> JclError:
+        """Save before an unreadable image ends training, and return the error to raise.
+
+        If only one rank knows of it, the others may be waiting for it in the next step: then it saves alone if it is
+        the first rank, and else not at all.
+        """
+        everywhere = isinstance(error, CollectiveDataError)
+        can_save = self.checkpoints is not None and self.progress.step > 0
+        if can_save and (everywhere or self.ranks.first):
+            if everywhere:
+                self.save_and_wait()
+            else:
+                self._finish_saving()
+            error = DataError(
+                f"{error} Training stopped after step {self.progress.step:,} and is saved; "
+                f"once the data is fixed, {self.resume_hint}."
+            )
+        return OtherRankFailed() if everywhere and not self.ranks.first else error
+
+    def _lost_contact(self, error: LostContact) -> LostContact:
+        silent = "timed out" in str(error).lower()
+        others = self._heartbeat.whereabouts() if silent else "Another rank has ended."
+        return (SilentRank if silent else LostContact)(
+            f"{error} {others} Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; "
+            f"{self.resume_hint}."
+        )
+
+    def _last_checkpoint(self) -> str:
+        self.saver.wait()
+        found = None if self.checkpoints is None else newest_checkpoint(self.checkpoints)
+        return f"the newest checkpoint is {found}" if found else "there is no checkpoint yet"
+
+
+class TrainingClock:
+    """Adds the time spent training to `progress`, and measures the speed between lines of metrics.
+
+    After resuming, the first line may cover steps from before the stop, whose duration is unknown: the speed is that
+    of the steps since.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._last = time.perf_counter()
+        self._first_step, self._seconds = progress.step, 0.0
+
+    def restart(self) -> None:
+        """Do not count the time since the last lap."""
+        self._last = time.perf_counter()
+
+    def lap(self) -> None:
+        now = time.perf_counter()
+        self._progress.seconds += now - self._last
+        self._seconds += now - self._last
+        self._last = now
+
+    def steps_per_second(self) -> float:
+        """The speed since the last call."""
+        self.lap()
+        speed = (self._progress.step - self._first_step) / max(self._seconds, 1e-9)
+        self._first_step, self._seconds = self._progress.step, 0.0
+        return speed
