@@ -245,7 +245,7 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     assert [line.split("\t")[0] for line in listed] == ["cats/000.png", "dogs/torn.jpg"]
     assert all(line.split("\t")[1] for line in listed)
     said = capsys.readouterr().err
-    assert "2 unreadable images were skipped" in said
+    assert "2 unreadable images" in said
     assert "1 file below" in said.partition("Pre-training")[0] and said.count("(.heic 1)") == 1
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
@@ -256,7 +256,7 @@ def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
     (write_image_folder(tmp_path / "photos/val") / "cats/000.png").write_bytes(b"no image")
     run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
     assert list(read_skipped(run.path / "skipped.txt")) == ["cats/000.png of the test images"]
-    assert "1 unreadable image was skipped" in capsys.readouterr().err
+    assert "1 unreadable image;" in capsys.readouterr().err
 
 
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):
@@ -309,7 +309,7 @@ def test_a_run_that_is_all_warm_up_says_so(tmp_path, warmup, told):
     heard = Console(file=io.StringIO(), width=300)
     settings = tiny_settings(tmp_path / "bare.npz", train__epochs=1, train__warmup_epochs=warmup)
     pretrain(settings, tmp_path / "run", console=heard)
-    assert ("will not get to train.lr" in heard.file.getvalue()) == told
+    assert ("longer than the run" in heard.file.getvalue()) == told
 
 
 def test_labels_without_a_test_set_are_split(tmp_path):
@@ -397,13 +397,13 @@ def test_no_location_is_not_the_current_folder(tmp_path, monkeypatch, image_fold
 
 @pytest.mark.parametrize("given", ["photos/", {"data.location": "photos/"}, None])
 def test_what_is_no_settings_is_told_how_to_become_some(given, tmp_path):
-    with pytest.raises(TypeError, match=r"make them with jcl\.build_settings"):
+    with pytest.raises(TypeError, match=r"jcl\.build_settings"):
         pretrain(given, tmp_path / "run", console=QUIET)
 
 
 def test_an_empty_name_is_not_the_current_folder(npz, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match="an empty name is no folder"):
+    with pytest.raises(SettingsError, match="out is empty"):
         pretrain(tiny_settings(npz), "", console=QUIET)
     assert not list(tmp_path.iterdir())
 
@@ -437,5 +437,5 @@ def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_p
 def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
     values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "train.key_passes": 1, name: "auto"}
     RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
-    with pytest.raises(RunError, match=rf"auto for {name}, but a run that has begun keeps its values"):
+    with pytest.raises(RunError, match=rf"auto for {name}"):
         resume(tmp_path / "run", console=QUIET)
