@@ -35,7 +35,7 @@ from processes import Commands, Processes, begun, jcl_command, last_line, traini
 from rich.console import Console
 
 from jcl.cli.run_options import given_values, run_settings
-from jcl.commands.run_data import open_run_data, with_whole_path
+from jcl.commands.run_data import open_run_data, with_absolute_location
 from jcl.core.method import METHODS
 from jcl.data.source import fingerprint
 from jcl.errors import JclError, RunError
@@ -221,7 +221,7 @@ def settings_of(row: Row, seed: int, arguments: argparse.Namespace) -> Settings:
     """As `jcl pretrain` makes them of the same words."""
     parameters = {"data": arguments.data, **options_of(row, seed, arguments)}
     values = given_values(parameters, [*row.settings, *arguments.set])
-    return with_whole_path(run_settings(arguments.recipe, row.method, values))
+    return with_absolute_location(run_settings(arguments.recipe, row.method, values))
 
 
 def options_of(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:

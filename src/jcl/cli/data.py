@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Column, Table
 
-from jcl.cli.app import DATA, JsonOption, app, err, out, seed_option
-from jcl.cli.location import location_argument
-from jcl.cli.printing import in_table, say, write_json
+from jcl.cli.app import DATA, err, out
+from jcl.cli.options import command
+from jcl.cli.printing import in_table, say
 from jcl.cli.progress import counting
 from jcl.console import pluralize, print_line, readable_size, typed
 
+if TYPE_CHECKING:
+    from jcl.data.check import DataReport, SplitReport
+    from jcl.settings.data import CheckOptions, RecipesOptions, ShardOptions
 
-@app.command(rich_help_panel=DATA)
-def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this recipe's values.")] = None,
-    settings: Annotated[
-        bool, typer.Option("--settings", help="List every setting with its default, or the recipe's value.")
-    ] = False,
-) -> None:
+_SHOWN = 5  # names per problem; --json has all of them
+
+
+@command("recipes", "data.RecipesOptions", group=DATA)
+def recipes(options: RecipesOptions) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
 
     from jcl.settings.recipes import build_settings, recipe_names, recipe_summary, recipe_values
     from jcl.settings.schema import describe_settings
 
-    if settings:
-        # The whole name is what --set wants.
+    name = options.name
+    if options.settings:
         table = Table(
-            Column("setting", no_wrap=True),
+            Column("setting", no_wrap=True),  # the whole name is what --set takes
             Column("default" if name is None else "value", max_width=10, overflow="fold"),
             Column("meaning", overflow="fold"),
         )
@@ -48,40 +48,31 @@ def recipes(
         out.print(table)
 
 
-@app.command(rich_help_panel=DATA)
-def check(
-    data: Annotated[str, location_argument("Folder of images, .npz file, or a data set's name.")],
-    json_file: JsonOption = None,
-) -> None:
-    """Look at every image before training: sizes, classes, duplicates, and what cannot be read."""
-    from jcl.cli.data_report import print_report
+@command("check", "data.CheckOptions", group=DATA)
+def check(options: CheckOptions) -> dict[str, Any]:
+    """Read every image before training: sizes, classes, duplicates and unreadable files."""
     from jcl.data import open_data
     from jcl.data.check import check_data
 
     with counting("checking") as progress:
-        report = check_data(open_data(data), progress=progress)
-    print_report(report)
-    write_json(report.as_dict(), json_file)
+        report = check_data(open_data(options.data), progress=progress)
+    _print_report(report)
+    return report.as_dict()
 
 
-@app.command(rich_help_panel=DATA)
-def shard(
-    data: Annotated[str, location_argument("Folder of images, .npz file, or a data set's name.")],
-    out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="New folder for the shards.")],
-    images_per_shard: Annotated[int, typer.Option(help="Images in each tar file.", min=1)] = 5000,
-    seed: Annotated[int, seed_option("Of the order in which images are dealt to shards.")] = 0,
-    json_file: JsonOption = None,
-) -> None:
-    """Pack images into WebDataset tar files, which are read faster than millions of small files."""
-    from jcl.commands.run_data import open_told
+@command("shard", "data.ShardOptions", group=DATA)
+def shard(options: ShardOptions) -> dict[str, Any]:
+    """Pack images into WebDataset tar files, which are faster to read than millions of small files."""
+    from jcl.commands.run_data import open_with_warnings
     from jcl.data import write_shards
 
+    data = open_with_warnings(options.data, err)
     with counting("packing") as progress:
         report = write_shards(
-            open_told(data, err),
-            out_folder,
-            images_per_shard=images_per_shard,
-            seed=seed,
+            data,
+            options.out_folder,
+            images_per_shard=options.images_per_shard,
+            seed=options.seed,
             progress=progress,
         )
     for name, split in report.splits.items():
@@ -89,5 +80,66 @@ def shard(
         say(f"{name}: {images} in {shards}, {readable_size(split.bytes)}")
         for image, reason in split.left_out.items():
             print_line(err, f"left out {image}: {reason}")
-    say(f"Train on them with: jcl pretrain {typed(out_folder)}")
-    write_json(report.as_dict(), json_file)
+    say(f"Train on them with: jcl pretrain {typed(options.out_folder)}")
+    return report.as_dict()
+
+
+def _print_report(report: DataReport) -> None:
+    """A table of the splits, then a line for each problem."""
+    splits = list(report.splits.values())
+    rows = {
+        "images": [f"{split.images:,}" for split in splits],
+        "width (min, median, max)": [_pixels(split.widths) for split in splits],
+        "height (min, median, max)": [_pixels(split.heights) for split in splits],
+        "formats": [", ".join(f"{kind} {count:,}" for kind, count in split.kinds.items()) for split in splits],
+        "classes": [_classes(split) for split in splits],
+        "unreadable": [f"{len(split.unreadable):,}" for split in splits],
+        "duplicates": [f"{sum(len(group) - 1 for group in split.duplicates):,}" for split in splits],
+        "ms to decode one": [f"{1000 * split.seconds_per_image:.1f}" for split in splits],
+    }
+    table = Table("", *map(in_table, report.splits), title=f"Images of {in_table(report.name)}")
+    for title, values in rows.items():
+        table.add_row(title, *map(in_table, values))
+    out.print(table)
+    for name, split in report.splits.items():
+        for problem in _problems(split):
+            say(f"{name}: {problem}")
+    if report.why_untested:
+        say(report.why_untested)
+    if report.shared:
+        say(f"{pluralize(len(report.shared), 'test image')} also among the training images: {_names(report.shared)}")
+
+
+def _pixels(values: tuple[int, int, int]) -> str:
+    return ", ".join(f"{value:,}" for value in values) + " px"
+
+
+def _classes(split: SplitReport) -> str:
+    if not split.class_counts:
+        return "no labels"
+    fewest, most = min(split.class_counts.values()), max(split.class_counts.values())
+    each = f"{pluralize(most, 'image')} each" if fewest == most else f"{fewest:,} to {most:,} images"
+    return f"{len(split.class_counts):,}, of {each}"
+
+
+def _problems(split: SplitReport) -> list[str]:
+    from jcl.data.check import SMALL_SIDE
+
+    problems = [
+        f"{_names([name])} cannot be read: {reason}" for name, reason in list(split.unreadable.items())[:_SHOWN]
+    ]
+    if len(split.unreadable) > _SHOWN:
+        problems.append(f"{len(split.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
+    problems += split.warnings
+    if split.small:
+        small = pluralize(len(split.small), "image")
+        problems.append(f"{small} with a side below {SMALL_SIDE} px: {_names(split.small)}")
+    problems += [f"identical images: {_names(group)}" for group in split.duplicates[:_SHOWN]]
+    if len(split.duplicates) > _SHOWN:
+        problems.append(f"{pluralize(len(split.duplicates) - _SHOWN, 'more group')} of identical images.")
+    return problems
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(name.replace("\n", "\\n") for name in names[:_SHOWN]) + more

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from jcl.commands.ablation_plan import Plan
-from jcl.commands.run_data import keep_apart
+from jcl.commands.run_data import refuse_inside_data
 from jcl.console import StderrConsole, tell_left_out
 from jcl.errors import Interrupted, RunError
 from jcl.report.ablation_plot import plot_ablation
@@ -72,7 +72,7 @@ def prepare(plan: Plan, out: Path | None) -> AblationFolder:
 def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
     """The folder of a plan, unless it is, or holds, something else."""
     folder = AblationFolder(out or plan.usual_folder)
-    keep_apart(folder.path, plan.cells[0].settings.data.location)
+    refuse_inside_data(folder.path, plan.cells[0].settings.data.location)
     folder.refuse_other(plan.study)
     return folder
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from jcl.commands.run_data import data_facts, open_run_data, with_whole_path
+from jcl.commands.run_data import data_facts, open_run_data, with_absolute_location
 from jcl.console import print_line
 from jcl.data import ImageData, ImageSource
 from jcl.data.loader import refuse_large_batch
@@ -61,7 +61,7 @@ def plan_ablation(
     if not axes:
         raise SettingsError("say what to vary, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
     names = tuple(axis.name for axis in axes)
-    base = with_whole_path(build({}) if alone else base_settings(axes, build))
+    base = with_absolute_location(build({}) if alone else base_settings(axes, build))
     for together in [[axis] for axis in axes] if alone else [axes]:
         refuse_ignored(together, base)
     arrange = each_alone if alone else grid
@@ -69,10 +69,12 @@ def plan_ablation(
     data = open_run_data(base, console)
     facts = data_facts(data.train)
     if alone and (chosen := _chosen_centre(base, names, facts)):
-        base = with_whole_path(build(chosen))
+        base = with_absolute_location(build(chosen))
         named = [replace(axis, values=_named(axis.values, chosen.get(axis.name))) for axis in axes]
         cells = arrange(named, seeds, lambda own: build(chosen | dict(own)))
-    cells = _told_apart([replace(cell, settings=with_whole_path(cell.settings)) for cell in cells], facts, console)
+    cells = _told_apart(
+        [replace(cell, settings=with_absolute_location(cell.settings)) for cell in cells], facts, console
+    )
     study = {"over": list(names), "settings": shared_values(base, names), "data": _about(data)}
     check_cells(cells, data.train, facts)
     usual = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"

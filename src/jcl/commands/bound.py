@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jcl.commands.run_data import open_own_data, open_told
+from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.commands.trained import TrainedRun, open_trained
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
@@ -52,7 +52,7 @@ def bound_along_training(
     target = choose_device(device)
     settings = run.settings
     console = StderrConsole()
-    data = open_told(location, console) if location is not None else open_own_data(settings, console)
+    data = open_with_warnings(location, console) if location is not None else open_own_data(settings, console)
     rows = chosen_rows(data.train, images, seed)
     passes = ViewPasses(
         seed=seed,

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from jcl.commands.run_data import open_own_data, open_told
+from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole, plain_names, pluralize, told_apart
 from jcl.cores import usual_workers
@@ -190,7 +190,7 @@ def _network(path: Path, of: FeatureOf, draw: _Draw, device: torch.device) -> tu
 
 def _source(paths: Sequence[Path], settings: dict[Path, Settings], location: str | None, split: str) -> ImageSource:
     if location is not None:
-        data = open_told(location, StderrConsole())
+        data = open_with_warnings(location, StderrConsole())
     elif settings:
         data = open_own_data(next(settings[path] for path in paths if path in settings), StderrConsole())
     else:

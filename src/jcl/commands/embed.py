@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from jcl.commands.run_data import open_told
+from jcl.commands.run_data import open_with_warnings
 from jcl.console import StderrConsole
 from jcl.cores import usual_workers
 from jcl.data import UNLABELLED, ImageSource, all_class_names
@@ -145,7 +145,7 @@ def _keep_apart(file: Path, weights: Path, location: str) -> None:
 
 
 def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
-    data = open_told(location, StderrConsole())
+    data = open_with_warnings(location, StderrConsole())
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     if wanted == "all":
         return sources

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.commands.run_data import keep_apart
+from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.encoder import build_backbone
@@ -54,7 +54,7 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
         raise SettingsError("give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
     subject, task, settings = _chosen(options, weights, console)
     out = options.out
-    keep_apart(Path("runs") if out is None else out, data_location(weights, location))
+    refuse_inside_data(Path("runs") if out is None else out, data_location(weights, location))
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
     work = _prepare(settings, subject, task, options.workers)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from jcl.commands.run_data import keep_apart
+from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, print_line
 from jcl.cores import usual_workers
@@ -77,7 +77,7 @@ def measure_linear(
     )
     target = open_target(weights, location, device, console)
     if options.out is not None:
-        keep_apart(options.out, data_location(weights, location))
+        refuse_inside_data(options.out, data_location(weights, location))
     probe = _PaperProbe(target, classification_task(target.data), train, workers, options.least_crop, console)
     return probe.report() if options.out is None else probe.report_kept_in(ProbeFolder(options.out), weights)
 

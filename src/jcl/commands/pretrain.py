@@ -13,7 +13,7 @@ from rich.console import Console
 
 from jcl.commands.context import RunContext, console_of
 from jcl.commands.run import Run, write_choices
-from jcl.commands.run_data import data_facts, demand_in_place, keep_apart, open_run_data, with_whole_path
+from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
 from jcl.commands.train_run import RunParts, build_parts, machine_choices, train_run
 from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData, ImageSource
@@ -96,7 +96,7 @@ def _begun_with(settings: Settings, folder: RunFolder) -> bool:
     if (folder.path / "summary.json").exists():
         return False
     try:
-        asked, found = with_whole_path(settings).model_dump(), folder.settings().model_dump()
+        asked, found = with_absolute_location(settings).model_dump(), folder.settings().model_dump()
     except JclError:  # not a run of ours
         return False
     asked["model"]["bn_groups"] = "auto"  # may have been adapted to the ranks
@@ -145,7 +145,7 @@ def _begin(
     wanted = RunFolder(ranks.from_first(str(wanted.path).encode()).decode())
 
     def ready() -> RunParts:
-        keep_apart(wanted.path.parent if numbered else wanted.path, settings.data.location)
+        refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
         if ranks.first and not numbered:
             wanted.refuse_occupied()
         return build_parts(settings, data, context)
@@ -170,7 +170,7 @@ def _begin(
 def _resolve(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[Settings, list[Choice]]:
     """The settings with every "auto" resolved, and the choices made."""
     facts = replace(data_facts(data.train), ranks_on_machine=launch_environment().local_world_size)
-    settings, choices = choose(with_whole_path(settings), facts)
+    settings, choices = choose(with_absolute_location(settings), facts)
     settings, changes = fit_to_ranks(settings, ranks.count)
     return settings, [*choices, *changes]
 
@@ -216,7 +216,7 @@ def _resume(path: Path, context: RunContext) -> Run:
         return Run(folder.path)
     with context.locked(folder.path):
         moved = f"set data.location in {folder.settings_file} to their new path and resume again"
-        fail_together(ranks, lambda: demand_in_place(settings, moved))
+        fail_together(ranks, lambda: require_data(settings, moved))
         data = _open_data(settings, context)
         parts = fail_together(ranks, lambda: build_parts(settings, data, context))
         for change in changes:

@@ -1,4 +1,4 @@
-"""The images of a run: from its settings to the data, and what automatic choices need to know about them."""
+"""The images of a run, opened as its settings say."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from jcl.settings.schema import Settings, with_values
 
 
 def open_run_data(settings: Settings, console: Console) -> ImageData:
-    """The images that the settings name; with `data.strict` all folders and shards of them can be read."""
+    """The images that the settings name."""
     data = settings.data
     if not data.location:
-        raise SettingsError("say which images to train on, for example: jcl pretrain photos/.")
+        raise SettingsError("give the images to train on, for example: jcl pretrain photos/.")
     return open_data(
         data.location,
         root=home_expanded(data.root) if data.root else None,
@@ -35,48 +35,49 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
 
 
 def open_own_data(settings: Settings, console: Console) -> ImageData:
-    """The images that a run was trained on, for a command that takes others too; strict was its training alone."""
-    demand_in_place(settings, "give their place after the run")
+    """The images that a run was trained on, for a command that also takes others; `data.strict` is ignored."""
+    require_data(settings, "give their new location after the run")
     return open_run_data(with_values(settings, {"data.strict": False}), console)
 
 
-def demand_in_place(settings: Settings, remedy: str) -> None:
-    """Whoever names a run alone may not know where its images were; a folder that has moved is told with a remedy."""
+def require_data(settings: Settings, remedy: str) -> None:
+    """Raise if the images of a run have moved."""
     location = settings.data.location
     if Path(location).is_absolute() and not is_shard_location(location) and not Path(location).exists():
         raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
 
 
-def open_told(location: str, console: Console) -> ImageData:
-    """The images at a place of their own; what people want to know of them is told."""
+def open_with_warnings(location: str, console: Console) -> ImageData:
+    """The images at a location; warnings are printed."""
     return open_data(location, progress=partial(print_line, console))
 
 
-def with_whole_path(settings: Settings) -> Settings:
-    """With the images' whole path, so that a run can be resumed from anywhere."""
+def with_absolute_location(settings: Settings) -> Settings:
+    """The settings with an absolute path of the images, so that a run can be resumed from anywhere."""
     return with_values(settings, {"data.location": absolute_location(settings.data.location)})
 
 
-def keep_apart(folder: Path, location: str) -> None:
-    """What is written inside the images' folder would be among the images the next time."""
+def refuse_inside_data(folder: Path, location: str) -> None:
+    """Raise if output would be written into the folder of the images, and be read as such next time."""
     data = Path(location)
     if data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
-        raise RunError(f"the folder {folder} lies inside the images' folder {data}; choose another --out.")
+        raise RunError(f"the folder {folder} is inside the image folder {data}; choose another --out.")
 
 
 def data_facts(source: ImageSource) -> DataFacts:
-    """What automatic settings need to know; of a large folder a few images tell the typical size."""
+    """What automatic settings depend on."""
     if isinstance(source, ArrayImages):
         return DataFacts(images=len(source), short_side=min(source.pixels.shape[2:]), decoded=True)
-    return DataFacts(images=len(source), short_side=_typical_short_side(source), decoded=False)
+    return DataFacts(images=len(source), short_side=_median_short_side(source), decoded=False)
 
 
-def _typical_short_side(source: ImageSource, probes: int = 32) -> int:
-    """The median short side in pixels of a few images spread over the source."""
+def _median_short_side(source: ImageSource, probes: int = 32) -> int:
+    """The median short side of a few images spread over the source, in pixels."""
     sides = []
-    for probe in range(min(probes, len(source))):
+    count = min(probes, len(source))
+    for probe in range(count):
         with contextlib.suppress(UnreadableImage):
-            sides.append(min(source.read(probe * len(source) // min(probes, len(source))).shape[1:]))
+            sides.append(min(source.read(probe * len(source) // count).shape[1:]))
     if not sides:
-        raise DataError(f"none of the images tried can be read ({source.description}); `jcl check` lists the reasons.")
+        raise DataError(f"no image could be read ({source.description}); `jcl check` lists the reasons.")
     return sorted(sides)[len(sides) // 2]

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from jcl.commands.run_data import open_own_data, open_told
+from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.console import tell_left_out
 from jcl.data import ImageData, ImageSource
 from jcl.distributed.device import choose_device
@@ -71,7 +71,7 @@ def _labelled(weights: Path, location: str | None, console: Console) -> ImageDat
             )
         data = open_own_data(RunFolder(weights).settings(), console)
     else:
-        data = open_told(location, console)
+        data = open_with_warnings(location, console)
     if data.train.labels is None:
         raise no_labels(data)
     return data
