@@ -1,12 +1,10 @@
-"""How fast a detector trains at the paper's size, beside torchvision's reference loop on the same model.
+"""Training speed of a detector at the paper's size, compared with torchvision's reference loop on the same model.
 
     python benchmarks/detection.py COCO_FOLDER [--task box mask keypoint] [--batch-size 16] [--iterations 60]
 
-Both train the same R50-FPN detector from the same files with as many workers, images of 640 to 800 px, and are timed
-from file to weights after a first part that is left out. The reference loop is the one of torchvision's detection
-references, re-told here: images as they lie, masks rasterised at that size by the workers, scaling by the model on
-the device, mixed precision with a scaler (its `--amp`), and a look at the loss at every iteration. Limit: at least
-as fast.
+Both loops train the same R50-FPN detector from the same files with as many workers, on images of 640 to 800 px. The
+reference loop follows torchvision's detection references with `--amp`: workers rasterize masks at the original size,
+the model resizes on the device, and the loss is read at every iteration. Limit: at least as fast.
 """
 
 import argparse
@@ -23,17 +21,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from jcl.commands.detect_start import build_resnet
-from jcl.evaluate.detection.batching import batch_keys, read_image, training_batches
-from jcl.evaluate.detection.coco_data import CocoSet, for_training, open_coco
-from jcl.evaluate.detection.coco_layout import coco_files
-from jcl.evaluate.detection.model import build_detector, build_optimiser, prepared
-from jcl.evaluate.detection.packed import PackedImages
-from jcl.evaluate.detection.settings import ITERATIONS, CocoSettings, DetectionSettings, detection_settings
+from jcl.commands.detection_job import build_resnet
+from jcl.evaluate.detection.batches import PackedImages, batch_keys, make_target, read_image, training_batches
+from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, training_subset
+from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
 from jcl.evaluate.detection.training import DetectionTask
-from jcl.evaluate.detection.transforms import make_target
+from jcl.settings.detection import ITERATIONS, CocoSettings, DetectionSettings, detection_settings
 
-LEFT_OUT = 20  # iterations before the clock starts: workers start and kernels are chosen
+WARMUP = 20  # iterations that are not timed: workers start and kernels are chosen
+Loop = Callable[[nn.Module, CocoDataset, DetectionSettings, int, torch.device], Iterator[None]]
 
 
 def main() -> None:
@@ -43,7 +39,7 @@ def main() -> None:
     print(f"batch {arguments.batch_size}, {arguments.workers} workers, {arguments.iterations} iterations of each loop")
     print(f"{'task':<10}{'jcl images/s':>14}{'hours for 90k':>15}{'GiB':>6}{'torchvision':>13}{'GiB':>6}{'ratio':>7}")
     for task in arguments.task:
-        ours, our_memory = measure(own_loop, task, arguments, device)
+        ours, our_memory = measure(jcl_loop, task, arguments, device)
         theirs, their_memory = measure(reference_loop, task, arguments, device)
         hours = ITERATIONS["1x"] * arguments.batch_size / ours / 3600
         ratio = ours / theirs
@@ -76,38 +72,8 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-Loop = Callable[[nn.Module, CocoSet, DetectionSettings, int, torch.device], Iterator[None]]
-
-
 def measure(loop: Loop, task: str, arguments: argparse.Namespace, device: torch.device) -> tuple[float, float]:
-    """Images a second and GiB at the peak of a loop on a new detector."""
-    settings = settings_of(task, arguments)
-    whole, _ = open_coco(coco_files(settings.coco, settings.task), settings.task)
-    images, _ = for_training(whole, settings.task)
-    keypoints = len(images.keypoints) if task == "keypoint" else 0
-    resnet = build_resnet(settings.backbone)
-    detector = build_detector(resnet, settings, classes=len(images.categories), keypoints=keypoints)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    steps = loop(detector, images, settings, arguments.workers, device)
-    for _ in itertools.islice(steps, LEFT_OUT):
-        pass
-    wait(device)
-    begun = time.perf_counter()
-    for _ in itertools.islice(steps, arguments.iterations):
-        pass
-    wait(device)
-    speed = arguments.iterations * settings.batch_size / (time.perf_counter() - begun)
-    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return speed, peak / 2**30
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def settings_of(task: str, arguments: argparse.Namespace) -> DetectionSettings:
+    """Images per second and peak memory in GiB of a loop on a new detector."""
     values = {
         "task": task,
         "label": "random",
@@ -116,20 +82,42 @@ def settings_of(task: str, arguments: argparse.Namespace) -> DetectionSettings:
         "coco": CocoSettings(folder=str(arguments.coco)).model_dump(),
         "batch_size": arguments.batch_size,
         "short_side": arguments.short_side,
-        "iterations": LEFT_OUT + arguments.iterations + 1000,  # what the workers read ahead is not spared
+        "iterations": WARMUP + arguments.iterations + 1000,  # workers keep reading ahead
     }
-    return detection_settings(values, "this benchmark")
+    settings = detection_settings(values, "this benchmark")
+    dataset, _ = load_coco(coco_files(settings.coco, settings.task), settings.task)
+    dataset, _ = training_subset(dataset, settings.task)
+    keypoints = len(dataset.keypoints) if task == "keypoint" else 0
+    detector = build_detector(
+        build_resnet(settings.backbone), settings, classes=len(dataset.categories), keypoints=keypoints
+    )
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    steps = loop(detector, dataset, settings, arguments.workers, device)
+    run(steps, WARMUP, device)
+    begun = time.perf_counter()
+    run(steps, arguments.iterations, device)
+    speed = arguments.iterations * settings.batch_size / (time.perf_counter() - begun)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    return speed, peak / 2**30
 
 
-def own_loop(
-    detector: nn.Module, images: CocoSet, settings: DetectionSettings, workers: int, device: torch.device
+def run(steps: Iterator[None], count: int, device: torch.device) -> None:
+    for _ in itertools.islice(steps, count):
+        pass
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def jcl_loop(
+    detector: nn.Module, dataset: CocoDataset, settings: DetectionSettings, workers: int, device: torch.device
 ) -> Iterator[None]:
-    """What `jcl detect` does, without checkpoints."""
-    detector = prepared(detector, device, 1)
+    """`jcl detect` without checkpoints."""
+    detector = prepare_for_training(detector, device, 1)
     task = DetectionTask(
         detector,
-        build_optimiser(detector, settings),
-        training_batches(images, settings, 0, workers=workers, device=device),
+        build_optimizer(detector, settings),
+        training_batches(dataset, settings, 0, workers=workers, device=device),
         settings,
         device,
         torch.bfloat16 if device.type == "cuda" else torch.float32,
@@ -139,38 +127,34 @@ def own_loop(
         yield
 
 
-class ImagesAsTheyLie(Dataset[tuple[Tensor, dict[str, Tensor]]]):
-    """Decoded images with their targets at the images' own size."""
+class OriginalImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
+    """Decoded images with their targets at the original size."""
 
-    def __init__(self, images: CocoSet, settings: DetectionSettings) -> None:
-        self.images, self.class_of = PackedImages(images.images), images.class_of
-        self.masks = settings.task == "mask"
-        self.keypoints = len(images.keypoints) if settings.task == "keypoint" else 0
+    def __init__(self, dataset: CocoDataset, settings: DetectionSettings) -> None:
+        self.images, self.class_of, self.task = PackedImages(dataset.images), dataset.class_of, settings.task
 
     def __getitem__(self, row: int) -> tuple[Tensor, dict[str, Tensor]]:
         image = self.images[row]
-        pixels = read_image(image).float() / 255
-        size = (image.height, image.width)
-        target = make_target(image, self.class_of, *size, masks=self.masks, keypoints=self.keypoints)
-        return pixels, target
+        target = make_target(image, self.class_of, image.height, image.width, self.task)
+        return read_image(image).float() / 255, target
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 def reference_loop(
-    detector: nn.Module, images: CocoSet, settings: DetectionSettings, workers: int, device: torch.device
+    detector: nn.Module, dataset: CocoDataset, settings: DetectionSettings, workers: int, device: torch.device
 ) -> Iterator[None]:
-    """The order of work of torchvision's detection references with `--amp`."""
+    """The loop of torchvision's detection references with `--amp`."""
     least, most = settings.short_side
     sides = tuple(range(least, most + 1, 32))
     detector.transform = GeneralizedRCNNTransform(sides, settings.max_side, list(settings.mean), list(settings.std))
     detector.to(device).train()
-    optimiser = torch.optim.SGD(detector.parameters(), lr=settings.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(detector.parameters(), lr=settings.lr, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
-    rows = [[row for row, _ in keys] for keys in batch_keys(images, settings, 0)]
+    rows = [[row for row, _ in keys] for keys in batch_keys(dataset, settings, 0)]
     loader: DataLoader[Any] = DataLoader(
-        ImagesAsTheyLie(images, settings), batch_sampler=rows, num_workers=workers, collate_fn=_together
+        OriginalImages(dataset, settings), batch_sampler=rows, num_workers=workers, collate_fn=_collate
     )
     for pixels, targets in loader:
         on_device = [image.to(device) for image in pixels]
@@ -178,14 +162,14 @@ def reference_loop(
         with torch.autocast(device.type, dtype=torch.float16, enabled=device.type == "cuda"):
             losses = sum(detector(on_device, moved).values())
         losses.item()
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         scaler.scale(losses).backward()
-        scaler.step(optimiser)
+        scaler.step(optimizer)
         scaler.update()
         yield
 
 
-def _together(samples: list[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Any, ...]:
+def _collate(samples: list[tuple[Tensor, dict[str, Tensor]]]) -> tuple[Any, ...]:
     return tuple(zip(*samples, strict=True))
 
 

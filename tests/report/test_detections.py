@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from picture_tools import count
 
-from jcl.evaluate.detection.coco_data import read_coco
-from jcl.evaluate.detection.predicting import KINDS
+from jcl.evaluate.detection.data import read_coco
+from jcl.evaluate.detection.predict import KINDS
 from jcl.report.detections import detections_picture
 from small_coco import write_coco
 

@@ -146,7 +146,7 @@ def detect_table(
 ) -> None:
     """Put finished transfers to COCO side by side, as the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
-    from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
+    from jcl.evaluate.detection.table import detection_table, same_test_images, to_csv, to_markdown, with_unique_labels
     from jcl.runs.atomic import refuse_overwrite
 
     for file, ending in ((markdown, ".md"), (csv_file, ".csv")):
@@ -157,11 +157,11 @@ def detect_table(
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise SettingsError("a folder is named twice; give each once.")
     summaries = [DetectionFolder(folder).summary() for folder in folders]
-    heads, rows = detection_table(told_by_folder(summaries, folders))
-    say(as_markdown(heads, rows).rstrip())
-    if not equally_tested(summaries):
+    heads, rows = detection_table(with_unique_labels(summaries, folders))
+    say(to_markdown(heads, rows).rstrip())
+    if not same_test_images(summaries):
         say("Not all were tested on the same images, so their figures do not compare.")
-    for file, text in ((markdown, as_markdown(heads, rows)), (csv_file, as_csv(heads, rows))):
+    for file, text in ((markdown, to_markdown(heads, rows)), (csv_file, to_csv(heads, rows))):
         if file is not None:
             write_atomically(file, text.encode())
 
@@ -194,7 +194,7 @@ def _trained(
     given: dict[str, Any], where: dict[str, Any], out_folder: Path | None, pictures: int, workers: int | None
 ) -> dict[str, Any]:
     from jcl.commands.detect import detect as run_detection
-    from jcl.evaluate.detection.settings import ITERATIONS
+    from jcl.settings.detection import ITERATIONS
 
     if "task" not in given or "init" not in given:
         raise SettingsError(

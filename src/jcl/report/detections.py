@@ -1,4 +1,4 @@
-"""What a detector finds next to what is there."""
+"""A picture of what a detector found beside the annotations."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
-from jcl.evaluate.detection.batching import read_image
-from jcl.evaluate.detection.coco_data import CocoImage, CocoSet
-from jcl.evaluate.detection.library import coco_module
-from jcl.evaluate.detection.predicting import Results
-from jcl.evaluate.detection.transforms import PIXEL_CENTRE
+from jcl.evaluate.detection.batches import PIXEL_CENTER, compressed, read_image
+from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
+from jcl.evaluate.detection.predict import Results
 from jcl.report import style
 
 _WIDTH, _GAP, _TOP, _CAPTION = 3.4, 0.16, 0.95, 0.2  # inches
-LEAST_SCORE = 0.5  # of what is drawn
-MOST_OBJECTS = 20
-_ANNOTATED = {"segm": "segmentation", "keypoints": "keypoints"}  # by the kind of results that is compared with it
+_MIN_SCORE = 0.5
+_MAX_OBJECTS = 20
+_FIELDS = {"segm": "segmentation", "keypoints": "keypoints"}  # of an annotation, by kind of results
 
 
 def detections_picture(
-    path: Path, images: CocoSet, results: Results, rows: Sequence[int], title: str, subtitle: str = ""
+    path: Path, dataset: CocoDataset, results: Results, rows: Sequence[int], title: str, subtitle: str = ""
 ) -> Path:
-    """A row for each of these images: at the left as annotated, at the right what was found with some certainty."""
-    shown = [images.images[row] for row in rows]
-    names = {category.id: category.name for category in images.categories}
+    """One row per image: annotations on the left, confident detections on the right."""
+    shown = [dataset.images[row] for row in rows]
+    names = {category.id: category.name for category in dataset.categories}
     heights = [_WIDTH * image.height / image.width for image in shown]
     width = 2 * _WIDTH + 3 * _GAP
     height = _TOP + sum(heights) + len(shown) * (_GAP + _CAPTION)
@@ -37,67 +35,59 @@ def detections_picture(
     top = _TOP
     for image, high in zip(shown, heights, strict=True):
         pixels = read_image(image).permute(1, 2, 0).numpy()
-        found = _found(results, image.id)
-        sides = (("as annotated", _annotated(image, results)), (f"found, score {LEAST_SCORE:g} and up", found))
-        for column, (caption, objects) in enumerate(sides):
+        sides = {
+            "annotated": _annotated(image, results),
+            f"detected, score at least {_MIN_SCORE:g}": _detected(image, results),
+        }
+        for column, (caption, objects) in enumerate(sides.items()):
             left = _GAP + column * (_WIDTH + _GAP)
             axes = figure.add_axes((left / width, (height - top - high) / height, _WIDTH / width, high / height))
-            extent = (0, image.width, image.height, 0)  # so that coordinates are those of boxes
+            extent = (0, image.width, image.height, 0)  # the coordinates of boxes
             axes.imshow(pixels, extent=extent, interpolation="nearest" if image.width <= 64 else "auto")
             axes.set_axis_off()
             axes.set_autoscale_on(False)
             axes.set_title(caption, fontsize=style.SIZES["small"], color=style.MUTED, pad=2, loc="left")
-            for number, entry in enumerate(objects[:MOST_OBJECTS]):
-                kind = number if len(names) == 1 else entry["category_id"]  # where all are alike, tell them apart
-                colour = style.PALETTE[kind % len(style.PALETTE)]
-                _draw(axes, entry, names[entry["category_id"]], image, colour)
+            for number, entry in enumerate(objects[:_MAX_OBJECTS]):
+                key = number if len(names) == 1 else entry["category_id"]
+                color = style.PALETTE[key % len(style.PALETTE)]
+                _draw_object(axes, entry, names[entry["category_id"]], image, color)
         top += high + _GAP + _CAPTION
     return style.save(figure, path)
 
 
 def _annotated(image: CocoImage, results: Results) -> list[dict[str, Any]]:
-    """The annotated objects with what was looked for; a detector of boxes is not to be compared with masks."""
-    left_out = {name for kind, name in _ANNOTATED.items() if kind not in results}
-    return [{name: value for name, value in entry.items() if name not in left_out} for entry in image.annotations]
+    """The annotations, with segmentations and keypoints only if the detector predicts them."""
+    hidden = {field for kind, field in _FIELDS.items() if kind not in results}
+    return [{name: value for name, value in entry.items() if name not in hidden} for entry in image.annotations]
 
 
-def _found(results: Results, image_id: int) -> list[dict[str, Any]]:
-    """The objects found in an image, best first, with box, mask and key points together.
-
-    All kinds of results are of the same objects in the same order.
-    """
-    kinds = [[entry for entry in entries if entry["image_id"] == image_id] for entries in results.values()]
+def _detected(image: CocoImage, results: Results) -> list[dict[str, Any]]:
+    """Confident detections, best first. All kinds of results list the same objects in the same order."""
+    kinds = [[entry for entry in entries if entry["image_id"] == image.id] for entries in results.values()]
     objects = [{name: value for entry in parts for name, value in entry.items()} for parts in zip(*kinds, strict=True)]
-    return sorted((entry for entry in objects if entry["score"] >= LEAST_SCORE), key=lambda entry: -entry["score"])
+    return sorted((entry for entry in objects if entry["score"] >= _MIN_SCORE), key=lambda entry: -entry["score"])
 
 
-def _draw(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage, colour: str) -> None:
+def _draw_object(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage, color: str) -> None:
     left, top, width, height = entry["bbox"]
-    axes.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=colour, linewidth=1.2))
+    axes.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=color, linewidth=1.2))
     score = f" {entry['score']:.2f}" if "score" in entry else ""
     axes.annotate(
         style.plain(name, 18) + score, (left, top), (1, -1), textcoords="offset points", va="top",
         fontsize=style.SIZES["small"] - 2, color=style.PAPER, parse_math=False, annotation_clip=True, clip_on=True,
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": colour, "alpha": 0.8, "linewidth": 0},
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": color, "alpha": 0.8, "linewidth": 0},
     )  # fmt: skip
-    _draw_shape(axes, entry.get("segmentation"), colour, image)
+    shape = entry.get("segmentation")
+    if isinstance(shape, list):
+        for polygon in shape:
+            corners = np.array(polygon, dtype=float).reshape(-1, 2)
+            axes.add_patch(Polygon(corners, facecolor=color, alpha=0.35, linewidth=0))
+    elif shape is not None:
+        mask = coco_module("mask").decode(compressed(shape)).astype(float)
+        x, y = np.arange(image.width) + PIXEL_CENTER, np.arange(image.height) + PIXEL_CENTER
+        axes.contourf(x, y, mask, levels=[0.5, 1.5], colors=[color], alpha=0.35)
     points = np.array(entry.get("keypoints", ()), dtype=float).reshape(-1, 3)
-    points = points[points[:, 2] > 0]
+    x, y, _ = points[points[:, 2] > 0].T
     axes.plot(
-        points[:, 0] + 0.5, points[:, 1] + 0.5, "o", markersize=2.5, color=colour, markeredgecolor=style.PAPER, mew=0.4
+        x + PIXEL_CENTER, y + PIXEL_CENTER, "o", markersize=2.5, color=color, markeredgecolor=style.PAPER, mew=0.4
     )
-
-
-def _draw_shape(axes: Axes, outline: Any, colour: str, image: CocoImage) -> None:
-    if isinstance(outline, list):
-        for part in outline:
-            corners = np.array(part, dtype=float).reshape(-1, 2)
-            axes.add_patch(Polygon(corners, facecolor=colour, alpha=0.35, linewidth=0))
-    elif isinstance(outline, dict):
-        coder = coco_module("mask")
-        coded = (
-            coder.frPyObjects(outline, image.height, image.width) if isinstance(outline["counts"], list) else outline
-        )
-        mask = coder.decode(coded).astype(float)
-        across, down = np.arange(image.width) + PIXEL_CENTRE, np.arange(image.height) + PIXEL_CENTRE
-        axes.contourf(across, down, mask, levels=[0.5, 1.5], colors=[colour], alpha=0.35)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
+from jcl.settings.detection import DetectionSettings, detection_settings
 from small_coco import small_values, write_coco
 
 

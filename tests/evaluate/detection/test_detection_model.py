@@ -6,12 +6,12 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
-from jcl.commands.detect_start import build_resnet, open_start
+from jcl.commands.detection_job import build_resnet, open_initial_backbone
 from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
-from jcl.evaluate.detection.model import build_detector, build_optimiser
-from jcl.evaluate.detection.settings import learning_rate, scaled_lr, usual_warmup
+from jcl.evaluate.detection.model import build_detector, build_optimizer
 from jcl.export import BackboneInfo, save_backbone
+from jcl.settings.detection import default_warmup, learning_rate, scaled_lr
 
 
 def tiny(task, make_settings, **changes):
@@ -41,13 +41,13 @@ def test_everything_is_trained_and_every_norm_moves(task, make_settings):
     assert all(parameter.requires_grad for parameter in detector.parameters())
     before = {name: part.running_mean.clone() for name, part in norms.items()}
     weights = {name: value.detach().clone() for name, value in detector.named_parameters()}
-    optimiser = build_optimiser(detector, settings)
+    optimizer = build_optimizer(detector, settings)
     images = [torch.rand(3, 64, 64) for _ in range(2)]
     losses = detector.train()(images, [boxes_and_more() for _ in images])
     assert len(losses) == (4 if task == "box" else 5)
     sum(losses.values()).backward()
     assert all(parameter.grad is not None for parameter in detector.parameters())
-    optimiser.step()
+    optimizer.step()
     assert all(not torch.equal(part.running_mean, before[name]) for name, part in norms.items())
     for stage in ("conv1", "bn1", "layer1", "layer4"):
         moved = [
@@ -72,7 +72,7 @@ def test_the_standard_detector_is_torchvisions_but_for_norms(make_settings):
 
 def test_norms_have_no_weight_decay(make_settings):
     detector, settings = tiny("box", make_settings)
-    decayed, plain = build_optimiser(detector, settings).param_groups
+    decayed, plain = build_optimizer(detector, settings).param_groups
     assert decayed["weight_decay"] == 1e-4 and plain["weight_decay"] == 0
     assert len(plain["params"]) == 2 * 28
     assert len(decayed["params"]) + len(plain["params"]) == len(list(detector.parameters()))
@@ -122,8 +122,8 @@ def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
     network = torchvision.models.resnet18(num_classes=10)
     classifier = tmp_path / "classifier.pth"
     torch.save(network.state_dict(), classifier)
-    start = open_start(f"supervised:{classifier}", None, 0)
-    assert start.account.startswith("120 tensors") and "all 120" in start.account and "fc (2)" in start.account
+    start = open_initial_backbone(f"supervised:{classifier}", None, 0)
+    assert "120 tensors" in start.note and "fc (2)" in start.note
     detector = build_detector(start.resnet, make_settings(), classes=2, keypoints=0)
     body = detector.backbone.body.state_dict()
     expected = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
@@ -133,10 +133,10 @@ def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
 def test_own_file_keeps_its_normalisation(tmp_path):
     info = BackboneInfo("resnet18", "imagenet", 64, 512, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     save_backbone(build_resnet("resnet18"), info, tmp_path / "b.safetensors")
-    start = open_start(str(tmp_path / "b.safetensors"), None, 0)
+    start = open_initial_backbone(str(tmp_path / "b.safetensors"), None, 0)
     assert (start.mean, start.std, start.label) == (info.mean, info.std, "b.safetensors")
-    with pytest.raises(RunError, match="has no classifier"):
-        open_start(f"supervised:{tmp_path / 'b.safetensors'}", None, 0)
+    with pytest.raises(RunError, match="classifier"):
+        open_initial_backbone(f"supervised:{tmp_path / 'b.safetensors'}", None, 0)
 
 
 def test_the_folder_one_is_in_is_called_by_its_name(tmp_path, monkeypatch):
@@ -146,32 +146,32 @@ def test_the_folder_one_is_in_is_called_by_its_name(tmp_path, monkeypatch):
     save_file(build_resnet("resnet18").state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text('{"architecture": "resnet18"}')
     monkeypatch.chdir(folder)
-    assert open_start(".", None, 0).label == "hub"
+    assert open_initial_backbone(".", None, 0).label == "hub"
 
 
 def test_starts_that_do_not_serve(tmp_path):
     small = BackboneInfo("resnet18", "small", 32, 512, (0.5,) * 3, (0.5,) * 3)
     save_backbone(build_backbone("resnet18", stem="small", image_size=32)[0], small, tmp_path / "s.safetensors")
-    with pytest.raises(SettingsError, match="small stem"):
-        open_start(str(tmp_path / "s.safetensors"), None, 0)
-    with pytest.raises(SettingsError, match="torchvision's ResNets"):
-        open_start("random", "mobilenet_v2", 0)
-    with pytest.raises(RunError, match="no run or weights file"):
-        open_start(str(tmp_path / "none"), None, 0)
+    with pytest.raises(SettingsError, match="stem"):
+        open_initial_backbone(str(tmp_path / "s.safetensors"), None, 0)
+    with pytest.raises(SettingsError, match="mobilenet_v2"):
+        open_initial_backbone("random", "mobilenet_v2", 0)
+    with pytest.raises(RunError, match="none"):
+        open_initial_backbone(str(tmp_path / "none"), None, 0)
     weights = torchvision.models.resnet18().state_dict()
     weights["layer9.odd"] = weights.pop("layer4.1.conv2.weight")
     torch.save(weights, tmp_path / "odd.pth")
     with pytest.raises(RunError, match=r"layer4\.1\.conv2\.weight"):
-        open_start(str(tmp_path / "odd.pth"), None, 0)
+        open_initial_backbone(str(tmp_path / "odd.pth"), None, 0)
 
 
 def test_schedule(make_settings):
-    paper = make_settings(iterations=90_000, lr=0.02, warmup=usual_warmup(90_000), batch_size=16)
+    paper = make_settings(iterations=90_000, lr=0.02, warmup=default_warmup(90_000), batch_size=16)
     assert paper.milestones == (60_000, 80_000)
     rates = [learning_rate(paper, iteration) for iteration in (0, 500, 1000, 59_999, 60_000, 80_000)]
     assert rates == pytest.approx([2e-5, 0.01001, 0.02, 0.02, 0.002, 0.0002])
     assert make_settings(iterations=180_000).milestones == (120_000, 160_000)
-    assert make_settings(iterations=900).milestones == (600, 800) and usual_warmup(900) == 90
+    assert make_settings(iterations=900).milestones == (600, 800) and default_warmup(900) == 90
     assert scaled_lr(4) == pytest.approx(0.005)
     assert make_settings(short_side=(640, 800)).short_sides == (640, 672, 704, 736, 768, 800)
     assert make_settings(short_side=(128, 160)).short_sides == (128, 160)

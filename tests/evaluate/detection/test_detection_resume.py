@@ -11,9 +11,9 @@ from rich.console import Console
 
 from jcl.commands.detect import detect, resume_detection
 from jcl.errors import DataError, Interrupted, RunError
-from jcl.evaluate.detection import batching
+from jcl.evaluate.detection import batches
 from jcl.evaluate.detection.folder import DetectionFolder
-from jcl.evaluate.detection.predicting import KINDS
+from jcl.evaluate.detection.predict import KINDS
 from jcl.evaluate.detection.training import DetectionTask
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from small_coco import small_values, write_coco
@@ -63,7 +63,7 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     changes = {"iterations": 3, "batch_size": 2, "accumulate": 2}
     values = small_values("box", annotations("box", tmp_path / "coco")) | changes
     detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
-    read, asked = batching.read_image, []
+    read, asked = batches.read_image, []
 
     def read_five(image):
         asked.append(image)
@@ -72,7 +72,7 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
         return read(image)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batching, "read_image", read_five)
+        patch.setattr(batches, "read_image", read_five)
         with pytest.raises(DataError, match=r"cannot be read.*after step 2"):
             detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
     resume_detection(tmp_path / "parts", pictures=0, workers=0, console=QUIET)

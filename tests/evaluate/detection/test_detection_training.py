@@ -11,8 +11,7 @@ from rich.console import Console
 
 from jcl.commands.detect import detect, evaluate_detector
 from jcl.evaluate.detection import training
-from jcl.evaluate.detection.predicting import KINDS
-from jcl.evaluate.detection.scoring import OTHER_SIGMA
+from jcl.evaluate.detection.predict import KINDS, OTHER_SIGMA
 from small_coco import small_values, write_coco
 
 QUIET = Console(quiet=True)

@@ -10,8 +10,7 @@ from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.ops import box_iou, nms
 
-from jcl.evaluate.detection.regions import BatchedProposals, BatchedSampler, WaitlessMatcher
-from jcl.evaluate.detection.suppression import keep_greedily
+from jcl.evaluate.detection.model import AsyncMatcher, BatchedProposals, BatchedSampler, nms_mask
 
 on_gpu = [
     pytest.mark.gpu,
@@ -40,7 +39,7 @@ def test_suppression_keeps_what_torchvision_keeps(seed, count, threshold):
     torch.manual_seed(seed)
     boxes, candidates = boxes_of((3, count)), torch.rand(3, count) > 0.1
     with torch.autocast("cpu", dtype=torch.bfloat16):  # as in training
-        kept = keep_greedily(boxes, candidates, threshold)
+        kept = nms_mask(boxes, candidates, threshold)
     torch.testing.assert_close(kept, kept_by_torchvision(boxes, candidates, threshold))
 
 
@@ -48,7 +47,7 @@ def test_a_chain_of_boxes_is_settled_to_its_end():
     """Each box suppresses the next one unless it is suppressed itself: every second one stays, one a round."""
     start = torch.arange(50.0) * 4
     boxes = torch.stack([start, torch.zeros(50), start + 10, torch.full((50,), 10.0)], dim=-1)[None]
-    kept = keep_greedily(boxes, torch.ones(1, 50, dtype=torch.bool), threshold=0.4)
+    kept = nms_mask(boxes, torch.ones(1, 50, dtype=torch.bool), threshold=0.4)
     assert kept[0].tolist() == [True, False] * 25
 
 
@@ -88,7 +87,7 @@ def test_anchors_are_matched_as_by_torchvision(objects):
     anchors = boxes_of((400,)).round()
     quality = box_iou(torch.cat([boxes_of((objects - 1,)), boxes_of((1,)) + 120]), anchors)  # one touches few
     thresholds = {"high_threshold": 0.7, "low_threshold": 0.3, "allow_low_quality_matches": True}
-    found, wanted = WaitlessMatcher(**thresholds)(quality), Matcher(**thresholds)(quality)
+    found, wanted = AsyncMatcher(**thresholds)(quality), Matcher(**thresholds)(quality)
     assert torch.equal(found, wanted) and (found >= 0).any()
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from jcl.console import typed
 from jcl.errors import RunError
-from jcl.evaluate.detection.settings import DetectionSettings, detection_settings
 from jcl.evaluate.folders import TrainingFolder
 from jcl.runs.atomic import write_atomically
+from jcl.settings.detection import DetectionSettings, detection_settings
 
 
 class DetectionFolder(TrainingFolder):

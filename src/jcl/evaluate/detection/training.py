@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from jcl.distributed.device import autocast
 from jcl.distributed.group import ALONE, Ranks, SharedGradients, average_statistics
-from jcl.evaluate.detection.batching import DetectionBatch
-from jcl.evaluate.detection.settings import DetectionSettings, learning_rate
+from jcl.evaluate.detection.batches import DetectionBatch
 from jcl.random import hash_words
 from jcl.runs.checkpoint import Progress
+from jcl.settings.detection import DetectionSettings, learning_rate
 from jcl.train.trainer import TrainingTask
 
 LOG_ITERATIONS = 20
@@ -72,7 +72,7 @@ class DetectionTask(TrainingTask):
         names = LOSSES[self.settings.task]
         total = torch.zeros(1 + len(names), device=self._device)
         for part, content in enumerate(batch):
-            images, targets = content.unpacked(self._device)
+            images, targets = content.unpack(self._device)
             torch.manual_seed(int(hash_words(self.settings.seed, _REGION_STREAM, step, part, self._ranks.rank)))
             with autocast(self._device, self._precision):
                 losses = self.module(images, targets)

@@ -1,4 +1,4 @@
-"""Annotation files: what is kept, what is dropped, and a sentence for each thing that can be wrong."""
+"""Annotation files: what is kept, what is dropped, and what is refused."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import DataError
-from jcl.evaluate.detection.coco_data import clipped_box, for_training, hold_out, open_coco, read_coco
-from jcl.evaluate.detection.coco_layout import CocoFiles, coco_files
-from jcl.evaluate.detection.packed import PackedImages
-from jcl.evaluate.detection.settings import CocoSettings
+from jcl.evaluate.detection.batches import PackedImages
+from jcl.evaluate.detection.data import (
+    CocoFiles,
+    clip_box,
+    coco_files,
+    hold_out,
+    load_coco,
+    read_coco,
+    training_subset,
+)
+from jcl.settings.detection import CocoSettings
 from small_coco import edit, write_coco
 
 
@@ -44,10 +51,10 @@ def test_training_leaves_out_crowds_empty_images_and_boxes_outside(instances):
         content["annotations"][3]["bbox"] = [5, 5, 0, 30]  # no width
 
     whole = read(edit(instances, change))
-    kept, notes = for_training(whole, "box")
+    kept, notes = training_subset(whole, "box")
     assert [image.id for image in kept.images] == [103, 105, 106, 107, 108]
     assert kept.images[0].annotations[0]["bbox"] == [0, 5, 20, 30]
-    assert len(notes) == 1 and notes[0].startswith("2 boxes")
+    assert len(notes) == 1 and "2 boxes" in notes[0]
     truth = whole.ground_truth()
     assert len(truth["annotations"]) == 8 and truth["annotations"][0]["iscrowd"] == 1  # kept for evaluation
     assert truth["annotations"][1]["bbox"] == [200, 10, 30, 30]
@@ -57,11 +64,11 @@ def test_images_without_a_visible_key_point_do_not_train(people):
     def hide(content):
         content["annotations"][0] |= {"keypoints": [0] * 9, "num_keypoints": 0}
 
-    assert len(for_training(read(edit(people, hide), "keypoint"), "keypoint")[0].images) == 7
+    assert len(training_subset(read(edit(people, hide), "keypoint"), "keypoint")[0].images) == 7
 
 
 @pytest.mark.parametrize(
-    ("box", "cut"),
+    ("box", "expected"),
     [
         ([1, 2, 3, 4], [1, 2, 3, 4]),
         ([-5, -5, 10, 10], [0, 0, 5, 5]),
@@ -71,8 +78,8 @@ def test_images_without_a_visible_key_point_do_not_train(people):
         ([5, 5, -3, 10], None),
     ],
 )
-def test_boxes_are_cut_at_the_edge(box, cut):
-    assert clipped_box(box, 100, 50) == cut
+def test_boxes_are_clipped(box, expected):
+    assert clip_box(box, 100, 50) == expected
 
 
 def test_holding_out_is_a_fixed_part(instances):
@@ -98,18 +105,18 @@ def test_layouts(tmp_path):
         (tmp_path / part / "images").rename(official / part)
     found = coco_files(CocoSettings(folder=str(official)), "box")
     assert found.train_images == official / "train2017" and found.val_images == official / "val2017"
-    train, val = open_coco(found, "box")
+    train, val = load_coco(found, "box")
     assert len(train.images) == len(val.images) == 3 and train.images != val.images
     flat = write_coco(tmp_path / "flat").parent
     alone = coco_files(CocoSettings(folder=str(flat)), "mask")
     assert alone == CocoFiles(flat / "instances.json", flat / "images", None, flat / "images")
     named = CocoSettings(folder=str(official), val_json=str(alone.train_json), val_images=str(alone.val_images))
     assert coco_files(named, "box").val_json == alone.train_json
-    with pytest.raises(DataError, match="neither annotations/person_keypoints_train"):
+    with pytest.raises(DataError, match="person_keypoints"):
         coco_files(CocoSettings(folder=str(flat)), "keypoint")
-    with pytest.raises(DataError, match="say where COCO lies"):
+    with pytest.raises(DataError, match="--coco"):
         coco_files(CocoSettings(), "box")
-    with pytest.raises(DataError, match="no folder of images"):
+    with pytest.raises(DataError, match="none"):
         coco_files(CocoSettings(train_json=str(alone.train_json), images=str(tmp_path / "none")), "box")
 
 
@@ -118,30 +125,30 @@ def drop(name):
 
 
 @pytest.mark.parametrize(
-    ("task", "change", "said"),
+    ("task", "change", "mentioned"),
     [
-        ("box", drop("categories"), "'categories' is missing"),
-        ("box", lambda content: content["images"][0].pop("width"), "'width' is missing"),
+        ("box", drop("categories"), "categories"),
+        ("box", lambda content: content["images"][0].pop("width"), "width"),
         ("box", lambda content: content.update(annotations=[]), "no annotations"),
         ("box", lambda content: content.update(images=[], annotations=[]), "0 images"),
-        ("box", lambda content: content["annotations"][0].update(image_id=5), "image 5, which is not listed"),
-        ("box", lambda content: content["annotations"][0].update(category_id=5), "category 5, which is not listed"),
-        ("box", lambda content: content["annotations"][0].update(bbox=[1, 2, 3]), "not four numbers"),
-        ("box", lambda content: content["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "not four numbers"),
+        ("box", lambda content: content["annotations"][0].update(image_id=5), "image 5"),
+        ("box", lambda content: content["annotations"][0].update(category_id=5), "category 5"),
+        ("box", lambda content: content["annotations"][0].update(bbox=[1, 2, 3]), "annotation 1"),
+        ("box", lambda content: content["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "annotation 1"),
         ("box", lambda content: content["images"][0].update(file_name="gone.png"), "1 of the 8 images"),
-        ("mask", lambda content: [entry.pop("segmentation") for entry in content["annotations"]], "no masks"),
-        ("keypoint", lambda content: None, "no key points"),
-        ("box", lambda content: content["images"].append(content["images"][0]), "two images share an id"),
+        ("mask", lambda content: [entry.pop("segmentation") for entry in content["annotations"]], "--task"),
+        ("keypoint", lambda content: None, "--task"),
+        ("box", lambda content: content["images"].append(content["images"][0]), "same id"),
     ],
 )
-def test_files_that_cannot_be_used(instances, task, change, said):
-    with pytest.raises(DataError, match=said) as caught:
+def test_invalid_files(instances, task, change, mentioned):
+    with pytest.raises(DataError, match=mentioned) as caught:
         read(edit(instances, change), task)
-    assert str(instances) in str(caught.value) and str(caught.value)[-1] in ".?"
+    assert str(instances) in str(caught.value)
 
 
 def test_key_points_of_the_wrong_number(people):
-    with pytest.raises(DataError, match="has 2 key points and its category 'person' has 3"):
+    with pytest.raises(DataError, match="annotation 1 has 2 keypoints"):
         read(edit(people, lambda content: content["annotations"][0].update(keypoints=[1, 1, 2] * 2)), "keypoint")
 
 
@@ -150,29 +157,29 @@ def test_nothing_inside_any_image(instances):
         for entry in content["annotations"]:
             entry["bbox"][0] += 1000
 
-    with pytest.raises(DataError, match=r"none of the 8 images .* \(8 boxes"):
-        for_training(read(edit(instances, move)), "box")
+    with pytest.raises(DataError, match="8 boxes"):
+        training_subset(read(edit(instances, move)), "box")
 
 
 def test_broken_json_and_other_categories(instances, tmp_path):
     other = write_coco(tmp_path / "other")
     files = CocoFiles(instances, instances.parent / "images", other, other.parent / "images")
-    assert len(open_coco(files, "box")[1].images) == 8
+    assert len(load_coco(files, "box")[1].images) == 8
     edit(other, lambda content: content["categories"][1].update(name="ring"))
-    with pytest.raises(DataError, match=r"different categories: '(disc|ring)' \(id 7\)"):
-        open_coco(files, "box")
+    with pytest.raises(DataError, match="id 7"):
+        load_coco(files, "box")
     instances.write_text(json.dumps({"images": []})[:-3])
-    with pytest.raises(DataError, match="not valid JSON"):
+    with pytest.raises(DataError, match="JSON"):
         read(instances)
 
 
 def test_testing_masks_needs_all_outlines(instances):
     edit(instances, lambda content: content["annotations"][0].pop("segmentation"))
     folder = instances.parent / "images"
-    with pytest.raises(DataError, match="1 objects to test with"):
-        open_coco(CocoFiles(instances, folder, instances, folder), "mask")
-    kept, notes = for_training(read(instances, "mask"), "mask")
-    assert len(kept.images) == 7 and notes[0].startswith("1 objects")
+    with pytest.raises(DataError, match="1 test objects"):
+        load_coco(CocoFiles(instances, folder, instances, folder), "mask")
+    kept, notes = training_subset(read(instances, "mask"), "mask")
+    assert len(kept.images) == 7 and "1 object" in notes[0]
 
 
 def test_outlines_are_polygons_with_an_area_or_run_lengths(instances):
@@ -182,8 +189,8 @@ def test_outlines_are_polygons_with_an_area_or_run_lengths(instances):
 
     found = read(edit(instances, change), "mask")
     assert found.images[0].annotations[0]["segmentation"] == [[1.0, 2.0, 30.0, 2.0, 30.0, 30.0]]
-    _, notes = for_training(found, "mask")
-    assert len(notes) == 1 and notes[0].startswith("1 objects")
+    _, notes = training_subset(found, "mask")
+    assert len(notes) == 1 and "1 object" in notes[0]
 
 
 @pytest.mark.parametrize("outline", ["x", [["a", 1, 2, 3, 4, 5]], [[1, 2, 3, 4, 5, float("nan")]], {"counts": "x"}])
@@ -191,12 +198,12 @@ def test_outlines_that_are_none(instances, outline):
     def change(content):
         content["annotations"][2]["segmentation"] = outline
 
-    with pytest.raises(DataError, match="the outline of annotation 3 is neither polygons nor a run-length code"):
+    with pytest.raises(DataError, match="annotation 3"):
         read(edit(instances, change), "mask")
 
 
-def test_run_lengths_must_tell_of_each_pixel_of_their_image(instances):
-    """COCO's own code would fill the rest with what lies in memory, and a code of another size would be stretched."""
+def test_run_length_encodings_must_cover_their_image(instances):
+    """pycocotools would read past the end of a short one."""
 
     def changed(content, size, runs):
         content["annotations"][0]["segmentation"] = {"size": size, "counts": runs}
@@ -214,11 +221,11 @@ def test_run_lengths_must_tell_of_each_pixel_of_their_image(instances):
         ([height, width + 1], "packed"),
     ):
         bad = edit(instances, lambda content, size=size, runs=runs: changed(content, size, runs))
-        with pytest.raises(DataError, match=f"run-length code of annotation 1 is not of {width}×{height} pixels"):
+        with pytest.raises(DataError, match=f"annotation 1 is not {width}×{height}"):
             read(bad, "mask")
 
 
 def test_a_list_is_no_annotation_file(tmp_path):
     (tmp_path / "list.json").write_text("[1, 2]")
-    with pytest.raises(DataError, match="no object with images, annotations and categories"):
+    with pytest.raises(DataError, match=r"list\.json"):
         read(tmp_path / "list.json")

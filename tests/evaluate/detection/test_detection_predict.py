@@ -10,11 +10,16 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from jcl.errors import SettingsError
-from jcl.evaluate.detection import library
-from jcl.evaluate.detection.coco_data import read_coco
-from jcl.evaluate.detection.predicting import as_results
-from jcl.evaluate.detection.scoring import OTHER_SIGMA, coco_scores
-from jcl.evaluate.detection.table import as_csv, as_markdown, detection_table, equally_tested, told_by_folder
+from jcl.evaluate.detection import data
+from jcl.evaluate.detection.data import read_coco
+from jcl.evaluate.detection.predict import OTHER_SIGMA, coco_scores, to_coco
+from jcl.evaluate.detection.table import (
+    detection_table,
+    same_test_images,
+    to_csv,
+    to_markdown,
+    with_unique_labels,
+)
 from small_coco import edit
 
 TASK = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
@@ -46,7 +51,7 @@ def shaken_results(file, kind, noise, copies=3, seed=0):
             "masks": torch.stack(masks),
             "keypoints": torch.stack(points).float() if points else torch.zeros(0),
         }
-        results += as_results(kind, output, image.id, ids)
+        results += to_coco(kind, output, image.id, ids)
     return whole, results
 
 
@@ -108,18 +113,18 @@ def test_results_have_cocos_ids_and_form():
         "scores": torch.tensor([0.5]),
         "keypoints": torch.tensor([[[3.5, 4.5, 1.0]]]),
     }
-    (box,) = as_results("bbox", output, 42, [3, 7])
+    (box,) = to_coco("bbox", output, 42, [3, 7])
     assert box == {"image_id": 42, "category_id": 7, "score": 0.5, "bbox": [1, 2, 3, 6]}
-    assert as_results("keypoints", output, 42, [3, 7])[0]["keypoints"] == [3, 4, 1]
+    assert to_coco("keypoints", output, 42, [3, 7])[0]["keypoints"] == [3, 4, 1]
 
 
 def test_without_the_library_a_sentence_says_what_to_install(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(library.importlib, "import_module", missing)
+    monkeypatch.setattr(data.importlib, "import_module", missing)
     with pytest.raises(SettingsError, match=r"pip install 'joint-contrastive-learning\[coco\]'"):
-        library.coco_module("cocoeval")
+        data.coco_module("cocoeval")
 
 
 def summary(task, label, ap, **changes):
@@ -140,12 +145,14 @@ def summary(task, label, ap, **changes):
 
 def test_a_row_for_each_start_and_a_group_of_columns_for_each_task():
     found = [summary("box", "jcl", 41.0), summary("box", "ran|dom", 30.5), summary("keypoint", "jcl", 66.0)]
-    heads, rows = detection_table(found)
-    assert heads[5:] == [f"{name} {ap}" for name in ("Faster R-CNN", "Keypoint R-CNN") for ap in ("AP", "AP50", "AP75")]
+    header, rows = detection_table(found)
+    assert header[5:] == [
+        f"{name} {ap}" for name in ("Faster R-CNN", "Keypoint R-CNN") for ap in ("AP", "AP50", "AP75")
+    ]
     assert rows[0][0] == "jcl" and rows[0][5:] == ["41.00", "42.00", "", "66.00", "67.00", ""]
     assert rows[1][5:] == ["30.50", "31.50", "", "", "", ""]
-    assert "| ran\\|dom |" in as_markdown(heads, rows) and as_csv(heads, rows).startswith("initialisation,")
-    with pytest.raises(SettingsError, match="the same transfer"):
+    assert "| ran\\|dom |" in to_markdown(header, rows) and to_csv(header, rows).startswith("initialisation,")
+    with pytest.raises(SettingsError, match="jcl"):
         detection_table([*found, summary("box", "jcl", 41.0)])
     assert len(detection_table([*found, summary("box", "jcl", 41.0, seed=1)])[1]) == 3
 
@@ -153,11 +160,11 @@ def test_a_row_for_each_start_and_a_group_of_columns_for_each_task():
 def test_transfers_of_one_label_are_told_apart():
     found = [summary("box", "jcl", 41.0, lr=0.02), summary("mask", "jcl", 37.0, lr=0.02)]
     twice = [*found, summary("box", "jcl", 40.0, lr=0.02)]
-    named = told_by_folder(twice, [Path("one"), Path("two"), Path("three")])
+    named = with_unique_labels(twice, [Path("one"), Path("two"), Path("three")])
     assert [row[0] for row in detection_table(named)[1]] == ["jcl (one)", "jcl", "jcl (three)"]
     other = [*found, summary("box", "jcl", 40.0, lr=0.01)]
-    heads, rows = detection_table(told_by_folder(other, [Path("one"), Path("two"), Path("three")]))
-    assert heads[5] == "lr" and [row[:1] + row[5:7] for row in rows] == [
+    header, rows = detection_table(with_unique_labels(other, [Path("one"), Path("two"), Path("three")]))
+    assert header[5] == "lr" and [row[:1] + row[5:7] for row in rows] == [
         ["jcl", "0.02", "41.00"],
         ["jcl", "0.01", "40.00"],
     ]
@@ -165,5 +172,5 @@ def test_transfers_of_one_label_are_told_apart():
 
 def test_figures_of_other_test_images_do_not_compare():
     found = [summary("box", "jcl", 41.0, test_images=5000), summary("keypoint", "jcl", 41.0, test_images=2693)]
-    assert equally_tested(found)
-    assert not equally_tested([*found, summary("box", "random", 41.0, test_images=30)])
+    assert same_test_images(found)
+    assert not same_test_images([*found, summary("box", "random", 41.0, test_images=30)])

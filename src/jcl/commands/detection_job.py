@@ -1,0 +1,236 @@
+"""A COCO detector before and after its training: initial backbone, settings, data and model; evaluation and summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision.models.resnet import ResNet
+
+from jcl.commands.context import RunContext
+from jcl.console import pluralize
+from jcl.core.encoder import build_backbone
+from jcl.distributed.device import choose_precision
+from jcl.errors import RunError, SettingsError
+from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, overfit_subset, training_subset
+from jcl.evaluate.detection.folder import DetectionFolder
+from jcl.evaluate.detection.model import build_detector, prepare_for_training
+from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
+from jcl.export import BackboneInfo
+from jcl.export.loading import open_backbone
+from jcl.export.targets import torchvision_name
+from jcl.paths import home_expanded
+from jcl.report.detections import detections_picture
+from jcl.runs.checkpoint import Progress
+from jcl.settings.detection import CocoSettings, DetectionSettings, default_warmup, detection_settings, scaled_lr
+from jcl.settings.schema import ViewSettings
+
+_RANDOM = "random"
+_SUPERVISED = "supervised:"
+_DEFAULT_BACKBONE = "resnet50"
+_CLASSIFIER_NAMES = ("fc", "head", "classifier")
+_ORIGIN = "the options of `jcl detect`"
+
+
+@dataclass(frozen=True)
+class InitialBackbone:
+    """The ResNet a detector starts from, its normalization, and a note on where it comes from."""
+
+    resnet: ResNet
+    name: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    note: str
+    label: str
+
+
+def open_initial_backbone(init: str, backbone: str | None, seed: int) -> InitialBackbone:
+    """Open `random`, `supervised:FILE`, a run folder or a weights file; `backbone` names its network if needed."""
+    if init == _RANDOM:
+        name, views = backbone or _DEFAULT_BACKBONE, ViewSettings()
+        torch.manual_seed(seed)
+        return InitialBackbone(build_resnet(name), name, views.mean, views.std, f"{name} with random weights", init)
+    path = Path(init.removeprefix(_SUPERVISED))
+    found = open_backbone(path, backbone)
+    supervised = init.startswith(_SUPERVISED)
+    if supervised and not any(name.rpartition(".")[2] in _CLASSIFIER_NAMES for name in found.unused):
+        raise RunError(f"{path} has no classifier, so it is not a supervised model. Use --init {path}.")
+    resnet = to_resnet(found.network, found.info, str(path))
+    skipped = ", ".join(f"{name} ({count})" for name, count in found.unused.items())
+    note = (
+        f"loaded {found.loaded} tensors of {found.info.backbone} from {path} ({found.source}), all "
+        f"{len(resnet.state_dict())} of the backbone; {f'left out: {skipped}' if skipped else 'nothing left out'}"
+    )
+    name = found.info.backbone.removeprefix("timm/").partition(".")[0]
+    label = f"supervised {path.stem}" if supervised else path.name or path.resolve().name
+    return InitialBackbone(resnet, name, found.info.mean, found.info.std, note, label)
+
+
+def build_resnet(name: str) -> ResNet:
+    """A torchvision ResNet by name, without its classifier, with random weights."""
+    network, width = build_backbone(name)
+    views = ViewSettings()
+    return to_resnet(network, BackboneInfo(name, "imagenet", 224, width, views.mean, views.std), name)
+
+
+def to_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:
+    """The network as torchvision's ResNet, converted from timm if needed."""
+    if info.stem != "imagenet":
+        raise SettingsError(f"{origin} has the small stem, for images of about 32 px. Detectors need the usual stem.")
+    if isinstance(network, ResNet):
+        return network
+    name = torchvision_name(network, info)
+    resnet = build_backbone(name)[0] if name is not None else None
+    if not isinstance(resnet, ResNet):
+        raise SettingsError(f"{origin} is a {info.backbone}. Detectors need a torchvision ResNet such as resnet50.")
+    resnet.load_state_dict(network.state_dict())
+    return resnet
+
+
+def absolute_paths(coco: dict[str, str]) -> CocoSettings:
+    """Dataset paths that stay valid when a run is resumed from another folder."""
+    return CocoSettings(**{name: str(home_expanded(value).resolve()) for name, value in coco.items()})
+
+
+def resolve_settings(given: dict[str, Any], start: InitialBackbone) -> DetectionSettings:
+    """The given values, what follows from them, and the paper's values for the rest."""
+    values = {"label": start.label} | {name: value for name, value in given.items() if value is not None}
+    values |= {"backbone": start.name, "mean": start.mean, "std": start.std}
+    values["coco"] = absolute_paths(values["coco"]).model_dump()
+    if values["init"] != _RANDOM:
+        prefix = _SUPERVISED if values["init"].startswith(_SUPERVISED) else ""
+        values["init"] = prefix + str(home_expanded(values["init"].removeprefix(_SUPERVISED)).resolve())
+    checked = detection_settings(values, _ORIGIN)
+    derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}
+    if "short_side" in values:
+        derived["test_short_side"] = checked.short_side[1]
+        derived["max_side"] = round(checked.short_side[1] * 1333 / 800)
+    return detection_settings(derived | values, _ORIGIN)
+
+
+@dataclass(frozen=True)
+class DetectionJob:
+    """Data and model of a detector, on this rank's device."""
+
+    settings: DetectionSettings
+    context: RunContext
+    workers: int
+    train: CocoDataset
+    val: CocoDataset
+    held_out: bool
+    detector: nn.Module
+    precision: torch.dtype
+    notes: list[str]
+
+    @classmethod
+    def prepare(
+        cls, settings: DetectionSettings, context: RunContext, workers: int, start: InitialBackbone | None
+    ) -> DetectionJob:
+        """Read the data and build the model, with new weights if a checkpoint will be loaded (`start` None)."""
+        ranks = context.ranks.count
+        if settings.batch_size % (settings.accumulate * ranks):
+            raise SettingsError(
+                f"--batch-size {settings.batch_size} is not divisible by --accumulate {settings.accumulate} times "
+                f"{pluralize(ranks, 'rank')}."
+            )
+        files = coco_files(settings.coco, settings.task)
+        dataset, val = load_coco(files, settings.task)
+        train, notes = training_subset(dataset, settings.task)
+        if settings.overfit is not None:
+            train, val = overfit_subset(train, dataset, settings.overfit)
+        resnet = build_resnet(settings.backbone) if start is None else start.resnet
+        keypoints = len(train.keypoints) if settings.task == "keypoint" else 0
+        detector = build_detector(resnet, settings, classes=len(train.categories), keypoints=keypoints)
+        return cls(
+            settings=settings,
+            context=context,
+            workers=workers,
+            train=train,
+            val=val,
+            held_out=files.val_json is None and settings.overfit is None,
+            detector=prepare_for_training(detector, context.device, ranks),
+            precision=choose_precision(settings.precision, context.device),
+            notes=notes if start is None else [start.note, *notes],
+        )
+
+    def announce(self, folder: Path) -> None:
+        """Print data, schedule, and what differs from the paper."""
+        settings, say, device = self.settings, self.context.say, self.context.device
+        source = "held out of the same file" if self.held_out else str(self.val.file)
+        if settings.overfit is not None:
+            source = "the same ones"
+        say(
+            f"Training {settings.task} on {pluralize(len(self.train.images), 'image')} of {self.train.file} "
+            f"({pluralize(len(self.train.categories), 'class', 'classes')}), testing on "
+            f"{pluralize(len(self.val.images), 'image')} ({source}), on {device}, into {folder}"
+        )
+        first, second = settings.milestones
+        notes = [
+            *self.notes,
+            f"{pluralize(settings.iterations, 'iteration')}, batch size {settings.batch_size}, learning rate "
+            f"{settings.lr:g}, warm-up {settings.warmup:,}, decayed after {first:,} and {second:,}",
+        ]
+        if settings.lr != scaled_lr(settings.batch_size):
+            notes.append(f"the paper's learning rate for this batch size is {scaled_lr(settings.batch_size):g}")
+        if self.context.ranks.count > 1 and device.type == "cpu":
+            notes.append("batch norms are not synchronized across ranks: only GPUs do that")
+        if settings.accumulate > 1:
+            notes.append(f"batch norms see one of the {settings.accumulate} parts of a batch at a time")
+        if settings.heads != "standard":
+            notes.append("small heads, not comparable with the paper")
+        for note in notes:
+            say(f"  {note}")
+
+    def evaluate(self) -> tuple[Results, dict[str, Any]]:
+        """Predictions for the test images, and COCO's metrics, which the first rank computes."""
+        settings, context = self.settings, self.context
+        context.say(f"Testing on {pluralize(len(self.val.images), 'image')} ...")
+        begun = time.perf_counter()
+        results = predict(
+            self.detector,
+            self.val,
+            KINDS[settings.task],
+            device=context.device,
+            precision=self.precision,
+            workers=self.workers,
+            ranks=context.ranks,
+        )
+        seconds = time.perf_counter() - begun
+        figures: dict[str, Any] = {}
+        if context.ranks.first:
+            for kind, entries in results.items():
+                figures |= coco_scores(self.val, entries, kind)
+        return results, figures | {
+            "test_images": len(self.val.images),
+            "test_held_out": self.held_out,
+            "tested_on_training_images": settings.overfit is not None,
+            "test_images_per_second": len(self.val.images) / max(seconds, 1e-9),
+        }
+
+    def draw(self, folder: DetectionFolder, results: Results, pictures: int) -> None:
+        """Draw annotations and predictions of the first test images."""
+        settings = self.settings
+        rows = [row for row, image in enumerate(self.val.images) if image.annotations][:pictures]
+        if rows:
+            title = f"{settings.task}: {settings.label}"
+            subtitle = f"{settings.backbone}, {settings.iterations:,} iterations, batch size {settings.batch_size}"
+            detections_picture(folder.picture_file, self.val, results, rows, title, subtitle)
+
+    def summary(self, figures: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """All figures of a finished detector."""
+        settings = self.settings
+        names = ("task", "label", "init", "backbone", "heads", "batch_size", "accumulate", "lr", "seed")
+        return {
+            **figures,
+            **{name: getattr(settings, name) for name in names},
+            "iterations": progress.step,
+            "ranks": progress.ranks,
+            "train_images": len(self.train.images),
+            "classes": len(self.train.categories),
+            "images_per_second": progress.step * settings.batch_size / max(progress.seconds, 1e-9),
+            "seconds": progress.seconds,
+        }

@@ -1,0 +1,161 @@
+"""Predictions of a detector in COCO's results format, and COCO's metrics of them, computed by pycocotools."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from jcl.distributed.device import autocast
+from jcl.distributed.group import ALONE, Ranks
+from jcl.errors import DataError
+from jcl.evaluate.detection.batches import PIXEL_CENTER, PackedImages, ignore_signals, read_image
+from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
+
+KINDS = {"box": ("bbox",), "mask": ("bbox", "segm"), "keypoint": ("bbox", "keypoints")}
+"""The kinds of results of each task, as COCO calls them."""
+OTHER_SIGMA = 0.05
+"""OKS sigma of keypoints other than COCO's seventeen, whose sigmas are 0.025 to 0.107."""
+
+Results = dict[str, list[dict[str, Any]]]
+"""COCO's list of results for each kind."""
+
+_MASK_THRESHOLD = 0.5
+_DIGITS = 4  # of coordinates; two more for scores
+_COCO_KEYPOINTS = 17
+_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
+_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+_KEYPOINT_FIGURES = ("ap", "ap50", "ap75", "ap_medium", "ap_large")  # COCO has no keypoints of small people
+
+
+@torch.inference_mode()
+def predict(
+    detector: nn.Module,
+    dataset: CocoDataset,
+    kinds: Sequence[str],
+    *,
+    device: torch.device,
+    precision: torch.dtype,
+    workers: int,
+    ranks: Ranks = ALONE,
+) -> Results:
+    """Run the detector on all images, one at a time, split over the ranks; all ranks get all results."""
+    category_ids = [category.id for category in dataset.categories]
+    results: Results = {kind: [] for kind in kinds}
+    detector.eval()
+    with contextlib.closing(_decoded(dataset.images[ranks.rank :: ranks.count], workers)) as images:
+        for image_id, pixels in images:
+            with autocast(device, precision):
+                (output,) = detector([pixels.to(device).float() / 255])
+            for kind, entries in results.items():
+                entries += to_coco(kind, output, image_id, category_ids)
+    if ranks.count > 1:
+        for kind, entries in results.items():
+            results[kind] = [entry for part in ranks.from_all(entries) for entry in part]
+    # Sorted, so that the results do not depend on the number of ranks.
+    return {kind: sorted(entries, key=lambda entry: entry["image_id"]) for kind, entries in results.items()}
+
+
+class _TestImages(Dataset[tuple[int, Tensor | str]]):
+    """Ids and pixels, or the error message of an image that cannot be read."""
+
+    def __init__(self, images: Sequence[CocoImage]) -> None:
+        self._images = PackedImages(images)
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, row: int) -> tuple[int, Tensor | str]:
+        image = self._images[row]
+        try:
+            return image.id, read_image(image)
+        except DataError as error:
+            return image.id, str(error)
+
+
+def _decoded(images: Sequence[CocoImage], workers: int) -> Generator[tuple[int, Tensor]]:
+    """Ids and pixels of the images; closing the generator ends its workers."""
+    if not images:
+        return
+    loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
+        _TestImages(images),
+        batch_size=None,
+        num_workers=workers,
+        worker_init_fn=ignore_signals,
+        generator=torch.Generator(),
+    )
+    for image_id, pixels in loader:
+        if isinstance(pixels, str):
+            raise DataError(pixels)
+        yield image_id, pixels
+
+
+def to_coco(kind: str, output: dict[str, Tensor], image_id: int, category_ids: list[int]) -> list[dict[str, Any]]:
+    """torchvision's detections in one image as entries of COCO's results format."""
+    scores, labels = output["scores"].float().cpu().tolist(), output["labels"].cpu().tolist()
+    values: list[Any]
+    if kind == "bbox":
+        boxes = output["boxes"].float().cpu()
+        name, values = "bbox", _rounded(torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1))
+    elif kind == "segm":
+        masks = (output["masks"][:, 0] > _MASK_THRESHOLD).cpu().numpy()
+        name, values = "segmentation", [_encode(mask) for mask in masks]
+    else:
+        points = output["keypoints"].float().cpu().clone()
+        points[..., :2] -= PIXEL_CENTER
+        name, values = "keypoints", _rounded(points.flatten(1))
+    return [
+        {
+            "image_id": image_id,
+            "category_id": category_ids[label - 1],
+            "score": round(score, _DIGITS + 2),
+            name: value,
+        }
+        for score, label, value in zip(scores, labels, values, strict=True)
+    ]
+
+
+def _encode(mask: np.ndarray[Any, Any]) -> dict[str, Any]:
+    encoding = coco_module("mask").encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": [int(side) for side in encoding["size"]], "counts": encoding["counts"].decode("ascii")}
+
+
+def _rounded(rows: Tensor) -> list[list[float]]:
+    return [[round(value, _DIGITS) for value in row] for row in rows.tolist()]
+
+
+def coco_scores(dataset: CocoDataset, results: list[dict[str, Any]], kind: str) -> dict[str, float | None]:
+    """AP and its variants in percent for results of a kind (`bbox`, `segm`, `keypoints`), such as `box_ap50`.
+
+    A figure is None if the images have nothing to measure it with, such as no large objects.
+    """
+    evaluation = coco_module("cocoeval").COCOeval
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
+        truth = _to_pycocotools(dataset.ground_truth())
+        # pycocotools cannot load an empty list of results.
+        loaded = truth.loadRes(copy.deepcopy(results)) if results else _to_pycocotools(truth.dataset, annotations=[])
+        evaluator = evaluation(truth, loaded, kind)
+        if kind == "keypoints" and len(dataset.keypoints) != _COCO_KEYPOINTS:
+            evaluator.params.kpt_oks_sigmas = np.full(len(dataset.keypoints), OTHER_SIGMA)
+        evaluator.evaluate()
+        evaluator.accumulate()
+        evaluator.summarize()
+    figures = _KEYPOINT_FIGURES if kind == "keypoints" else _FIGURES
+    return {
+        f"{_NAMES[kind]}_{figure}": 100 * float(value) if value >= 0 else None
+        for figure, value in zip(figures, evaluator.stats[: len(figures)], strict=True)
+    }
+
+
+def _to_pycocotools(content: dict[str, Any], **changes: Any) -> Any:
+    dataset = coco_module("coco").COCO()
+    dataset.dataset = copy.deepcopy(content | changes)  # pycocotools writes into its arguments
+    dataset.createIndex()
+    return dataset
