@@ -23,7 +23,7 @@ from jcl.runs.saver import CheckpointSaver
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, choose
 from jcl.settings.schema import RecordSettings, Settings
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep
 
 LIMIT_SHARE = 0.01
@@ -35,7 +35,7 @@ def main() -> None:
     device = torch.device(arguments.device)
     settings = case_settings(device, arguments.on_nan)
     learner, _ = build_learner(settings, device)
-    optimiser = build_optimiser(settings, learner, device)
+    optimiser = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))
     trainer = Trainer(step, random_batch(settings, device))
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
@@ -103,7 +103,7 @@ class Trainer:
         start = time.perf_counter()
         self.advance()
         asked = time.perf_counter()
-        saver.start(self.step.learner, self.step.optimiser, self.progress)
+        saver.start(self.step.learner, self.step.optimizer, self.progress)
         blocked, steps = time.perf_counter() - asked, 1
         while saver.busy:
             self.advance()

@@ -28,7 +28,7 @@ from jcl.data import BatchLoader, ImageBatch, open_data
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, choose
 from jcl.settings.schema import Settings
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 
 DEVICE = torch.device("cuda")
@@ -67,7 +67,7 @@ def case_settings(case: Case, method: str, num_keys: int, num_queries: int) -> S
 def build_step(case: Case, method: str, num_keys: int, num_queries: int) -> TrainingStep:
     settings = case_settings(case, method, num_keys, num_queries)
     learner, _ = build_learner(settings, DEVICE)
-    optimiser = build_optimiser(settings, learner, DEVICE)
+    optimiser = build_optimizer(settings, learner, DEVICE)
     return TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
 
 

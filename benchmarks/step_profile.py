@@ -88,11 +88,11 @@ def parts_of(step: TrainingStep, work: Callable[[], object]) -> dict[str, float]
     seconds: dict[str, float] = defaultdict(float)
     learner = step.learner
     places = {
-        "views": (step.views, "make"),
+        "views": (step, "make_views"),
         "keys": (learner, "encode_keys"),
         "queries": (learner, "encode_queries"),
         "loss": (learner, "contrast"),
-        "backward pass": (step, "back_propagate"),
+        "backward pass": (step, "backward"),
     }
     inside: list[str] = []
 

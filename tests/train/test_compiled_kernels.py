@@ -14,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from jcl.data import ImageBatch
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, choose
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from jcl.views import ViewMaker, view_recipe
 
@@ -63,7 +63,7 @@ def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas, 
     values = {"model.backbone": backbone, "train.batch_size": images, "train.cuda_graph": False, **more}
     settings, _ = choose(build_settings(recipe, values=values), DataFacts(images, canvas, decoded=True))
     learner, _ = build_learner(settings, device)
-    optimiser = build_optimiser(settings, learner, device)
+    optimiser = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))
     with torch._inductor.config.patch(force_disable_caches=True):
         _, code = run_and_get_code(step, noise(images, canvas), 0, 0.01, 1.0)

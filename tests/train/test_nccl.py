@@ -44,7 +44,7 @@ def group(tmp_path) -> Iterator[None]:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled, monkeypatch):
     # By trying kernels out the two might come to different ones, most of all while others use the GPU.
-    monkeypatch.setattr("jcl.train.step._convolutions_tried_out", contextlib.nullcontext)
+    monkeypatch.setattr("jcl.train.step.cudnn_benchmark", contextlib.nullcontext)
     changes = {"train__cuda_graph": True, "train__compile": compiled, "train__on_nan": "skip"}
     alone, talking = build(npz, "cuda", **changes), build(npz, "cuda", **changes)
     talking.ranks = talking.learner.ranks = TalkingToItself()

@@ -19,7 +19,7 @@ from jcl.core.method import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError
 from jcl.settings.resolve import choose
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from run_tools import assert_same, stop_after
 from small_runs import TINY_VALUES, drawn_pixels, tiny_settings
@@ -47,7 +47,7 @@ def build(npz: Path, device: str, method: str = "jcl", **changes: Any) -> Traini
     settings, _ = choose(settings, data_facts(open_run_data(settings, QUIET).train))
     place = torch.device(device)
     learner, _ = build_learner(settings, place)
-    optimiser = build_optimiser(settings, learner, place)
+    optimiser = build_optimizer(settings, learner, place)
     return TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, place))
 
 
@@ -58,7 +58,7 @@ def batch(number: int, device: str) -> ImageBatch:
 
 def state(step: TrainingStep) -> dict[str, Tensor]:
     tensors = {f"model.{name}": value for name, value in step.learner.state_dict().items()}
-    for index, values in step.optimiser.state_dict()["state"].items():
+    for index, values in step.optimizer.state_dict()["state"].items():
         tensors |= {f"optimiser.{index}.{name}": value for name, value in values.items()}
     return copy.deepcopy(tensors)
 

@@ -12,7 +12,7 @@ from jcl.commands.run_data import data_facts, open_run_data
 from jcl.data import BatchLoader
 from jcl.settings.resolve import choose
 from jcl.settings.schema import Settings
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from small_runs import tiny_settings
 
@@ -69,7 +69,7 @@ def train(settings: Settings) -> int:
     settings, _ = choose(settings, data_facts(data))
     device = torch.device("cpu")
     learner, _ = build_learner(settings, device)
-    optimiser = build_optimiser(settings, learner, device)
+    optimiser = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))
     with BatchLoader(data, batch_size=8, canvas=16, seed=0, num_keys=learner.num_keys) as loader:
         for number, batch in enumerate(loader.epoch(0)):
@@ -81,7 +81,7 @@ def train(settings: Settings) -> int:
 def test_steps_try_kernels_out_and_leave_that_choice_to_others_as_it_was(npz, monkeypatch, before):
     during = []
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", before)
-    monkeypatch.setattr(TrainingStep, "back_propagate", lambda *_: during.append(torch.backends.cudnn.benchmark))
+    monkeypatch.setattr(TrainingStep, "backward", lambda *_: during.append(torch.backends.cudnn.benchmark))
     train(tiny_settings(npz, "jcl"))
     assert all(during) and during
     assert torch.backends.cudnn.benchmark is before

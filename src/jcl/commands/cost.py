@@ -18,7 +18,7 @@ from jcl.settings.resolve import DataFacts, choose, passes_of_flat_memory
 from jcl.settings.schema import Settings, known, with_values
 from jcl.studies.apart import OutOfMemory, run_in_subprocess
 from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, more_keys, most_keys
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 
 COMPARED = ("jcl", "multi-key", "multi-key-backprop")
@@ -195,7 +195,7 @@ def measure_cell(task: tuple[CostPlan, str, int]) -> StepCost:
 def _training_step(settings: Settings, device: torch.device) -> Step:
     """The step of a real run, on random images that lie on the device."""
     learner, _ = build_learner(settings, device)
-    optimiser = build_optimiser(settings, learner, device)
+    optimiser = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))
     count, side = known(settings.train.batch_size), known(settings.data.canvas)
     pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, device=device)

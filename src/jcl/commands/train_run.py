@@ -30,7 +30,7 @@ from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.resolve import Choice
 from jcl.settings.schema import Settings, known, setting_names
 from jcl.studies.cells import values_of
-from jcl.train.build import build_learner, build_optimiser, run_view_recipe, step_options
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display
 from jcl.train.health import health
 from jcl.train.pretrain import PretrainTask
@@ -70,7 +70,7 @@ def build_parts(settings: Settings, data: ImageData, context: RunContext) -> Run
         ranks=context.ranks,
         num_keys=learner.num_keys,
     )
-    optimizer = build_optimiser(settings, learner, device)
+    optimizer = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimizer, run_view_recipe(settings), train.seed, step_options(settings, device))
     return RunParts(learner, width, optimizer, loader, step)
 

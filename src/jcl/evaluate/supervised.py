@@ -7,7 +7,7 @@ CPU. No epoch is selected: the network after the last one is evaluated.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,8 +31,9 @@ from jcl.runs.saver import CheckpointSaver
 from jcl.settings.schema import TrainSettings
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
+from jcl.train.step import StepOptions, view_function
 from jcl.train.trainer import Trainer, TrainingTask
-from jcl.views import ViewMaker, ViewRecipe
+from jcl.views import ViewRecipe
 
 DEFAULT_MIN_SCALE = 0.08
 """The minimum share of an image's area in a crop, as in torchvision."""
@@ -109,12 +110,13 @@ class ClassifierTask(TrainingTask):
         self.epochs, self.steps_per_epoch = training.train.epochs, loader.steps_per_epoch
         self.batch_size = loader.batch_size
         self.precision = choose_precision(training.train.precision, targets.device)
-        self._make_views: Callable[..., Tensor] = self._views
+        compiled = training.train.compile is True
+        options = StepOptions(targets.device, self.precision, compiled, recorded=False)
+        self._make_views = view_function(training.recipe, training.train.seed, options)
         self._step = torch.zeros((), dtype=torch.int64, device=targets.device)  # a tensor avoids recompilation
         training.network.train()
-        if training.train.compile is True:
+        if compiled:
             training.network.backbone.compile(dynamic=False)
-            self._make_views = torch.compile(self._views, dynamic=False)
 
     def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         return self.loader.epoch(epoch, start=start)
@@ -128,7 +130,9 @@ class ClassifierTask(TrainingTask):
         # Dropout and stochastic depth draw by the step, so that a resumed training draws the same.
         torch.manual_seed(int(hash_words(self.training.train.seed, _LAYER_STREAM, step)))
         self._step.fill_(step)
-        views = self._make_views(self._step, batch.pixels, batch.sizes, batch.samples)
+        rows = torch.arange(len(batch.samples), device=batch.samples.device)
+        numbers = torch.zeros_like(rows)
+        views = self._make_views(self._step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
         targets = self.targets[batch.samples]
         with autocast(targets.device, self.precision):
             logits = self.training.network(views)
@@ -141,19 +145,6 @@ class ClassifierTask(TrainingTask):
     def figures(self, progress: Progress) -> dict[str, float]:
         loss, accuracy = (progress.window / progress.window_steps).tolist()
         return {"loss": loss, "train_top1": 100 * accuracy}
-
-    def _views(self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor) -> Tensor:
-        rows = torch.arange(len(samples), device=samples.device)
-        return ViewMaker(
-            self.training.recipe,
-            self.training.train.seed,
-            step,
-            pixels,
-            sizes,
-            samples,
-            dtype=self.precision,
-            memory_format=torch.channels_last if samples.device.type == "cuda" else torch.contiguous_format,
-        )(rows, torch.zeros_like(rows))
 
 
 class Evaluated(NamedTuple):

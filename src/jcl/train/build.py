@@ -1,4 +1,4 @@
-"""From settings to the parts of a run. All "auto" values have been chosen by now."""
+"""From resolved settings to the parts of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
         embedding_dim=model.embedding_dim,
         key_momentum=float(method.key_momentum),
         bn_groups=known(model.bn_groups),
-        # The groups of one rank allow no more passes; how many there are does not change the result.
+        # Passes take whole groups of one rank; their number does not change the result.
         key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
         seed=train.seed,
         ranks=ranks,
@@ -46,8 +46,8 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
     return on_device(learner, device), width
 
 
-def build_optimiser(settings: Settings, learner: ContrastiveLearner, device: torch.device) -> torch.optim.Optimizer:
-    """SGD over the query encoder, weight decay on everything, as MoCo has it."""
+def build_optimizer(settings: Settings, learner: ContrastiveLearner, device: torch.device) -> torch.optim.Optimizer:
+    """SGD over the query encoder, with weight decay on all parameters, as in MoCo."""
     train = settings.train
     return torch.optim.SGD(
         learner.query_encoder.parameters(),
@@ -59,7 +59,7 @@ def build_optimiser(settings: Settings, learner: ContrastiveLearner, device: tor
 
 
 def step_options(settings: Settings, device: torch.device) -> StepOptions:
-    """On a GPU steps are compiled and recorded unless the settings say otherwise; on a CPU neither pays."""
+    """By default steps are compiled and recorded on a GPU, and neither on a CPU."""
     compiled, recorded = settings.train.compile, settings.train.cuda_graph
     on_gpu = device.type == "cuda"
     return StepOptions(
@@ -67,12 +67,12 @@ def step_options(settings: Settings, device: torch.device) -> StepOptions:
         precision=choose_precision(settings.train.precision, device),
         compiled=on_gpu if compiled == "auto" else compiled,
         recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
-        skip_bad=settings.train.on_nan == "skip",
+        skip_nonfinite=settings.train.on_nan == "skip",
     )
 
 
 def run_view_recipe(settings: Settings) -> ViewRecipe:
-    """The views of a run, complete."""
+    """The view recipe of a run."""
     views = settings.views
     assert views.recipe != "auto", "automatic values are chosen before anything is built"
     least = float(views.min_scale)

@@ -1,4 +1,4 @@
-"""The state of a run in plain words."""
+"""The state of a run in words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 
 COLLAPSED, NARROW = 0.1, 0.4
-"""Shares of the spread that is possible below which features have collapsed, or are about to."""
+"""Shares of the maximum spread below which features have collapsed, or are close to it."""
 
 
 def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_dim: int) -> str:
-    """One line that says how training is doing, from the newest figures of a run."""
+    """One line on the state of training, from its newest figures."""
     parts = [
         _queue(figures.get("queue_filled")),
         _loss(figures["loss"], queue_size) if "loss" in figures else "",
@@ -22,7 +22,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
 
 
 def uniform_guess_loss(queue_size: int) -> float:
-    """The loss of a network that cannot tell the positive from any negative: log(K + 1)."""
+    """The loss of a network that cannot tell the positive from the negatives: log(K + 1)."""
     return math.log(queue_size + 1)
 
 
@@ -41,14 +41,14 @@ def _loss(loss: float | None, queue_size: int) -> str:
 
 
 def _spread(feature_std: float | None, embedding_dim: int) -> str:
-    """Unit rows spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate."""
+    """Unit vectors spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate."""
     if feature_std is None:
         return ""
     share = feature_std * math.sqrt(embedding_dim)
     if share < COLLAPSED:
-        return f"features have COLLAPSED (spread {share:.0%} of the possible): lower lr, or use more BN groups"
+        return f"features have COLLAPSED (spread {share:.0%} of the maximum): lower --lr or use more BN groups"
     if share < NARROW:
-        return f"features are spread narrowly ({share:.0%} of the possible), watch for collapse"
+        return f"features are spread narrowly ({share:.0%} of the maximum), watch for collapse"
     return f"features well spread ({share:.0%})"
 
 

@@ -1,4 +1,4 @@
-"""Steps that are taken back when they went wrong, without the host ever looking (`train.on_nan: skip`)."""
+"""Undoing steps whose loss is not finite, without synchronising with the host (`train.on_nan: skip`)."""
 
 from __future__ import annotations
 
@@ -13,37 +13,36 @@ MAX_SKIPPED_IN_A_ROW = 100
 
 
 class NonFiniteGuard:
-    """Takes a step back if its loss, or anything of the state after it, is not finite.
+    """Undoes a step if its loss, or anything in the state after it, is not finite.
 
-    Such a step leaves everything that training reads as it was: the weights of both encoders, their running
-    statistics, the queue and the optimiser's momentum, all bit for bit. What goes on is the count of steps: the batch
-    is used up, and the learning rate and the covariance scale are those of the next step.
+    The weights of both encoders, their running statistics, the queue and the optimizer's momentum are then what they
+    were before the step, bit for bit. The step still counts: its batch is used up, and the schedules move on.
 
-    The state is copied before each step and chosen from after it on the device (`torch.where`), so that a step has
-    no branch and can be recorded as a CUDA graph. It costs one more copy of the state in memory, and another two while
-    it is chosen. On several ranks all come to the same decision.
+    The state is copied before each step and selected after it on the device (`torch.where`), so that a step has no
+    branch and can be recorded as a CUDA graph. This takes one more copy of the state in memory, and another two during
+    the selection. All ranks come to the same decision.
     """
 
-    def __init__(self, learner: nn.Module, optimiser: torch.optim.Optimizer, ranks: Ranks) -> None:
+    def __init__(self, learner: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
         self._ranks = ranks
-        _create_momentum(optimiser)
-        state = [*learner.state_dict().values(), *_tensors(optimiser)]
+        _create_momentum(optimizer)
+        state = [*learner.state_dict().values(), *_tensors(optimizer)]
         self._blocks = [_Block(list(tensors)) for _, tensors in groupby(sorted(state, key=_kind), key=_kind)]
-        self.in_a_row = torch.zeros((), device=state[0].device)  # steps taken back since the last that was not
+        self.in_a_row = torch.zeros((), device=state[0].device)  # steps undone since the last good one
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Keep the state as it is before a step."""
+        """Copy the state before a step."""
         for block in self._blocks:
             block.keep()
 
     @torch.no_grad()
     def settle(self, loss: Tensor) -> Tensor:
-        """Take the step back if it has to be; gives whether it was, as a scalar 0 or 1."""
+        """Undo the step if necessary; return whether it was undone, as a scalar 0 or 1."""
         good = torch.isfinite(loss.detach())
         for block in self._blocks:
             good = good & block.is_finite()
-        skipped = self._ranks.average((~good).float()).ceil()  # where one rank has to, all do
+        skipped = self._ranks.average((~good).float()).ceil()  # if any rank must, all do
         for block in self._blocks:
             block.choose(skipped == 0)
         self.in_a_row.add_(1.0).mul_(skipped)
@@ -51,10 +50,10 @@ class NonFiniteGuard:
 
 
 class _Block:
-    """Tensors of one type on one device, handled as one: a few kernels for all of them."""
+    """Tensors of one dtype and device, handled together with a few kernels."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        # Each as one row of numbers in the order in which they lie in memory, channels-last or not.
+        # Flat views in memory order, channels-last or not.
         self._rows = [tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in tensors]
         self._sizes = [row.numel() for row in self._rows]
         self._kept = torch.cat(self._rows)
@@ -63,13 +62,13 @@ class _Block:
         torch.cat(self._rows, out=self._kept)
 
     def is_finite(self) -> Tensor:
-        """A norm is finite only if every number is (and none is beyond all reason)."""
+        """A norm is finite only if every number is (and none overflows when squared)."""
         if not self._kept.is_floating_point():
             return torch.ones((), dtype=torch.bool, device=self._kept.device)
         return torch.isfinite(nn.utils.get_total_norm(self._rows))
 
     def choose(self, good: Tensor) -> None:
-        """Leave the tensors as they are if `good`, else put back what was kept."""
+        """Keep the tensors if `good`, else restore the copy."""
         chosen = torch.where(good, torch.cat(self._rows), self._kept)
         torch._foreach_copy_(self._rows, list(torch.split(chosen, self._sizes)))
 
@@ -78,12 +77,12 @@ def _kind(tensor: Tensor) -> tuple[str, str]:
     return str(tensor.device), str(tensor.dtype)
 
 
-def _create_momentum(optimiser: torch.optim.Optimizer) -> None:
-    """SGD makes its momentum in the first step, of that step's gradients; from zero it comes to the same."""
-    for group in optimiser.param_groups:
+def _create_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """SGD creates its momentum in the first step; starting from zeros gives the same result."""
+    for group in optimizer.param_groups:
         for parameter in group["params"] if group.get("momentum") else []:
-            optimiser.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
-def _tensors(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
+def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]

@@ -30,7 +30,7 @@ class PretrainTask(TrainingTask):
         evaluate: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self.settings, self.training_step, self.loader, self.evaluate = settings, step, loader, evaluate
-        self.module, self.optimizer = step.learner, step.optimiser
+        self.module, self.optimizer = step.learner, step.optimizer
         self.epochs, self.steps_per_epoch = settings.train.epochs, loader.steps_per_epoch
         self.batch_size = loader.batch_size
         self._scale = 0.0

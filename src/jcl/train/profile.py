@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: waiting for data, views, query, keys, loss, backward pass, optimiser."""
+"""The time of a training step by part: data, views, query, keys, loss, backward pass, optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = ("waiting for data", "views", "keys", "query", "loss", "backward", "opti
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Mean milliseconds of a step's parts; what is in none of them (momentum update, queue, launches) is `rest`."""
+    """Mean milliseconds of a step's parts; `rest` is everything else (momentum update, queue, launches)."""
 
     parts: dict[str, float]
     step: float
@@ -32,20 +32,20 @@ class StepProfile:
 
 
 def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, steps: int = 20) -> StepProfile:
-    """Train for some steps with a clock at every part; the learner is of no use afterwards.
+    """Time the parts of some training steps; the learner should not be used afterwards.
 
-    The step must not be recorded as a CUDA graph, whose replay has no parts; its time is a little less than the sum
-    shown here. On a GPU time is taken by its own clock, without waiting for it in between.
+    The step must not be recorded: a recorded step takes a little less than the sum shown here. On a GPU the parts are
+    timed with CUDA events, without synchronising.
     """
     clock = _PartClock(step.options.device)
-    learner, optimiser = step.learner, step.optimiser
-    step.views.make = clock.timed("views", step.views.make)
+    learner, optimizer = step.learner, step.optimizer
+    step.make_views = clock.timed("views", step.make_views)
     for owner, method, name in (
         (learner, "encode_keys", "keys"),
         (learner, "encode_queries", "query"),
         (learner, "contrast", "loss"),
-        (step, "back_propagate", "backward"),
-        (optimiser, "step", "optimiser"),
+        (step, "backward", "backward"),
+        (optimizer, "step", "optimiser"),
     ):
         setattr(owner, method, clock.timed(name, getattr(owner, method)))
     batches = _endless(loader)
@@ -69,7 +69,7 @@ def _endless(loader: BatchLoader) -> Iterator[Any]:
 
 
 class _PartClock:
-    """Adds up the time of named parts; a part inside another is taken off the outer one."""
+    """Adds up the time of named parts; a nested part is subtracted from the outer one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -78,12 +78,12 @@ class _PartClock:
     def restart(self) -> None:
         self._synchronise()
         self.seconds: dict[str, float] = defaultdict(float)
-        self.calls: list[tuple[str, str, Any, Any]] = []  # name, name of the part around it, start, end
+        self.calls: list[tuple[str, str, Any, Any]] = []  # name, outer part, start, end
         self.around: list[str] = []
         self.started = time.perf_counter()
 
     def stop(self) -> float:
-        """Seconds since the restart, all work done."""
+        """Seconds since the restart, after all work is done."""
         self._synchronise()
         return time.perf_counter() - self.started
 
@@ -110,7 +110,6 @@ class _PartClock:
         return total
 
     def _now(self) -> Any:
-        """A moment: on a GPU an event that it passes when it gets there, on a CPU the time."""
         if self.device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

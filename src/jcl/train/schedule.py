@@ -13,7 +13,7 @@ def learning_rate(train: TrainSettings, step: int, steps_per_epoch: int) -> floa
     `schedule_by: epoch` holds the rate constant within an epoch, as MoCo and the paper do; warm-up always moves by
     step, because it may be shorter than an epoch.
     """
-    rate, warmup = float(train.lr), float(train.warmup_epochs)  # automatic ones are chosen before training
+    rate, warmup = float(train.lr), float(train.warmup_epochs)
     epoch = step / steps_per_epoch
     if epoch < warmup:
         return rate * (step + 1) / math.ceil(warmup * steps_per_epoch)
@@ -32,5 +32,5 @@ def _shape(train: TrainSettings, epoch: float) -> float:
 
 def covariance_scale(method: MethodSettings, epoch: int, epochs: int) -> float:
     """Lambda in epoch `epoch` (from 0): constant, or ramped to its full value in the last epoch."""
-    scale = float(method.covariance_scale)  # an automatic one is chosen before training
+    scale = float(method.covariance_scale)
     return scale * (epoch + 1) / epochs if method.covariance_schedule == "linear" else scale

@@ -1,15 +1,15 @@
-"""One training step: views, Algorithm 1, backward pass, optimiser.
+"""One training step: views, Algorithm 1, backward pass, optimizer.
 
-On a GPU the step is compiled and then recorded as one CUDA graph, because for small images the time goes into
-launching kernels rather than into their work. Everything that changes from step to step (the images, the step's
-number, the learning rate, the covariance scale) is therefore a tensor that the recorded kernels read.
+On a GPU the step is compiled and then recorded as one CUDA graph, because small images spend their time on kernel
+launches. Everything that changes from step to step (images, step number, learning rate, covariance scale) is therefore
+a tensor that the recorded kernels read.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -22,61 +22,79 @@ from jcl.distributed.group import SharedGradients, average_statistics
 from jcl.train.nonfinite import NonFiniteGuard
 from jcl.views import ViewMaker, ViewRecipe
 
-STEPS_BEFORE_RECORDING = 3  # compile, choose kernels and create the optimiser's state first
+STEPS_BEFORE_RECORDING = 3  # they compile, choose kernels and create the optimizer's state
+
+# (step, pixels, sizes, samples, rows, numbers) -> views
+MakeViews = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """How steps are carried out on a device."""
+    """How steps are executed on a device."""
 
     device: torch.device
     precision: torch.dtype
     compiled: bool
     recorded: bool  # as a CUDA graph
-    skip_bad: bool = False  # take steps back whose loss is not finite
+    skip_nonfinite: bool = False  # undo steps whose loss is not finite
+
+
+def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeViews:
+    """A function that makes views of a batch on the device, in the memory format that is fastest there."""
+    memory_format = torch.channels_last if options.device.type == "cuda" else torch.contiguous_format
+
+    def make_views(
+        step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
+    ) -> Tensor:
+        make = ViewMaker(
+            recipe, seed, step, pixels, sizes, samples, dtype=options.precision, memory_format=memory_format
+        )
+        return make(rows, numbers)
+
+    return torch.compile(make_views, dynamic=False) if options.compiled else make_views
 
 
 class TrainingStep:
-    """Moves a learner on by one batch; `figures` of the last step stay on the device until somebody asks."""
+    """Trains a learner by one batch per call. The figures of a step stay on the device."""
 
     def __init__(
         self,
         learner: ContrastiveLearner,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         recipe: ViewRecipe,
         seed: int,
         options: StepOptions,
     ) -> None:
-        self.learner, self.optimiser, self.options = learner, optimiser, options
-        self.views = _ViewFunction(recipe, seed, options)
+        self.learner, self.optimizer, self.options = learner, optimizer, options
+        self.make_views = view_function(recipe, seed, options)
         self.ranks = learner.ranks
         self.shared = SharedGradients(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
         self.batch: ImageBatch | None = None
-        self.undo: NonFiniteGuard | None = None
-        self.figures = torch.zeros(len(StepFigures._fields) + options.skip_bad, device=options.device)
+        self.guard: NonFiniteGuard | None = None
+        self.figures = torch.zeros(len(StepFigures._fields) + options.skip_nonfinite, device=options.device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.done = 0
         learner.train()
         if options.compiled:
-            # The loss is taken in float32 on purpose; the compiler of torch 2.11 advises everybody against it.
+            # The loss is computed in full float32 on purpose.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             learner.compile_parts()
 
     def __call__(self, batch: ImageBatch, step: int, lr: float, covariance_scale: float) -> Tensor:
         """Do step number `step` and return its figures, in the order of `StepFigures`.
 
-        Where bad steps are skipped, they are followed by a 1 for a step that was (its other figures are then 0) or a 0.
+        With `skip_nonfinite` a last figure is 1 if the step was undone (its other figures are 0), else 0.
         """
         self.step.fill_(step)
         self.scale.fill_(covariance_scale)
         self._set_lr(lr)
-        self._take(batch)
-        with _convolutions_tried_out():
+        self._set_batch(batch)
+        with cudnn_benchmark():
             if not self.options.recorded or self.done < STEPS_BEFORE_RECORDING:
-                self._work()
+                self._run()
             else:
                 if self.graph is None:
                     self.graph = self._record()
@@ -84,60 +102,67 @@ class TrainingStep:
         self.done += 1
         return self.figures
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         assert self.batch is not None
-        if self.options.skip_bad:
-            if self.undo is None:  # only now is the state complete, that of a checkpoint included
-                self.undo = NonFiniteGuard(self.learner, self.optimiser, self.ranks)
-            self.undo.remember()
-        views = self.views.of(self.batch, self.step)
+        if self.options.skip_nonfinite:
+            if self.guard is None:  # only now is the state complete, including a loaded checkpoint's
+                self.guard = NonFiniteGuard(self.learner, self.optimizer, self.ranks)
+            self.guard.remember()
+        # On several ranks, `places` holds the images of the whole batch that this rank needs.
+        queries = len(self.batch) if self.batch.places is None else len(self.batch.places) // self.ranks.count
         with autocast(self.options.device, self.options.precision):
-            result = self.learner(views, self._queries(self.batch), self.step, self.scale)
+            result = self.learner(self._views, queries, self.step, self.scale)
         self._clear_gradients()
-        self.back_propagate(result.loss)
+        self.backward(result.loss)
         if self.shared is not None:
             self.shared.average()
             average_statistics(self.learner, self.ranks)
-        self.optimiser.step()
+        self.optimizer.step()
         figures = result.figures(self.ranks)
-        if self.undo is not None:
-            skipped = self.undo.settle(result.loss)
+        if self.guard is not None:
+            skipped = self.guard.settle(result.loss)
             figures = torch.cat([torch.where(skipped > 0, 0.0, figures), skipped[None]])
         self.figures.copy_(figures)
 
-    def skipped_in_a_row(self) -> int:
-        """How many of the last steps were taken back, up to the last one; asking waits for the device."""
-        return 0 if self.undo is None else int(self.undo.in_a_row)
+    def _views(self, rows: Tensor, numbers: Tensor) -> Tensor:
+        """Views `numbers` of the images `rows` of the batch; the learner asks for them."""
+        batch = self.batch
+        assert batch is not None
+        if batch.places is not None:  # `rows` index the whole batch
+            rows = batch.places[rows]
+        # Without gradients for queries too, so that views are compiled once.
+        with torch.no_grad(), torch.autocast(batch.pixels.device.type, enabled=False):
+            return self.make_views(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
 
-    def back_propagate(self, loss: Tensor) -> None:
+    def skipped_in_a_row(self) -> int:
+        """The number of steps undone since the last good one; reading it waits for the device."""
+        return 0 if self.guard is None else int(self.guard.in_a_row)
+
+    def backward(self, loss: Tensor) -> None:
         torch.autograd.backward(loss)
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        """Record the work without doing it; the gradients and everything in between live in the graph's own memory."""
+        """Record a step without executing it; gradients and intermediate results live in the graph's own memory."""
         self._clear_gradients()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may be using the device
-            self._work()
+            self._run()
         return graph
-
-    def _queries(self, batch: ImageBatch) -> int:
-        """How many of the images are queries of this rank."""
-        return len(batch) if batch.places is None else len(batch.places) // self.ranks.count
 
     def _clear_gradients(self) -> None:
         if self.shared is None:
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
         else:
             self.shared.clear()
 
     def _set_lr(self, lr: float) -> None:
         if self.lr is not None:
             self.lr.fill_(lr)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = lr if self.lr is None else self.lr
 
-    def _take(self, batch: ImageBatch) -> None:
-        """Recorded kernels read their batch from one place, so it is copied there."""
+    def _set_batch(self, batch: ImageBatch) -> None:
+        """Recorded kernels read their batch from fixed memory, so it is copied there."""
         if not self.options.recorded:
             self.batch = batch
         elif self.batch is None:
@@ -148,54 +173,11 @@ class TrainingStep:
 
 
 @contextlib.contextmanager
-def _convolutions_tried_out() -> Iterator[None]:
-    """Have cuDNN try every kernel once: it pays for steps, whose shapes never change, but not for what else is done."""
+def cudnn_benchmark() -> Iterator[None]:
+    """Let cuDNN choose kernels by trying them, which pays for training steps, whose shapes never change."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-class _ViewFunction:
-    """Makes views on the device in the form the encoders take fastest."""
-
-    def __init__(self, recipe: ViewRecipe, seed: int, options: StepOptions) -> None:
-        self.recipe, self.seed, self.options = recipe, seed, options
-        self.make = torch.compile(self._make, dynamic=False) if options.compiled else self._make
-
-    def of(self, batch: ImageBatch, step: Tensor) -> _BatchViews:
-        return _BatchViews(self, batch, step)
-
-    def _make(
-        self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
-    ) -> Tensor:
-        on_gpu = self.options.device.type == "cuda"
-        return ViewMaker(
-            self.recipe,
-            self.seed,
-            step,
-            pixels,
-            sizes,
-            samples,
-            dtype=self.options.precision,
-            memory_format=torch.channels_last if on_gpu else torch.contiguous_format,
-        )(rows, numbers)
-
-
-@dataclass(frozen=True)
-class _BatchViews:
-    """The views of one batch in one step."""
-
-    function: _ViewFunction
-    batch: ImageBatch
-    step: Tensor
-
-    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
-        batch = self.batch
-        if batch.places is not None:  # rows count in the whole batch, of which this rank holds a part
-            rows = batch.places[rows]
-        # Keys are encoded without gradients and queries with; views have none, and are compiled once for both.
-        with torch.no_grad(), torch.autocast(batch.pixels.device.type, enabled=False):
-            return self.function.make(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)

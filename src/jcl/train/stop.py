@@ -1,4 +1,4 @@
-"""Stopping a run from outside without losing a step."""
+"""Stopping a training by a signal without losing a step."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any, Self
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a wish that the loop grants after the step it is in.
+    """Turns SIGINT and SIGTERM into a request that the training loop honours after the current step.
 
-    A second SIGINT interrupts at once, for people who do not want to wait; the newest checkpoint is still there.
-    Outside the main thread signals cannot be caught, and nothing changes.
+    A second SIGINT interrupts at once. Outside the main thread signals cannot be caught, and nothing changes.
     """
 
-    def __init__(self, heard: Callable[[], None] = lambda: None) -> None:
-        """`heard` is called from within the signal handler, so it may note the wish and no more."""
+    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
+        """`on_request` is called from within the signal handler, so it may only set a flag."""
         self.signal_name = ""
-        self._heard = heard
+        self._on_request = on_request
         self._previous: dict[int, Any] = {}
 
     @property
@@ -42,4 +41,4 @@ class StopRequest:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
-        self._heard()
+        self._on_request()
