@@ -1,9 +1,9 @@
-"""Joint Contrastive Learning for people who use lightly: its views, head and momentum update, our loss and queue.
+"""Joint Contrastive Learning with lightly: its views, head and momentum update, our loss and queue.
 
     python examples/lightly_loop.py --epochs 10
 
-Where a MoCo loop in lightly has NTXentLoss with a memory bank, this one has `jcl.joint_contrastive_loss` with a
-`jcl.KeyQueue`, and the transform makes KEYS + 1 views of each image instead of two.
+`jcl.joint_contrastive_loss` with a `jcl.KeyQueue` replaces NTXentLoss with a memory bank, and the transform makes
+KEYS + 1 views of each image instead of two.
 """
 
 import argparse
@@ -27,7 +27,7 @@ KEYS = 3  # the paper's M': key views of each image
 
 
 class DrawnObjects(Dataset[list[Tensor]]):
-    """Pictures drawn by code, each as its KEYS + 1 views; a folder of yours is lightly's `LightlyDataset`."""
+    """KEYS + 1 views of each synthetic image; for your own folder use lightly's `LightlyDataset`."""
 
     def __init__(self, count: int) -> None:
         self.images = [Image.fromarray(image.numpy()) for image in drawn_objects(count, 0)[0].permute(0, 2, 3, 1)]
@@ -50,7 +50,7 @@ def main() -> None:
     key_encoder = copy.deepcopy(encoder)
     deactivate_requires_grad(key_encoder)
     queue = jcl.KeyQueue(size=160, dim=64)
-    optimiser = torch.optim.SGD(encoder.parameters(), lr=0.06, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.06, momentum=0.9, weight_decay=1e-4)
     loader = DataLoader(DrawnObjects(320), batch_size=40, shuffle=True, drop_last=True)
     for epoch in range(1, epochs + 1):
         losses = []
@@ -63,9 +63,9 @@ def main() -> None:
                 keys = encoded.view(KEYS, len(query), -1).transpose(0, 1)  # (images, KEYS, 64)
             loss = jcl.joint_contrastive_loss(query, keys, queue.rows.clone(), temperature=0.1, covariance_scale=1.0)
             queue.enqueue(keys.mean(dim=1))
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
         print(f"epoch {epoch} loss {sum(losses) / len(losses):.3f}", flush=True)
 

@@ -2,7 +2,7 @@
 
     python examples/lightning_module.py --epochs 12
 
-Views are made inside the module, on the device it trains on, from one uint8 copy of each image.
+Views are made inside the module, on the training device, from one uint8 copy of each image.
 """
 
 import argparse
@@ -28,7 +28,7 @@ class JointContrastiveModule(lightning.LightningModule):
         super().__init__()
         self.encoder = Encoder(*build_backbone("tiny_cnn"), embedding_dim=64)
         self.key_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
-        self.queue = jcl.KeyQueue(size=256, dim=64)  # a module with buffers: it follows the device and is saved
+        self.queue = jcl.KeyQueue(size=256, dim=64)  # a module: moves with the device and is saved
         self.recipe = view_recipe("small", size=32, min_scale=0.8)
         self.loss = jcl.JointContrastiveLoss(temperature=0.1, covariance_scale=1.0)
         self.losses: list[Tensor] = []
@@ -48,11 +48,11 @@ class JointContrastiveModule(lightning.LightningModule):
         return loss
 
     def encode_keys(self, views: ViewMaker, images: int) -> Tensor:
-        """Move the key encoder towards the encoder, then encode views 1, 2, ... of each image: (images, KEYS, 64)."""
-        for own, other in zip(self.key_encoder.parameters(), self.encoder.parameters(), strict=True):
-            own.lerp_(other, 1 - MOMENTUM)
-        places = torch.arange(images * KEYS, device=self.device)
-        return self.key_encoder(views(places // KEYS, 1 + places % KEYS)).view(images, KEYS, -1)
+        """Update the key encoder, then encode views 1, 2, ... of each image: (images, KEYS, 64)."""
+        for key_param, param in zip(self.key_encoder.parameters(), self.encoder.parameters(), strict=True):
+            key_param.lerp_(param, 1 - MOMENTUM)
+        index = torch.arange(images * KEYS, device=self.device)
+        return self.key_encoder(views(index // KEYS, 1 + index % KEYS)).view(images, KEYS, -1)
 
     def on_train_epoch_end(self) -> None:
         print(f"epoch {self.current_epoch + 1} loss {torch.stack(self.losses).mean():.3f}", flush=True)

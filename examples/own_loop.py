@@ -1,8 +1,8 @@
-"""Joint Contrastive Learning in a PyTorch loop of your own: the loss and the queue are all it takes from `jcl.core`.
+"""Joint Contrastive Learning in your own PyTorch loop.
 
     python examples/own_loop.py --epochs 12
 
-The images are drawn by code; put your own tensor of images in their place.
+The images are synthetic; replace them with your own uint8 tensor (N, 3, H, W).
 """
 
 import argparse
@@ -22,7 +22,7 @@ KEYS, BATCH, MOMENTUM = 4, 100, 0.99  # KEYS is the paper's M': key views of eac
 
 
 class Encoder(nn.Module):
-    """Any backbone that gives pooled features, a two-layer head, and rows of length one."""
+    """A backbone with pooled features, a two-layer head, and L2 normalization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,25 +36,25 @@ class Encoder(nn.Module):
 def train(images: Tensor, encoder: Encoder, epochs: int) -> None:
     key_encoder = copy.deepcopy(encoder).requires_grad_(False)
     queue = jcl.KeyQueue(size=256, dim=64)
-    optimiser = torch.optim.SGD(encoder.parameters(), lr=0.06, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD(encoder.parameters(), lr=0.06, momentum=0.9, weight_decay=1e-4)
     recipe = view_recipe("small", size=images.shape[-1], min_scale=0.8)
     for epoch in range(1, epochs + 1):
         losses = []
         for step, batch in enumerate(torch.randperm(len(images)).split(BATCH)):
             rows, sizes = torch.arange(len(batch)), torch.tensor(images.shape[2:]).expand(len(batch), 2)
-            # A view is a function of these words and of its number, so views need no random state of their own.
+            # Views depend only on seed, step, sample and view number; there is no random state.
             views = ViewMaker(recipe, seed=epoch, step=step, pixels=images[batch], sizes=sizes, samples=batch)
             query = encoder(views(rows, torch.zeros_like(rows)))
             with torch.no_grad():
-                for own, other in zip(key_encoder.parameters(), encoder.parameters(), strict=True):
-                    own.lerp_(other, 1 - MOMENTUM)
+                for key_param, param in zip(key_encoder.parameters(), encoder.parameters(), strict=True):
+                    key_param.lerp_(param, 1 - MOMENTUM)
                 numbers = 1 + torch.arange(KEYS).repeat(len(batch))  # view 0 is the query
                 keys = key_encoder(views(rows.repeat_interleave(KEYS), numbers)).view(len(batch), KEYS, -1)
             loss = jcl.joint_contrastive_loss(query, keys, queue.rows.clone(), temperature=0.1, covariance_scale=1.0)
             queue.enqueue(keys.mean(dim=1))
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
         print(f"epoch {epoch} loss {sum(losses) / len(losses):.3f}", flush=True)
 

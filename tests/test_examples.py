@@ -1,4 +1,4 @@
-"""The examples run as they stand, as programs, and learn something."""
+"""The examples run as programs and learn something."""
 
 import importlib.util
 import re
@@ -18,16 +18,16 @@ def needs(library: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def printed(tmp_path, monkeypatch, capsys):
-    """What an example prints, run in an empty folder and in this process, which has imported PyTorch already."""
-    monkeypatch.setenv("LIGHTLY_DID_VERSION_CHECK", "True")  # no call home
-    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # which Lightning sets
+    """Run an example in an empty folder, in this process, and return what it prints."""
+    monkeypatch.setenv("LIGHTLY_DID_VERSION_CHECK", "True")  # no network
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # set by Lightning
         monkeypatch.setenv(name, "0")
 
     def run(example: str, *options: str) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", [example, *options])
         runpy.run_path(str(EXAMPLES / example), run_name="__main__")
-        assert list(tmp_path.iterdir()) == []  # nothing is left behind
+        assert list(tmp_path.iterdir()) == []  # no files left
         return capsys.readouterr().out
 
     return run
@@ -44,7 +44,7 @@ def accuracies(text: str) -> dict[str, float]:
 
 
 def falls(figures: list[float]) -> bool:
-    """The loss rises while the queue fills with real keys; from then on it has to fall, and below where it began."""
+    """The loss may rise while the queue fills with real keys; then it must fall, to below the first value."""
     return len(figures) == 5 and figures[-1] < figures[0] - 0.3 and figures[1:] == sorted(figures[1:], reverse=True)
 
 
@@ -70,8 +70,8 @@ def test_lightning_module(printed):
 
 @needs("lightly")
 def test_lightly_loop(printed):
-    first, second, third = losses(printed("lightly_loop.py", "--epochs", "3"))  # its views take their time
-    assert third < second and third < first + 0.3  # the queue fills in the first
+    first, second, third = losses(printed("lightly_loop.py", "--epochs", "3"))  # its views are slow
+    assert third < second and third < first + 0.3  # the queue fills in the first epoch
 
 
 def test_every_example_is_run_here_and_short():
