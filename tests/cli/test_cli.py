@@ -332,7 +332,7 @@ def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
     assert json.loads(Path("again.json").read_text())["knn_top1"] == figures["knn_top1"]
     out = call("knn", weights, npz)[1]
     assert re.search(r"│ 3 +│ 0.1", out), "a tenth of 34 images vote where nothing is said"
-    assert "say which data" in refused("knn", weights)
+    assert "weights file" in refused("knn", weights)
     assert "0 for -k" in refused("knn", finished, "-k", 0, exit_code=2)
     assert "0 for --temperature" in refused("knn", finished, "--temperature", 0, exit_code=2)
 

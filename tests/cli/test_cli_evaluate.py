@@ -144,7 +144,7 @@ def test_linear_refuses(refused, pretrained, npz, tmp_path):
     assert "no run or weights file" in refused("linear", tmp_path / "missing")
     assert "has no labels" in refused("linear", pretrained, tmp_path / "bare.npz")
     assert "at least two classes" in refused("linear", pretrained, tmp_path / "one.npz")
-    assert "say which data" in refused("linear", pretrained / "backbone.safetensors")
+    assert "weights file" in refused("linear", pretrained / "backbone.safetensors")
     assert "There is no folder" in refused("linear", pretrained, tmp_path / "nothing")
     assert "must be above 0" in refused("linear", pretrained, "--lr", 0)
     assert "must be at least 0" in refused("linear", pretrained, "--weight-decay", -1)
@@ -190,7 +190,7 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert "give the weights to fine-tune" in refused("finetune")
     assert "no run or weights file" in refused("finetune", tmp_path / "missing", npz)
     assert "has no labels" in refused("finetune", pretrained, tmp_path / "bare.npz")
-    assert "say which data" in refused("finetune", pretrained / "backbone.safetensors")
+    assert "weights file" in refused("finetune", pretrained / "backbone.safetensors")
     for bad in ("0%", "200%", "ten", "0-per-class"):
         assert "--labels" in refused("finetune", pretrained, "--labels", bad)
     assert "layer_decay" in refused("finetune", pretrained, "--layer-decay", 2)

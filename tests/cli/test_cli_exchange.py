@@ -4,14 +4,15 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 import torchvision
 
 import jcl
-from jcl.cli.exchange import Target
 from jcl.export import TARGETS
+from jcl.settings.exchange import Target
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def checkpoint(tmp_path_factory):
 
 
 def test_the_targets_are_those_there_are():
-    assert [target.value for target in Target] == list(TARGETS)
+    assert list(get_args(Target)) == list(TARGETS)
 
 
 def test_a_released_checkpoint_is_imported_measured_and_exported(call, refused, checkpoint, npz):

@@ -30,8 +30,8 @@ def run_folder(photos, tmp_path_factory) -> Path:
 def test_embed_then_look_up(call, run_folder, photos, kind):
     code, out, err = call("embed", run_folder, photos, "-o", f"f.{kind}", "--json", "embed.json", "--device", "cpu")
     assert code == 0, err
-    assert out == f"Features of width 128 (26 train images, 1 left out as unreadable) are in f.{kind}.\n"
-    assert err == "left out dogs/broken[x].png: its content is no image of a known format\n"
+    assert "width 128" in out and "26 train images, 1 unreadable" in out and f"f.{kind}" in out
+    assert err.startswith("skipped dogs/broken[x].png: ") and err.count("\n") == 1
     figures = json.loads(Path("embed.json").read_text())
     assert (figures["images"], figures["skipped"], figures["skipped_names"]) == (26, 1, ["dogs/broken[x].png"])
     assert len(read_feature_file(Path(f"f.{kind}"))) == 26
@@ -72,25 +72,23 @@ def test_images_that_are_gone_cost_the_picture_only(call, run_folder, tmp_path):
 
 def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     Path("mine.npz").write_text("precious")
-    assert "add --force" in refused("embed", run_folder, npz, "-o", "mine.npz")
+    assert "--force" in refused("embed", run_folder, npz, "-o", "mine.npz")
     assert Path("mine.npz").read_text() == "precious"
-    assert "neither a .npz nor a .parquet" in refused("embed", run_folder, npz, "-o", "f.csv")
+    assert ".npz or .parquet" in refused("embed", run_folder, npz, "-o", "f.csv")
     assert "no run or weights file" in refused("embed", tmp_path / "missing", npz, "-o", "f.npz")
     assert "There is no folder" in refused("embed", run_folder, tmp_path / "missing", "-o", "f.npz")
-    assert "has no split called val; use --split train or test or all" in refused(
-        "embed", run_folder, npz, "-o", "f.npz", "--split", "val"
-    )
-    assert "unknown precision" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half")
-    assert "There is no feature file" in refused("neighbours", "--row", 0, "--index", "f.npz")
-    assert "cannot be read as a feature file" in refused("neighbours", "--row", 0, "--index", "mine.npz")
+    assert "use --split train or test or all" in refused("embed", run_folder, npz, "-o", "f.npz", "--split", "val")
+    assert "--precision" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half", exit_code=2)
+    assert "no feature file" in refused("neighbours", "--row", 0, "--index", "f.npz")
+    assert "not a feature file" in refused("neighbours", "--row", 0, "--index", "mine.npz")
     assert "does not end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")
     assert sorted(entry.name for entry in Path().iterdir()) == ["mine.npz"]
     assert call("embed", run_folder, npz, "-o", "mine.npz", "--force", "--device", "cpu")[0] == 0
-    assert "Neighbours of what?" in refused("neighbours", "--index", "mine.npz")
+    assert "nothing to search for" in refused("neighbours", "--index", "mine.npz")
     assert "no row 99" in refused("neighbours", "--row", 99, "--index", "mine.npz")
     asked = Path("asked.png")
     asked.write_text("mine")
-    assert "is one of the images asked about" in refused("neighbours", asked, "--index", "mine.npz", "-o", asked)
+    assert "is one of the query images" in refused("neighbours", asked, "--index", "mine.npz", "-o", asked)
     assert asked.read_text() == "mine"
     one_row = ("neighbours", "--row", 0, "--index", "mine.npz", "-o")
     assert "asked.png already exists" in refused(*one_row, asked)

