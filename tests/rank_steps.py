@@ -20,7 +20,7 @@ from jcl.distributed.group import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 
-STEPS = 20
+STEPS = 10  # the queue is overwritten twice
 CPU = torch.device("cpu")
 
 

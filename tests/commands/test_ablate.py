@@ -192,7 +192,7 @@ def test_damaged_files_are_named(two_cells, npz, tmp_path):
     shutil.copytree(two_cells, out)
     result = next((out / "cells").glob("num_keys-1-seed-0*/result.json"))
     result.write_text('{"half')
-    with pytest.raises(RunError, match=r"result.json is damaged.*remove it"):
+    with pytest.raises(RunError, match=r"result.json is damaged"):
         ablated(small_plan(npz, "num_keys=1,3"), out)
     result.unlink()
     ablated(small_plan(npz, "num_keys=1,3"), out).raise_if_incomplete()  # the run is done, so this only measures

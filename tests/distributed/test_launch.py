@@ -1,11 +1,23 @@
 """What ranks are told by their launcher, and what they leave to it."""
 
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from jcl.distributed.group import LostContact, SilentRank
-from jcl.distributed.launch import ERROR_FOLDER, _failure, _read_errors, launch_environment, report_to_launcher
+from jcl.distributed.launch import (
+    ERROR_FOLDER,
+    RankFailed,
+    _failure,
+    _read_errors,
+    launch,
+    launch_environment,
+    report_to_launcher,
+)
 from jcl.errors import DataError, SettingsError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTARTS", "TORCHELASTIC_RESTART_COUNT")
@@ -15,6 +27,49 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTAR
 def no_launcher(monkeypatch):
     for name in (*VARIABLES, ERROR_FOLDER):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def ranks_do(tmp_path: Path, monkeypatch) -> Iterator[Callable[[str], Path]]:
+    """Have ranks run shell commands, which is faster than Python; gives the file to which each start adds a line."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def replace(commands: str) -> Path:
+        (tmp_path / "rank").write_text(f'#!/bin/sh\necho "$RANK $@" >> {tmp_path}/starts\n{commands}\n')
+        (tmp_path / "rank").chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "rank"))
+        return tmp_path / "starts"
+
+    yield replace
+    logging.disable(logging.NOTSET)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_each_rank_runs_the_command_without_devices(ranks_do):
+    starts = ranks_do("exit 0")
+    launch(["pretrain", "photos", "--devices", "2", "--devices=3", "--out", "run"], 2)
+    assert sorted(starts.read_text().splitlines()) == [f"{rank} -m jcl pretrain photos --out run" for rank in (0, 1)]
+
+
+def test_an_error_of_a_rank_ends_all_without_a_restart(ranks_do):
+    starts = ranks_do(
+        f"if [ $RANK = 1 ]; then echo '[1, \"no images.\", 3, 2]' > ${ERROR_FOLDER}/1.json; exit 3; fi; sleep 60"
+    )
+    with pytest.raises(RankFailed, match="on rank 1: no images") as caught:
+        launch(["pretrain", "photos"], 2)
+    assert caught.value.exit_code == 3 and len(starts.read_text().splitlines()) == 2
+
+
+def test_ranks_are_restarted_when_one_is_killed(ranks_do, capfd):
+    starts = ranks_do('if [ "$JCL_RESTARTS" = 0 ]; then kill -9 $$; fi')
+    launch(["pretrain", "photos"], 1)
+    assert len(starts.read_text().splitlines()) == 2 and "SIGKILL" in capfd.readouterr().err
+    starts = ranks_do("kill -9 $$")
+    starts.unlink()
+    with pytest.raises(RankFailed, match="Rank 0 was killed by SIGKILL") as caught:
+        launch(["pretrain", "photos"], 1, max_restarts=0)
+    assert caught.value.exit_code == 137 and len(starts.read_text().splitlines()) == 1
 
 
 def test_own_errors_go_before_deaths_and_deaths_before_lost_contact(tmp_path: Path, monkeypatch):

@@ -115,6 +115,7 @@ def test_a_launch_outlives_killed_ranks_and_stops_when_asked_to(npz, unbroken_lo
     assert_same(Run(run), unbroken_long)
 
 
+@pytest.mark.faults  # for its length; test_launch.py has it without real ranks
 def test_an_error_ends_a_launch_with_one_sentence_and_no_restart(tmp_path):
     missing = tmp_path / "nowhere"
     with Launch(

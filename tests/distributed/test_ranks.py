@@ -28,22 +28,18 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return root / "arrays.npz", root / "files"
 
 
-def on_ranks(count: int, images: tuple[Path, Path], out: Path) -> dict[str, dict[str, torch.Tensor]]:
-    script = Path(__file__).parents[1] / "rank_steps.py"
-    command = [sys.executable, str(script), str(count), *map(str, images), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    results: dict[str, dict[str, torch.Tensor]] = torch.load(out, weights_only=True)
-    return results
-
-
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.faults)])
 def test_ranks_train_as_one_process_with_as_many_batch_norm_groups(images, tmp_path: Path, count: int):
-    together = on_ranks(count, images, tmp_path / "together.pt")
+    script, out = Path(__file__).parents[1] / "rank_steps.py", tmp_path / "together.pt"
+    command = [sys.executable, str(script), str(count), *map(str, images), str(out)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        alone = {method: first_steps(method, str(images[0]), ALONE, count) for method in METHODS}
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    together = torch.load(out, weights_only=True)
     for method in METHODS:
-        alone = first_steps(method, str(images[0]), ALONE, count)
         for kind in ("arrays", "files") if method == "jcl" else ("arrays",):
-            for name, expected in alone.items():
+            for name, expected in alone[method].items():
                 found = together[f"{method} {kind}"][name]
                 difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
                 assert difference <= 1e-6, (method, kind, name, difference)
