@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from jcl.commands.pretrain import pretrain, resume
-from jcl.commands.report_run import read_run
+from jcl.commands.report import read_run
 from jcl.errors import Interrupted, RunError
 from jcl.report.page import render_page
 from run_tools import QUIET, stop_after

@@ -103,7 +103,7 @@ def test_the_map_has_two_layouts_and_names(browser: Browser, page: Path) -> None
         "[...document.querySelectorAll('#map .layout')].filter(g => g.getClientRects().length)"
         ".map(g => g.dataset.layout)"
     )
-    assert browser.run(shown) == ["near"]
+    assert browser.run(shown) == ["tsne"]
     browser.click("#map .choice label:nth-of-type(2)")
     assert browser.run(shown) == ["principal"]
     browser.run("document.querySelector('#map svg').focus()")

@@ -1,4 +1,4 @@
-"""What is unusual about a run is said in words, and what is usual is not."""
+"""Remarks name what is unusual about a run, and nothing else."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,20 +32,20 @@ def test_nothing_unusual() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"feature_std": 0.02}, "problem: The features have collapsed: they use 8% of the spread"),
-        ({"feature_std": 0.08}, "note: The features are spread narrowly (32%"),
-        ({"contrastive_accuracy": 99.5}, "note: The task has become too easy"),
-        ({"loss": 3.6}, "problem: The loss is 3.60, no better than a uniform guess (3.50)"),
-        ({"loss": None}, "problem: The loss was not finite at times"),
-        ({"skipped_steps": 1}, "note: 1 step was skipped because the loss was not finite"),
-        ({"skipped_steps": 3, "loss": None}, "note: 3 steps were skipped"),
-        ({"lr": 0.1}, "note: The learning rate ended at 100% of its peak"),
-        ({"queue_filled": 0.5}, "note: The queue holds 50% real keys"),
+        ({"feature_std": 0.02}, ("problem", "collapsed", "8%")),
+        ({"feature_std": 0.08}, ("note", "standard deviation", "32%")),
+        ({"contrastive_accuracy": 99.5}, ("note", "too easy", "99.5 %")),
+        ({"loss": 3.6}, ("problem", "3.60", "uniform guess", "3.50")),
+        ({"loss": None}, ("problem", "not finite", "--lr")),
+        ({"skipped_steps": 1}, ("note", "1 step ", "not finite")),
+        ({"skipped_steps": 3, "loss": None}, ("note", "3 steps")),
+        ({"lr": 0.1}, ("note", "learning rate", "100%")),
+        ({"queue_filled": 0.5}, ("note", "50%", "method.queue_size")),
     ],
 )
-def test_each_has_its_sentence(changes: dict[str, Any], words: str) -> None:
-    (sentence,) = said(run(**changes))
-    assert sentence.startswith(words)
+def test_each_has_its_remark(changes: dict[str, Any], words: tuple[str, ...]) -> None:
+    (remark,) = remarks(run(**changes))
+    assert remark.kind == words[0] and all(word in remark.text for word in words[1:])
 
 
 def test_a_few_easy_steps_are_not_saturation() -> None:
@@ -58,9 +58,8 @@ def test_a_few_easy_steps_are_not_saturation() -> None:
 def test_a_run_that_has_not_finished() -> None:
     early = replace(run(), summary=None, metrics=run().metrics[:3])
     problem, note = said(early)
-    assert problem.startswith("problem: This run has not finished: it stands at epoch 1.5 of 3.")
-    assert "jcl resume /runs/one" in problem
-    assert note.startswith("note: The learning rate is still at 71% of its peak")
+    assert problem.startswith("problem: ") and "epoch 1.5 of 3" in problem and "jcl resume /runs/one" in problem
+    assert note.startswith("note: ") and "71%" in note
 
 
 def test_accuracy_that_was_lost_again() -> None:
@@ -71,10 +70,10 @@ def test_accuracy_that_was_lost_again() -> None:
         return replace(run(), metrics=[*run().metrics, *lines])
 
     (sentence,) = said(with_knn(40.0, 52.5, 47.0))
-    assert sentence == "note: The kNN accuracy was best at epoch 2 (52.5 %) and has fallen to 47.0 % since."
+    assert all(part in sentence for part in ("note: ", "epoch 2 ", "52.5 %", "47.0 %"))
     assert said(with_knn(40.0, 52.5, 52.0)) == []
 
 
 def test_images_that_were_left_out() -> None:
     (sentence,) = said(replace(run(), skipped={"a.png": "it is empty", "b.png": "it is empty"}))
-    assert sentence.startswith("note: 2 images were left out because unreadable, for example a.png (it is empty)")
+    assert all(part in sentence for part in ("note: ", "2 unreadable images", "a.png (it is empty)", "skipped.txt"))

@@ -1,8 +1,4 @@
-"""The demonstration: what JCL does, seen in two minutes on a CPU.
-
-The data is drawn by code (see `jcl.data.synthetic`), so nothing is downloaded. Raw pixels and an untrained encoder show
-where learning starts; MoCo v2 and JCL show where it gets in the same number of epochs.
-"""
+"""The demo: MoCo v2 and JCL on images drawn by code, next to raw pixels and an untrained encoder."""
 
 from __future__ import annotations
 
@@ -21,20 +17,23 @@ from jcl.commands.report import write_report
 from jcl.commands.run import Run
 from jcl.console import duration, print_line
 from jcl.core.encoder import build_backbone
-from jcl.data import ImageData, open_data
+from jcl.data import ImageData, ImageSource, open_data
 from jcl.distributed.device import PeakMemory
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate import Features, FeatureSettings, knn_accuracy, nearest_neighbours
-from jcl.report.pictures import draw_neighbours
-from jcl.report.plots import plot_comparison
+from jcl.report.contents import NamedImage, NeighbourRow
+from jcl.report.figures import draw_neighbours, plot_comparison
 from jcl.runs.folder import starting_folder
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings, known
 
+_TITLE = "MoCo v2 and JCL on drawn objects"
+_ROWS, _NEIGHBOURS = 6, 8
+
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the demo's table."""
+    """One row of the demo's table."""
 
     name: str
     knn_top1: float
@@ -43,146 +42,124 @@ class Row:
 
 
 def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict[str, Any]:
-    """Train, measure, print the table and draw the pictures; returns the figures by plain names."""
+    """Train both methods, print the table, write the page and the figures; returns the results for JSON."""
     started = time.perf_counter()
     if folder is not None:
         _refuse_occupied(folder)
     data = open_data("demo")
     settings = build_settings("demo", values={"train.seed": seed})
-    print_line(err, f"Two runs on {data.train.description}, after which you will see what was learned.")
+    print_line(err, f"Training two runs on {data.train.description}.")
     rows = [_raw_pixels(data, settings), _random_encoder(data, settings)]
     with starting_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
         runs = _train(path, seed, err)
-        rows += [_trained_row(name, run) for name, run in runs.items()]
-        _draw(path, runs, rows, data, settings)
+        rows += [
+            Row(name, run.summary["knn_top1"], run.summary["seconds"], run.summary["peak_memory_bytes"])
+            for name, run in runs.items()
+        ]
+        _draw_figures(path, runs["JCL"], rows, data, settings)
         page = _write_page(path, runs, rows, err)
     seconds = time.perf_counter() - started
-    _print(out, rows, path, page, seconds)
+    _print_table(out, rows)
+    look = f"Open {page} in a browser" if page is not None else f"The figures are in {path}"
+    print_line(out, f"Done in {duration(seconds)}. {look}; then try your own images: `jcl pretrain FOLDER`.")
     names = ("pixels", "random", "moco_v2", "jcl")
     return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
 
 
 def _refuse_occupied(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; give the demo a folder of its own with --out.")
+        raise RunError(f"{folder} is a file; choose a folder with --out.")
     if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty and is left as it is; choose another folder with --out.")
+        raise RunError(f"{folder} is not empty; choose another folder with --out.")
 
 
 def _train(folder: Path, seed: int, err: Console) -> dict[str, Run]:
-    """Both runs, by their names in the table."""
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
         chosen = build_settings("demo", method=method, values={"train.seed": seed})
         try:
             runs[name] = pretrain(chosen, folder / method, console=err, label=name)
         except Interrupted as stopped:
-            again = "For the whole demo give `jcl demo` again, without --out or with another."
-            raise Interrupted(f"{stopped} {again}") from None
+            raise Interrupted(f"{stopped} For the whole demo, run `jcl demo` again with a new folder.") from None
     return runs
 
 
-def _trained_row(name: str, run: Run) -> Row:
-    return Row(name, run.summary["knn_top1"], run.summary["seconds"], run.summary["peak_memory_bytes"])
-
-
 def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Console) -> Path | None:
-    """Both runs on one page; None, and a sentence, where that does not work."""
+    """The page of both runs; None if it cannot be made."""
     pixels, untrained = rows[:2]
     note = (
-        f"For comparison: kNN on raw pixels is right in {pixels.knn_top1:.1f} % of the cases, on features of the "
-        f"untrained encoder in {untrained.knn_top1:.1f} %."
+        f"For comparison, the kNN accuracy of raw pixels is {pixels.knn_top1:.1f} %, that of features of the untrained "
+        f"encoder {untrained.knn_top1:.1f} %."
     )
     try:
-        return write_report(
-            [run.path for run in runs.values()],
-            folder / "report.html",
-            names=list(runs),
-            title="MoCo v2 and JCL on drawn objects",
-            note=note,
-        ).file
-    except Exception as error:  # all else has been made, and is worth more than the page
-        print_line(err, f"The page could not be made: {error}")
+        paths = [run.path for run in runs.values()]
+        return write_report(paths, folder / "report.html", names=list(runs), title=_TITLE, note=note).file
+    except Exception as error:  # the results are worth more than the page
+        print_line(err, f"Could not write the page: {error}")
         return None
 
 
 def _raw_pixels(data: ImageData, settings: Settings) -> Row:
-    started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
-    assert data.test is not None
-    shown, cpu = FeatureSettings(_image_size(settings)), torch.device("cpu")
-    bank, queries = (shown.extract(nn.Flatten(), source, device=cpu) for source in (data.train, data.test))
-    return Row("raw pixels", _top1(bank, queries, settings), time.perf_counter() - started, memory.read())
+    return _untrained_row("raw pixels", nn.Flatten(), FeatureSettings(known(settings.views.image_size)), data, settings)
 
 
 def _random_encoder(data: ImageData, settings: Settings) -> Row:
-    """The encoder that both methods start from, before its first step."""
-    started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
-    assert data.test is not None
+    """The encoder that both methods start from."""
     torch.manual_seed(settings.train.seed)
     backbone, _ = build_backbone(settings.model.backbone)
-    shown, cpu = _shown(settings), torch.device("cpu")
-    bank, queries = (shown.extract(backbone, source, device=cpu) for source in (data.train, data.test))
-    return Row("random encoder", _top1(bank, queries, settings), time.perf_counter() - started, memory.read())
+    return _untrained_row("random encoder", backbone, _feature_settings(settings), data, settings)
 
 
-def _shown(settings: Settings) -> FeatureSettings:
-    return FeatureSettings(_image_size(settings), settings.views.mean, settings.views.std)
-
-
-def _top1(bank: Features, queries: Features, settings: Settings) -> float:
+def _untrained_row(name: str, network: nn.Module, shown: FeatureSettings, data: ImageData, settings: Settings) -> Row:
+    started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
+    bank, queries = _extract(network, shown, data)
     assert bank.labels is not None and queries.labels is not None
-    record = settings.record
-    return knn_accuracy(
-        bank.values,
-        bank.labels,
-        queries.values,
-        queries.labels,
-        k=[known(record.knn_k)],
-        temperature=[record.knn_temperature],
-    )[0].top1
+    k, temperature = [known(settings.record.knn_k)], [settings.record.knn_temperature]
+    labelled = (bank.values, bank.labels, queries.values, queries.labels)
+    top1 = knn_accuracy(*labelled, k=k, temperature=temperature)[0].top1
+    return Row(name, top1, time.perf_counter() - started, memory.read())
 
 
-def _draw(folder: Path, runs: dict[str, Run], rows: list[Row], data: ImageData, settings: Settings) -> None:
+def _feature_settings(settings: Settings) -> FeatureSettings:
+    return FeatureSettings(known(settings.views.image_size), settings.views.mean, settings.views.std)
+
+
+def _extract(network: nn.Module, shown: FeatureSettings, data: ImageData) -> tuple[Features, Features]:
+    """Features of the training images and of the test images."""
+    assert data.test is not None
+    cpu = torch.device("cpu")
+    return shown.extract(network, data.train, device=cpu), shown.extract(network, data.test, device=cpu)
+
+
+def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, settings: Settings) -> None:
+    """Bars of the accuracies, and the training images nearest to the first test images."""
+    assert data.test is not None
     plot_comparison(
         {row.name: row.knn_top1 for row in rows},
         folder / "comparison.png",
-        title="What the features are worth",
-        subtitle=f"kNN top-1 on {len(data.test or [])} unseen drawn objects, one seed",
+        title="kNN accuracy of the features",
+        subtitle=f"top-1 on {len(data.test)} unseen drawn objects, one seed",
         chance=10.0,
     )
-    _draw_neighbours(folder / "neighbours.png", runs["JCL"], data, settings)
+    bank, queries = _extract(run.backbone(), _feature_settings(settings), data)
+    found = nearest_neighbours(queries.values[:_ROWS], bank.values, _NEIGHBOURS)
+    drawn = [
+        NeighbourRow(_image(data.test, row), [_image(data.train, other) for other in others], similarities)
+        for row, (others, similarities) in enumerate(zip(found.rows.tolist(), found.similarities.tolist(), strict=True))
+    ]
+    draw_neighbours(drawn, folder / "neighbours.png", title="Nearest neighbours by JCL's features")
 
 
-def _draw_neighbours(path: Path, run: Run, data: ImageData, settings: Settings, shown: int = 6, count: int = 8) -> None:
-    """The images that the learned features put next to a few unseen ones, one of each of the first classes."""
-    assert data.test is not None and data.train.labels is not None and data.test.labels is not None
-    features, backbone, cpu = _shown(settings), run.backbone(), torch.device("cpu")
-    bank, queries = (features.extract(backbone, source, device=cpu) for source in (data.train, data.test))
-    found = nearest_neighbours(queries.values[:shown], bank.values, count)
-    names = data.train.class_names or ()
-    draw_neighbours(
-        [data.test.read(row) for row in range(shown)],
-        [[data.train.read(int(row)) for row in rows] for rows in found.rows],
-        path,
-        query_labels=[names[int(data.test.labels[row])] for row in range(shown)],
-        neighbour_labels=[[names[int(data.train.labels[row])] for row in rows] for rows in found.rows],
-        similarities=found.similarities.tolist(),
-        title="Nearest neighbours by JCL's features",
-    )
+def _image(source: ImageSource, row: int) -> NamedImage:
+    assert source.labels is not None and source.class_names is not None
+    return NamedImage(source.read(row), source.name_of(row), source.class_names[int(source.labels[row])])
 
 
-def _print(out: Console, rows: list[Row], folder: Path, page: Path | None, seconds: float) -> None:
-    table = Table("features", "kNN top-1", "seconds", "peak memory", title="What the features are worth")
+def _print_table(out: Console, rows: list[Row]) -> None:
+    table = Table("features", "kNN top-1", "seconds", "peak memory", title="kNN accuracy of the features")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows:
         memory = f"{row.peak_memory / 2**20:,.0f} MiB"
         table.add_row(row.name, f"{row.knn_top1:.1f} %", f"{row.seconds:.1f}", memory)
     out.print(table)
-    look = f"Look at {page}, in a browser" if page is not None else f"Curves and neighbours are in {folder}"
-    print_line(out, f"Done in {duration(seconds)}. {look}; now try your own images: `jcl pretrain FOLDER`.")
-
-
-def _image_size(settings: Settings) -> int:
-    assert isinstance(settings.views.image_size, int), "the demo recipe fixes the size"
-    return settings.views.image_size

@@ -22,7 +22,8 @@ from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.export.backbone_file import weights_digest
 from jcl.export.loading import open_backbone
 from jcl.paths import home_expanded
-from jcl.report.pictures import draw_neighbours
+from jcl.report.contents import NamedImage, NeighbourRow
+from jcl.report.figures import draw_neighbours
 from jcl.settings.exchange import NeighboursOptions
 
 DRAWN: Final = 16  # queries in a picture at most, and neighbours of each
@@ -145,14 +146,15 @@ def draw_matches(matches: Matches, path: Path) -> Path:
     def caption(row: int) -> str | None:
         return table.class_of(row) if labelled else Path(table.rows.names[row]).name
 
-    return draw_neighbours(
-        [decode(Path(query.name), _CANVAS) if query.row is None else images[query.row] for query in queries],
-        [[images[row] for row in own] for own in rows],
-        path,
-        query_labels=[None if query.row is None or not labelled else caption(query.row) for query in queries],
-        neighbour_labels=[[caption(row) for row in own] for own in rows],
-        similarities=matches.found.similarities.tolist(),
-    )
+    def image(row: int) -> NamedImage:
+        return NamedImage(images[row], table.rows.names[row], caption(row))
+
+    drawn = []
+    for query, own, similarities in zip(queries, rows, matches.found.similarities[:DRAWN].tolist(), strict=True):
+        pixels = decode(Path(query.name), _CANVAS) if query.row is None else images[query.row]
+        label = None if query.row is None or not labelled else caption(query.row)
+        drawn.append(NeighbourRow(NamedImage(pixels, query.name, label), [image(row) for row in own], similarities))
+    return draw_neighbours(drawn, path)
 
 
 def _read_images(table: FeatureTable, rows: set[int]) -> dict[int, Tensor]:

@@ -1,28 +1,38 @@
-"""`report.html`: what run folders say and what the networks make of their images, put on one page."""
+"""Write a report: read run folders, evaluate a sample of their images, and put both on one page."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from jcl.commands.report_features import look_at, shown_image
-from jcl.commands.report_run import open_again, read_run
-from jcl.console import listed, plain_names
+from jcl.commands.report_sample import evaluate_sample, example_views
+from jcl.commands.run import read_choices
+from jcl.commands.run_data import open_run_data
+from jcl.console import listed, plain_names, pluralize
 from jcl.data import ImageData
-from jcl.data.named import data_warnings
+from jcl.data.named import KNOWN_SETS, data_warnings
+from jcl.data.shards.fetch import is_shard_location
 from jcl.distributed.device import choose_device
-from jcl.errors import JclError, RunError, SettingsError
+from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.paths import home_expanded
-from jcl.report.contents import ExampleViews, RunContents
-from jcl.report.page import lost_parts, render_page
-from jcl.report.run_pictures import example_views
-from jcl.runs.atomic import write_atomically
-from jcl.train.build import run_view_recipe
+from jcl.report.contents import Metric, RunContents
+from jcl.report.page import missing_sections, render_page
+from jcl.report.tables import METRICS
+from jcl.runs.atomic import refuse_overwrite, write_atomically
+from jcl.runs.folder import RunFolder, read_skipped
+from jcl.runs.json_object import is_figure, read_object
+from jcl.runs.metrics import read_metrics
+from jcl.settings.evaluation import ReportOptions
+from jcl.settings.schema import Settings, with_values
+
+_MAX_SKIPPED = 1_000_000  # characters of skipped.txt
 
 
 @dataclass(frozen=True)
@@ -35,33 +45,50 @@ class Report:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures as one flat object of plain names; those of a run begin with its name where there are several."""
-        figures: dict[str, Any] = {"file": str(self.file), "bytes": self.size, "seconds": self.seconds}
+        """A flat object for JSON; with several runs, names start with the name of the run."""
+        values: dict[str, Any] = {"file": str(self.file), "bytes": self.size, "seconds": self.seconds}
         for run, name in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
             prefix = "" if len(self.runs) == 1 else f"{name}_"
-            figures |= {f"{prefix}{figure}": value for figure, value in _figures(run).items()}
-        return figures
+            values |= {f"{prefix}{key}": value for key, value in _results(run).items()}
+        return values
+
+
+def report_runs(options: ReportOptions) -> Report:
+    """What `jcl report` does."""
+    runs, out = options.runs, options.out
+    if options.name and len(options.name) != len(runs):
+        raise SettingsError(
+            f"--name: got {pluralize(len(options.name), 'name')} for {pluralize(len(runs), 'run')}; "
+            "give one for each run, or none."
+        )
+    if out is not None and not out.is_dir() and out.suffix.lower() not in (".html", ".htm"):
+        raise SettingsError(f"--out: {out} must end in .html.")
+    if out is None and len(runs) > 1:
+        raise SettingsError("Use -o FILE to choose the file for a report of several runs.")
+    own_page = runs[0] / "report.html"  # may be replaced without --force
+    if out is not None and (len(runs) > 1 or out.resolve() != own_page.resolve()):
+        refuse_overwrite(out, force=options.force)
+    return write_report(
+        runs, out or own_page, names=options.name, title=options.title, device=options.device, force=options.force
+    )
 
 
 def write_report(
     paths: Sequence[Path],
     file: Path,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] = (),
     title: str | None = None,
     note: str = "",
     device: str = "auto",
     force: bool = False,
 ) -> Report:
-    """Write the page of one or several runs to `file`; the images are looked at again where they still are.
+    """Write the page of one or several runs to `file`; `note` is shown below the summary.
 
-    `note` is a sentence to be read with the summary. A page there that shows what can no longer be made, because the
-    images have gone, is replaced only by `force`.
+    Without `force`, a page with sections that can no longer be made, because the images are gone, is not replaced.
     """
-    if not paths:
-        raise SettingsError("A report of what? Give one or several run folders.")
-    if names and len(set(names)) < len(names):
-        raise SettingsError("--name calls two runs the same; give each a name of its own.")
+    if len(set(names)) < len(names):
+        raise SettingsError("--name: each run needs a different name.")
     started = time.perf_counter()
     target = choose_device(device)
     runs = [gather(path, name, target) for path, name in zip(paths, names or run_names(paths), strict=True)]
@@ -72,79 +99,126 @@ def write_report(
 
 
 def write_run_report(path: Path, data: ImageData, device: torch.device) -> Report:
-    """The page of a run that has just ended, beside its files; `data` is open already."""
+    """Write `report.html` of a run that has just finished."""
     started = time.perf_counter()
     runs = [gather(path, path.resolve().name, device, data)]
     return _write(runs, render_page(runs), path / "report.html", started)
 
 
 def gather(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
-    """All that the page shows of a run; parts that cannot be made are left out and it is said why."""
+    """Everything the page shows of a run; `missing` says what could not be made and why."""
     run = read_run(path, name)
-    absent = []
     try:
-        data = data if data is not None else open_again(run.settings)
+        data = data if data is not None else _reopen_data(run.settings)
     except JclError as error:
-        reason = f"Its images could not be opened again, so neighbours, map and views are missing: {error}"
-        return replace(run, absent=(reason,))
-    run = replace(run, about_images=tuple(data_warnings(data)))
+        return replace(run, missing=(f"No neighbours, map and views: the images cannot be opened. {error}",))
+    run = replace(run, data_remarks=tuple(data_warnings(data)))
+    missing = []
     try:
-        run = replace(run, views=_views(run, data))
+        run = replace(run, views=example_views(run.settings, data))
     except (JclError, OSError) as error:
-        absent.append(f"Views could not be made: {error}")
+        missing.append(f"No training views: {error}")
     try:
-        run = replace(run, look=look_at(path, run.settings, data, device))
+        run = replace(run, sample=evaluate_sample(path, run.settings, data, device))
     except (JclError, OSError) as error:
-        absent.append(f"The network could not be shown any images: {error}")
-    return replace(run, absent=tuple(absent))
+        missing.append(f"No evaluation on a sample: {error}")
+    return replace(run, missing=tuple(missing))
+
+
+def read_run(path: Path, name: str) -> RunContents:
+    """What the files of a run folder say; missing or damaged ones leave gaps."""
+    folder = RunFolder(path)
+    return RunContents(
+        name=name,
+        path=home_expanded(path).resolve(),
+        settings=folder.settings(),
+        metrics=read_metrics(folder.metrics_file) if folder.metrics_file.exists() else [],
+        summary=_read_json(path / "summary.json"),
+        choices=read_choices(folder),
+        skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
+        measured=_measured(path),
+    )
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """The folders' names, with as many of the folders above as it takes to tell them apart."""
+    """The folders' names, with as many parent folders as needed to make them distinct."""
     whole = [home_expanded(path).resolve() for path in paths]
     if len(set(whole)) < len(whole):
-        raise SettingsError("A run is named twice; give each run folder once.")
+        raise SettingsError("The same run folder is given twice.")
     depth = 1
     while len({path.parts[-depth:] for path in whole}) < len(whole):
         depth += 1
     return ["/".join(path.parts[-depth:]) for path in whole]
 
 
-def _views(run: RunContents, data: ImageData) -> ExampleViews:
-    samples, views = example_views(run.settings, data.train, run_view_recipe(run.settings))
-    return ExampleViews([shown_image(data.train, sample) for sample in samples.tolist()], views)
+def _reopen_data(settings: Settings) -> ImageData:
+    """The training images, if they are still there; downloads nothing and runs no `pipe:` command."""
+    location = settings.data.location
+    if location not in KNOWN_SETS and not Path(location).is_absolute():
+        raise DataError(f"{location} is not fetched again.")
+    if location not in KNOWN_SETS and not is_shard_location(location) and not Path(location).exists():
+        raise DataError(f"{location} no longer exists.")
+    return open_run_data(with_values(settings, {"data.download": False, "data.strict": False}), Console(quiet=True))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(RunError):
+        return read_object(path)
+    return None
+
+
+def _measured(path: Path) -> dict[Metric, float]:
+    """Results that commands wrote into the folder with --json; they override those in summary.json."""
+    found: dict[Metric, float] = {}
+    for file in sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name)):
+        values = _read_json(file) or {}
+        found |= {
+            Metric(name, _protocol(name, values)): values[name] for name in METRICS if is_figure(values.get(name))
+        }
+    return found
+
+
+def _protocol(name: str, values: Mapping[str, Any]) -> str:
+    """How a metric was measured, if not by the default protocol."""
+    if name.startswith("linear_"):
+        return "the paper's protocol" if values.get("protocol") == "paper" else ""
+    if name.startswith("finetune_"):
+        labels, parts = values.get("labels"), []
+        if isinstance(labels, str) and labels != "100%":
+            parts.append(f"{labels} of the labels" if labels.endswith("%") else f"{labels} labels")
+        if values.get("from_scratch") is True:
+            parts.append("from scratch")
+        return ", ".join(parts)
+    return ""
 
 
 def _refuse_loss(file: Path, page: str, runs: Sequence[RunContents]) -> None:
-    """Raise if the page in `file` shows what the new one lacks: once replaced, nothing could bring that back."""
-    if not file.is_file():
-        return
-    lost = lost_parts(file.read_text(encoding="utf-8", errors="replace"), page)
+    """Raise if the page in `file` has sections that the new one lacks: they could not be restored."""
+    lost = missing_sections(file.read_text(encoding="utf-8", errors="replace"), page) if file.is_file() else []
     if lost:
-        sentences = [
-            f"{file} is left as it is, for a page made now would lack its {listed(lost)}.",
-            *(reason for run in runs for reason in run.absent),
-            "Write the page to another file with -o FILE, or over this one with --force.",
-        ]
-        raise RunError(" ".join(sentences))
+        reasons = " ".join(reason for run in runs for reason in run.missing)
+        raise RunError(
+            f"{file} is not overwritten, because a new page would lack its {listed(lost)}. {reasons} "
+            "Use -o FILE to write another file, or --force to overwrite this one."
+        )
 
 
 def _write(runs: Sequence[RunContents], page: str, file: Path, started: float) -> Report:
-    content = page.encode(errors="replace")  # names of folders may be no UTF-8
+    content = page.encode(errors="replace")  # folder names may not be valid UTF-8
     if file.is_dir():
-        raise RunError(f"{file} is a folder; give the page a file of its own, such as {file / 'report.html'}.")
+        raise RunError(f"{file} is a folder; give a file name such as {file / 'report.html'}.")
     write_atomically(file, content)
     return Report(file, len(content), runs, time.perf_counter() - started)
 
 
-def _figures(run: RunContents) -> dict[str, Any]:
-    figures: dict[str, Any] = {"finished": run.summary is not None}
-    figures |= {figure.plain(): value for figure, value in run.measured.items()}
-    if run.look is not None:
-        figures |= {f"sample_knn_top1_k{result.k}": result.top1 for result in run.look.knn}
-        if run.look.probe_top1 is not None:
-            figures["sample_linear_top1"] = run.look.probe_top1
-        if run.look.spread is not None:
-            figures["mean_view_similarity"] = float(run.look.spread.similarity.mean())
-            figures["mean_view_variance"] = float(run.look.spread.variance.mean())
-    return figures
+def _results(run: RunContents) -> dict[str, Any]:
+    results: dict[str, Any] = {"finished": run.summary is not None}
+    results |= {metric.json_name: value for metric, value in run.measured.items()}
+    if run.sample is not None:
+        results |= {f"sample_knn_top1_k{result.k}": result.top1 for result in run.sample.knn}
+        if run.sample.linear_top1 is not None:
+            results["sample_linear_top1"] = run.sample.linear_top1
+        if run.sample.spread is not None:
+            results["mean_view_similarity"] = float(run.sample.spread.similarity.mean())
+            results["mean_view_variance"] = float(run.sample.spread.variance.mean())
+    return results

@@ -1,4 +1,4 @@
-"""What the page shows of a run, gathered elsewhere: plain values, and pictures as tensors."""
+"""What a report shows of a run: plain values, and images as tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 from jcl.console import plain_names
 from jcl.evaluate.distribution import ViewSpread
 from jcl.evaluate.knn import KnnResult
+from jcl.runs.json_object import is_figure
 from jcl.settings.resolve import Choice
 from jcl.settings.schema import Settings
 
 
 @dataclass(frozen=True, eq=False)
-class ShownImage:
-    """An image (3, h, w) uint8, what it is called and what it shows, where that is known."""
+class NamedImage:
+    """An image (3, h, w) uint8 with its name and, if it has one, its label."""
 
     pixels: Tensor
     name: str
@@ -26,61 +27,61 @@ class ShownImage:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """The images of a sample that the features put next to a query, nearest first."""
+class NeighbourRow:
+    """A query and its nearest neighbours, nearest first."""
 
-    query: ShownImage
-    neighbours: Sequence[ShownImage]
+    query: NamedImage
+    neighbours: Sequence[NamedImage]
     similarities: Sequence[float]
 
 
 @dataclass(frozen=True, eq=False)
-class FlatMap:
-    """Images on a plane, two ways: places (n, 2) by who is near to whom and by principal components."""
+class FeatureMap:
+    """Positions (n, 2) of n images in the plane, by t-SNE and by principal components."""
 
-    near: Tensor
+    tsne: Tensor
     principal: Tensor
     names: Sequence[str]
     labels: Sequence[str | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
-    """What a network makes of a sample of its data: `bank` images to learn from and `queries` to ask about."""
+class SampleResults:
+    """Results on a sample of the images: `bank` images as reference and `queries` images to classify."""
 
     bank: int
     queries: int
-    unseen: bool  # whether the queries are from a test set
+    from_test_set: bool
     knn: Sequence[KnnResult] = ()
-    probe_top1: float | None = None
+    linear_top1: float | None = None
     spread: ViewSpread | None = None
-    flat_map: FlatMap | None = None
-    answers: Sequence[Answer] = ()
+    feature_map: FeatureMap | None = None
+    neighbours: Sequence[NeighbourRow] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class ExampleViews:
-    """Images as they are, and their views (n, v, 3, S, S) uint8 as the network sees them, the queries first."""
+    """Images and their training views (n, v, 3, S, S) uint8, queries first."""
 
-    images: Sequence[ShownImage]
+    images: Sequence[NamedImage]
     views: Tensor
 
 
-class Measured(NamedTuple):
-    """A figure by its plain name and, where it was not measured as usual, how, in words: it then stands alone."""
+class Metric(NamedTuple):
+    """The name of a metric and, if it was not measured by the default protocol, a description of the protocol."""
 
     name: str
-    how: str = ""
+    protocol: str = ""
 
-    def plain(self) -> str:
-        """Both as one plain name."""
-        how = self.how.replace("%", " percent").replace("'s", "")
-        return f"{self.name}_{plain_names([how])[0]}" if how else self.name
+    @property
+    def json_name(self) -> str:
+        protocol = self.protocol.replace("%", " percent").replace("'s", "")
+        return f"{self.name}_{plain_names([protocol])[0]}" if protocol else self.name
 
 
 @dataclass(frozen=True, eq=False)
 class RunContents:
-    """One run on the page. `choices` is None where the run did not keep what "auto" became."""
+    """One run of a report. `choices` is None if the run did not record how "auto" settings were resolved."""
 
     name: str
     path: Path
@@ -89,12 +90,22 @@ class RunContents:
     summary: Mapping[str, Any] | None
     choices: Sequence[Choice] | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
-    about_images: Sequence[str] = ()  # sentences: what is unusual about the folder they lie in
-    measured: Mapping[Measured, float] = field(default_factory=dict)
-    look: Look | None = None
+    data_remarks: Sequence[str] = ()
+    measured: Mapping[Metric, float] = field(default_factory=dict)
+    sample: SampleResults | None = None
     views: ExampleViews | None = None
-    absent: Sequence[str] = ()  # sentences: what is not shown, and why
+    missing: Sequence[str] = ()  # what the report lacks, and why
 
-    def newest(self, kind: str) -> Mapping[str, Any]:
-        """The last line of metrics of a kind."""
+    def last(self, kind: str) -> Mapping[str, Any]:
+        """The last line of this kind in `metrics.jsonl`."""
         return next((line for line in reversed(self.metrics) if line.get("kind") == kind), {})
+
+    def total(self, name: str) -> float | None:
+        """A number from the summary."""
+        value = (self.summary or {}).get(name)
+        return value if is_figure(value) else None
+
+    def progress(self, name: str) -> float | None:
+        """A number from the summary or, if the run has not finished, from its last training line."""
+        value = (self.summary or self.last("train")).get(name)
+        return value if is_figure(value) else None

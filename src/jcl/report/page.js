@@ -13,8 +13,8 @@ function svgElement(svg, name, attributes) {
 
 // --- Which run's details are shown -----------------------------------------------------------------------------------
 
-function showRun(place) {
-  for (const panel of document.querySelectorAll(".panel")) panel.hidden = panel.dataset.run !== place;
+function showRun(run) {
+  for (const panel of document.querySelectorAll(".panel")) panel.hidden = panel.dataset.run !== run;
 }
 
 const switches = document.querySelectorAll('input[name="run"]');
@@ -25,11 +25,11 @@ if (switches.length) showRun([...switches].find((one) => one.checked).value);
 
 for (const box of document.querySelectorAll("[data-toggle-run]")) {
   box.addEventListener("change", () => {
-    const place = Number(box.dataset.toggleRun);
-    if (box.checked) hiddenRuns.delete(place);
-    else hiddenRuns.add(place);
-    for (const other of document.querySelectorAll(`[data-toggle-run="${place}"]`)) other.checked = box.checked;
-    for (const curve of document.querySelectorAll(`.curve[data-run="${place}"]`)) {
+    const run = Number(box.dataset.toggleRun);
+    if (box.checked) hiddenRuns.delete(run);
+    else hiddenRuns.add(run);
+    for (const other of document.querySelectorAll(`[data-toggle-run="${run}"]`)) other.checked = box.checked;
+    for (const curve of document.querySelectorAll(`.curve[data-run="${run}"]`)) {
       curve.classList.toggle("hidden", !box.checked);
     }
   });
@@ -37,7 +37,7 @@ for (const box of document.querySelectorAll("[data-toggle-run]")) {
 
 // --- Reading values --------------------------------------------------------------------------------------------------
 
-function placeIn(svg, event) {
+function pointIn(svg, event) {
   const point = new DOMPoint(event.clientX, event.clientY);
   return point.matrixTransform(svg.getScreenCTM().inverse());
 }
@@ -82,7 +82,7 @@ function readLines(figure, chart) {
   }
 
   svg.addEventListener("pointermove", (event) => {
-    const x = placeIn(svg, event).x;
+    const x = pointIn(svg, event).x;
     read(chart.x[0] + ((x - left) / (right - left)) * (chart.x[1] - chart.x[0]));
   });
   svg.addEventListener("pointerleave", forget);
@@ -99,7 +99,7 @@ function readMap(figure, chart) {
   const svg = figure.querySelector("svg");
   const pointer = svg.querySelector(".pointer");
   const readout = figure.querySelector(".readout");
-  let layout = "near";
+  let layout = "tsne";
   let chosen = null;
 
   function read(number) {
@@ -110,11 +110,11 @@ function readMap(figure, chart) {
   }
 
   svg.addEventListener("pointermove", (event) => {
-    const place = placeIn(svg, event);
+    const point = pointIn(svg, event);
     let best = 0;
     let least = Infinity;
     chart.layouts[layout].forEach(([x, y], number) => {
-      const distance = (x - place.x) ** 2 + (y - place.y) ** 2;
+      const distance = (x - point.x) ** 2 + (y - point.y) ** 2;
       if (distance < least) [best, least] = [number, distance];
     });
     if (least < 400) read(best);
@@ -123,7 +123,7 @@ function readMap(figure, chart) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    const order = chart.layouts[layout].map((place, number) => [place[0], number]).sort((a, b) => a[0] - b[0]);
+    const order = chart.layouts[layout].map(([x], number) => [x, number]).sort((a, b) => a[0] - b[0]);
     const rank = chosen === null ? -step : order.findIndex((entry) => entry[1] === chosen);
     read(order[(rank + step + order.length) % order.length][1]);
   });
@@ -146,7 +146,7 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
   else readLines(figure, chart);
 }
 
-// Paper has no triangle to open: what is folded is printed too.
+// Print the collapsed sections too.
 window.addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });

@@ -1,29 +1,39 @@
-"""One self-contained page of one or several runs: opened from disk, it asks nothing of any network."""
+"""One self-contained HTML page for one or several runs; it loads nothing from the network."""
 
 from __future__ import annotations
 
 import base64
 import datetime
 import hashlib
+import io
+import json
 import re
 from collections.abc import Sequence
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup, escape
+from PIL import Image
+from torch import Tensor
 
 import jcl
-from jcl.console import listed
+from jcl.console import duration, listed, pluralize, readable_size
 from jcl.report import style
+from jcl.report.charts import PLOT_AREA, map_chart, speed_chart, training_charts, view_histograms
 from jcl.report.contents import RunContents
-from jcl.report.inline import script_json
-from jcl.report.page_charts import speed_figure, spread_figures, training_figures
-from jcl.report.page_runs import shown_run
-from jcl.report.page_tables import resource_table, result_tables, settings_tables
+from jcl.report.remarks import remarks
+from jcl.report.tables import MISSING, format_setting, percent, resource_table, result_tables, settings_tables
+from jcl.settings.schema import known, views_in_words
 
-# The colours of style.py a little lighter, to be read on a dark page.
-_ON_DARK: Final = {
+IMAGE_SIDE: Final = 112
+"""The longest side in pixels of an image on the page."""
+
+_LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
+_MAX_ROWS, _MAX_ROWS_OF_ALL = 6, 24  # rows of images of one run, and of all runs, so that the page stays small
+_IMAGE_SECTIONS: Final = ("invariance", "map", "neighbours", "views")
+# Lighter versions of the colours in style.py, for dark pages.
+_DARK_COLOURS: Final = {
     style.BLUE: "#4ea8de",
     style.ORANGE: "#f0b545",
     style.GREEN: "#35c79c",
@@ -31,99 +41,135 @@ _ON_DARK: Final = {
     "#56b4e9": "#8fd0f5",
     style.RED: "#f58a4b",
 }
-# The sections that can only be made where the images are; what they are called is also what they show.
-_MADE_FROM_IMAGES: Final = ("invariance", "map", "neighbours", "views")
-_PICTURE_ROWS, _MOST_ROWS = 24, 6  # of all runs together, so that a page of many runs stays small, and of one
 
 
 def render_page(runs: Sequence[RunContents], title: str | None = None, note: str = "") -> str:
-    """The whole page as HTML; `note` is a sentence to be read with the summary."""
-    training, spread, speed = training_figures(runs), spread_figures(runs), speed_figure(runs)
-    charts = {figure.key: figure.chart.data for figure in (*training, *spread, speed) if figure is not None}
-    rows = min(_MOST_ROWS, max(2, _PICTURE_ROWS // len(runs)))
-    shown = [shown_run(place, run, charts, rows) for place, run in enumerate(runs)]
-    script = _packaged("page.js")
+    """The page as HTML; `note` is shown below the summary."""
+    training, histograms, speed = training_charts(runs), view_histograms(runs), speed_chart(runs)
+    charts = {chart.spec.key: chart.data for chart in (*training, *histograms, speed) if chart is not None}
+    described = [_describe(index, run) for index, run in enumerate(runs)]
+    charts |= {f"map-{one['index']}": one["map"].data for one in described if one["map"] is not None}
+    script = _asset("page.js")
     page = _environment().get_template("page.html").render(
-        title=title or _title(runs),
+        title=title or (listed([run.name for run in runs]) if len(runs) <= 3 else f"{len(runs)} runs"),
         note=note,
         made=datetime.datetime.now(tz=datetime.UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
         version=jcl.__version__,
-        runs=shown,
+        runs=described,
+        max_rows=min(_MAX_ROWS, max(2, _MAX_ROWS_OF_ALL // len(runs))),
         same_data=len({run.settings.data.location for run in runs}) == 1,
         training=training,
-        spread=spread,
+        histograms=histograms,
         speed=speed,
         results=result_tables(runs),
         resources=resource_table(runs),
         settings=settings_tables(runs),
-        data=script_json({"runs": [run.name for run in runs], "charts": charts}),
-        css=Markup(_colours(runs) + _packaged("page.css")),
+        data=_script_json({"runs": [run.name for run in runs], "charts": charts}),
+        css=Markup(_colours(runs) + _asset("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )  # fmt: skip
     return page.lstrip()
 
 
-def lost_parts(old: str, new: str) -> list[str]:
-    """The parts made from images that an older page shows and a newer one does not."""
+def missing_sections(old: str, new: str) -> list[str]:
+    """The sections made from images that the old page has and the new one lacks."""
     before, after = (re.findall(r'<section id="(\w+)">', page) for page in (old, new))
-    return [part for part in _MADE_FROM_IMAGES if part in before and part not in after]
+    return [section for section in _IMAGE_SECTIONS if section in before and section not in after]
 
 
 def _environment() -> Environment:
-    loader = DictLoader({"page.html": _packaged("page.html")})
+    loader = DictLoader({"page.html": _asset("page.html")})
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["coded"] = _coded
+    made.filters |= {"code": _code, "data_url": _data_url, "setting": format_setting}
+    made.globals["plot_area"] = PLOT_AREA
     return made
 
 
-def _coded(text: str) -> Markup:
-    """A sentence, escaped, with what stands between backticks as code."""
-    parts = [escape(part) for part in text.split("`")]
-    if len(parts) % 2 == 0:  # a backtick too many: somebody's file name
-        return escape(text)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(part) if place % 2 else part for place, part in enumerate(parts)
-    )
-
-
-def _packaged(name: str) -> str:
+def _asset(name: str) -> str:
     return resources.files("jcl.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _title(runs: Sequence[RunContents]) -> str:
-    names = [run.name for run in runs]
-    if len(names) > 3:
-        return f"{len(names)} runs"
-    return listed(names)
+def _code(text: str) -> Markup:
+    """Escaped text with what is between backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    if len(parts) % 2 == 0:  # unbalanced, for example in a file name
+        return escape(text)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
+def _data_url(pixels: Tensor) -> str:
+    """An image (3, h, w) uint8, scaled down if it is large."""
+    image = Image.fromarray(pixels.permute(1, 2, 0).cpu().contiguous().numpy())
+    image.thumbnail((IMAGE_SIDE, IMAGE_SIDE))
+    buffer = io.BytesIO()
+    kind = "png" if max(image.size) <= _LOSSLESS_SIDE else "jpeg"
+    image.save(buffer, kind, optimize=kind == "png", quality=82)
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _script_json(value: Any) -> Markup:
+    """JSON for a script element, with escapes for the characters that could end it."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return Markup(re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _describe(index: int, run: RunContents) -> dict[str, Any]:
+    """What the template shows of one run."""
+    method, sample = run.settings.method, run.sample
+    top1, contrastive = run.last("knn").get("knn_top1"), run.last("train").get("contrastive_accuracy")
+    if top1 is not None:
+        headline = percent(top1), "kNN accuracy of the frozen features"
+    else:
+        headline = MISSING if contrastive is None else percent(contrastive), "contrastive accuracy"
+    epochs = pluralize(run.settings.train.epochs, "epoch")
+    about = f"{run.settings.model.backbone} · {epochs} on {run.settings.data.location}"
+    facts = {
+        "loss": (run.last("train").get("loss"), "{:.3f}".format),
+        "contrastive accuracy": (contrastive, percent),
+        "images per second": (run.progress("images_per_second"), "{:,.0f}".format),
+        "training time": (run.progress("seconds"), duration),
+        "peak memory": (run.total("peak_memory_bytes"), readable_size),
+    }
+    return {
+        "index": index,
+        "contents": run,
+        "name": run.name,
+        "about": f"{method.name}{views_in_words(run.settings)} · {about}",
+        "headline": headline,
+        "facts": {name: write(value) for name, (value, write) in facts.items() if value is not None},
+        "remarks": remarks(run),
+        "map": map_chart(run.name, sample.feature_map) if sample and sample.feature_map else None,
+        "neighbours": sample.neighbours if sample else (),
+        "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
+        "spread": sample.spread if sample and sample.spread and len(sample.spread.similarity) else None,
+        "view_names": _view_names(known(method.num_queries), known(method.num_keys)),
+    }
+
+
+def _view_names(queries: int, keys: int) -> list[str]:
+    names = ["query"] if queries == 1 else [f"query {number}" for number in range(1, queries + 1)]
+    return [*names, *(f"key {number}" for number in range(1, keys + 1))]
 
 
 def _colours(runs: Sequence[RunContents]) -> str:
-    """The colours of runs and classes as CSS variables, for light pages and dark ones."""
+    """CSS with the colours of runs and classes, for light and dark pages."""
     chosen = _run_colours([run.settings.method.name for run in runs])
-    named = {f"--run-{place}": colour for place, colour in enumerate(chosen)}
-    named |= {f"--hue-{place}": colour for place, colour in enumerate(style.PALETTE)}
+    named = {f"--run-{index}": colour for index, colour in enumerate(chosen)}
+    named |= {f"--hue-{index}": colour for index, colour in enumerate(style.PALETTE)}
     light = ";".join(f"{name}:{colour}" for name, colour in named.items())
-    dark = ";".join(f"{name}:{_ON_DARK.get(colour, colour)}" for name, colour in named.items())
-    # A later run in a colour that is taken already has another dash.
-    rules = [
-        f".run-{place}{{--colour:var(--run-{place});--dash:{('none', '6 3', '2 2')[chosen[:place].count(colour) % 3]}}}"
-        for place, colour in enumerate(chosen)
-    ]
-    rules += [f".hue-{place}{{--colour:var(--hue-{place})}}" for place in range(len(style.PALETTE))]
-    rules = [f":root{{{light}}}", f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}", *rules]
+    dark = ";".join(f"{name}:{_DARK_COLOURS.get(colour, colour)}" for name, colour in named.items())
+    rules = [f":root{{{light}}}", f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"]
+    for index, colour in enumerate(chosen):
+        dash = ("none", "6 3", "2 2")[chosen[:index].count(colour) % 3]  # tells runs of the same colour apart
+        rules.append(f".run-{index}{{--colour:var(--run-{index});--dash:{dash}}}")
+    rules += [f".hue-{index}{{--colour:var(--hue-{index})}}" for index in range(len(style.PALETTE))]
     return "\n".join(rules) + "\n"
 
 
 def _run_colours(methods: Sequence[str]) -> list[str]:
-    """The first run of a method has the method's colour, others one that no run has yet, as long as there are any."""
-    own = [colour if method not in methods[:place] else None for place, method, colour in _numbered(methods)]
-    free = [colour for colour in style.PALETTE if colour not in own] or list(style.PALETTE)
-    further = iter(range(len(methods)))
-    return [colour or free[next(further) % len(free)] for colour in own]
-
-
-def _numbered(methods: Sequence[str]) -> list[tuple[int, str, str]]:
-    names = list(dict.fromkeys(methods))
-    colours = dict(zip(names, style.colours_for(names), strict=True))
-    return [(place, method, colours[method]) for place, method in enumerate(methods)]
+    """The first run of a method has the method's colour, the others unused ones as long as there are any."""
+    # A name that no method has gets the next unused colour.
+    return style.colours_for(
+        [method if method not in methods[:index] else f"{method} {index}" for index, method in enumerate(methods)]
+    )

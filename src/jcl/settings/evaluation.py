@@ -11,6 +11,7 @@ from jcl.settings.options import (
     HARDWARE,
     OUTPUT,
     DeviceOptions,
+    ForceOptions,
     JsonOptions,
     SeedOptions,
     WorkersOptions,
@@ -75,3 +76,12 @@ class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
     label_smoothing: float = option(0.0, "Label smoothing.")
     jitter: bool = option(False, "Add colour jitter to crops and flips.")
     compile: bool = option(False, "Compile the backbone (pays off in long runs).", panel=HARDWARE)
+
+
+class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):
+    """Options of `jcl report`."""
+
+    runs: tuple[Path, ...] = argument("RUN", "Run folders, finished or not.")
+    out: Path | None = option(None, "HTML file to write (default: report.html in the run folder).", "-o", "--out")
+    name: tuple[str, ...] = option((), "Name of a run on the page; repeatable, in the order of the runs.")
+    title: str | None = option(None, "Title of the page.")

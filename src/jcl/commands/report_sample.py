@@ -1,0 +1,194 @@
+"""What a report measures itself: a bounded amount of work on a sample of the images, the same for every run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
+from jcl.data.subset import select_images
+from jcl.distributed.device import choose_precision
+from jcl.errors import DataError
+from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
+from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode
+from jcl.evaluate.image_views import ViewPasses
+from jcl.evaluate.knn import KnnResult, knn_accuracy
+from jcl.evaluate.linear import ProbeGrid, linear_probe
+from jcl.evaluate.neighbours import nearest_neighbours
+from jcl.evaluate.projection import principal_components, tsne
+from jcl.export.loading import open_backbone
+from jcl.random import permutation
+from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
+from jcl.report.page import IMAGE_SIDE
+from jcl.settings.schema import Settings, known
+from jcl.train.build import run_view_recipe
+from jcl.views import ViewMaker, denormalise
+
+_STREAM: Final = 0x7265706F7274  # differs from those in `jcl.random`
+_FLOPS: Final = {"cpu": 4e11, "cuda": 2e14}  # a few seconds of work
+_FLOPS_PER_PIXEL: Final = 6000  # the time it takes to make a view, in FLOPs
+_MAX_IMAGES, _MAX_FILES, _MIN_IMAGES = 1500, 600, 60  # files take longer because they have to be decoded
+_MAX_SPREAD, _MIN_SPREAD, _VIEWS = 256, 12, 16
+_MAP_IMAGES, _QUERIES, _NEIGHBOURS, _VIEW_ROWS = 320, 6, 8, 6
+_K: Final = (1, 5, 20, 200)
+_PROBE: Final = ProbeGrid((0.1, 1.0, 3.0), (1e-4, 1e-2))
+_PROBE_EPOCHS, _PROBE_BATCH = 60, 1024
+_MAX_PROBE_WEIGHTS: Final = 2_000_000
+
+
+def evaluate_sample(weights: Path, settings: Settings, data: ImageData, device: torch.device) -> SampleResults:
+    """Evaluate the backbone of a run on a sample of `data`.
+
+    The sample size depends only on the network and the kind of device, so equal runs have equal results.
+    """
+    found = open_backbone(weights)
+    backbone, shown = found.network, found.info.shown
+    precision = choose_precision(settings.train.precision, device)
+    sample = _draw_sample(data, _affordable_views(backbone, shown, device))
+    bank, queries = (
+        shown.extract(backbone, source, device=device, precision=precision) for source in (sample.bank, sample.queries)
+    )
+    if not (bank.values.isfinite().all() and queries.values.isfinite().all()):
+        raise DataError("its features hold NaN or infinite values; training has probably diverged.")
+    viewer = Viewer("the network", backbone, run_view_recipe(settings))
+    passes = ViewPasses(seed=0, device=device, precision=precision, canvas=known(settings.data.canvas))
+    labelled = _labelled(bank) and _labelled(queries)
+    return SampleResults(
+        bank=len(bank),
+        queries=len(queries),
+        from_test_set=data.test is not None,
+        knn=_knn(bank, queries) if labelled else (),
+        linear_top1=_linear_top1(bank, queries, device) if labelled else None,
+        spread=_spread(viewer, sample.spread, passes),
+        feature_map=_feature_map(queries, sample.queries),
+        neighbours=_neighbours(bank, queries, sample),
+    )
+
+
+def example_views(settings: Settings, data: ImageData) -> ExampleViews:
+    """The first readable training images with their query and key views of the first step."""
+    source, recipe = data.train, run_view_recipe(settings)
+    keys, queries = known(settings.method.num_keys), known(settings.method.num_queries)
+    batch = next(iter(read_all(source, canvas=known(settings.data.canvas), batch_size=_VIEW_ROWS)), None)
+    if batch is None:
+        raise DataError(f"none of the images can be read ({source.description}).")
+    maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
+    # The learner numbers the first query 0, then the keys, then further queries.
+    numbers = torch.tensor([0, *range(keys + 1, keys + queries), *range(1, keys + 1)])
+    rows = torch.arange(len(batch)).repeat_interleave(len(numbers))
+    views = denormalise(maker(rows, numbers.repeat(len(batch))), recipe.mean, recipe.std)
+    images = [_image(source, sample) for sample in batch.samples.tolist()]
+    return ExampleViews(images, views.reshape(len(batch), len(numbers), *views.shape[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    bank: ImageSource
+    queries: ImageSource
+    spread: ImageSource
+
+
+def _affordable_views(backbone: nn.Module, shown: FeatureSettings, device: torch.device) -> int:
+    side = shown.image_size
+    with evaluation_mode(backbone.cpu()), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        backbone(torch.zeros(1, 3, side, side))
+    flops = counter.get_total_flops() + _FLOPS_PER_PIXEL * side**2
+    return int(_FLOPS.get(device.type, _FLOPS["cpu"]) / flops)
+
+
+def _draw_sample(data: ImageData, affordable: int) -> _Sample:
+    """Two thirds of the images as bank and one third as queries, these from the test set if there is one.
+
+    The order of the queries does not depend on their number.
+    """
+    most = _MAX_IMAGES if isinstance(data.train, ArrayImages) else _MAX_FILES
+    images = max(_MIN_IMAGES, min(most, affordable // 2))
+    order = permutation(0, _STREAM, 0, len(data.train))
+    spread = select_images(data.train, order[: max(_MIN_SPREAD, min(_MAX_SPREAD, affordable // 2 // _VIEWS))])
+    if data.test is not None:
+        rows = permutation(0, _STREAM, 1, len(data.test))[: images // 3]
+        return _Sample(select_images(data.train, order[: images * 2 // 3]), select_images(data.test, rows), spread)
+    few = max(1, min(images, len(order)) // 3)
+    return _Sample(select_images(data.train, order[few:images]), select_images(data.train, order[:few]), spread)
+
+
+def _labelled(features: Features) -> bool:
+    return features.labels is not None and bool((features.labels != UNLABELLED).any())
+
+
+def _knn(bank: Features, queries: Features) -> Sequence[KnnResult]:
+    assert bank.labels is not None and queries.labels is not None
+    counts = [k for k in _K if k <= len(bank)]
+    return knn_accuracy(bank.values, bank.labels, queries.values, queries.labels, k=counts)
+
+
+def _linear_top1(bank: Features, queries: Features, device: torch.device) -> float | None:
+    """Accuracy of a quick linear probe, unless there is nothing to learn or the probe is too large."""
+    assert bank.labels is not None and queries.labels is not None
+    counts = torch.unique(bank.labels[bank.labels >= 0], return_counts=True)[1]
+    weights = len(_PROBE.cells) * len(counts) * bank.values.shape[1]
+    if len(counts) < 2 or counts.max() < 2 or weights > _MAX_PROBE_WEIGHTS:
+        return None
+    inputs = (bank.values, bank.labels, queries.values, queries.labels)
+    found = linear_probe(*inputs, grid=_PROBE, epochs=_PROBE_EPOCHS, batch_size=_PROBE_BATCH, device=device)
+    return found.scores.top1
+
+
+def _spread(viewer: Viewer, source: ImageSource, passes: ViewPasses) -> ViewSpread | None:
+    """How similar the views of an image are; None if none of the images can be read."""
+    with contextlib.suppress(DataError):
+        (spread,), _ = view_spreads([viewer], source, torch.arange(len(source)), passes, _VIEWS)
+        return spread
+    return None
+
+
+def _feature_map(features: Features, source: ImageSource) -> FeatureMap | None:
+    if len(features) < 3:
+        return None
+    values, samples = features.values[:_MAP_IMAGES], features.samples[:_MAP_IMAGES].tolist()
+    names, labels = [source.name_of(sample) for sample in samples], [_label(source, sample) for sample in samples]
+    return FeatureMap(tsne(values), principal_components(values), names, labels)
+
+
+def _neighbours(bank: Features, queries: Features, sample: _Sample) -> list[NeighbourRow]:
+    """The neighbours of a few queries, from as many classes as possible."""
+    rows = _distinct(queries)
+    found = nearest_neighbours(queries.values[rows], bank.values, _NEIGHBOURS)
+    return [
+        NeighbourRow(
+            _image(sample.queries, int(queries.samples[row])),
+            [_image(sample.bank, int(bank.samples[other])) for other in others],
+            similarities,
+        )
+        for row, others, similarities in zip(rows, found.rows.tolist(), found.similarities.tolist(), strict=True)
+    ]
+
+
+def _distinct(queries: Features) -> list[int]:
+    """Rows of the first query of each class, then others."""
+    if queries.labels is None:
+        return list(range(min(_QUERIES, len(queries))))
+    first = {int(label): row for row, label in reversed(list(enumerate(queries.labels)))}
+    chosen = sorted(first.values())[:_QUERIES]
+    others = [row for row in range(len(queries)) if row not in chosen]
+    return chosen + others[: _QUERIES - len(chosen)]
+
+
+def _image(source: ImageSource, sample: int) -> NamedImage:
+    pixels: Tensor = source.read(sample, IMAGE_SIDE * 2)
+    return NamedImage(pixels, source.name_of(sample), _label(source, sample))
+
+
+def _label(source: ImageSource, sample: int) -> str | None:
+    """The name of an image's class, or its number if classes have no names."""
+    label = UNLABELLED if source.labels is None else int(source.labels[sample])
+    if label == UNLABELLED:
+        return None
+    return source.class_names[label] if source.class_names and label < len(source.class_names) else f"class {label}"

@@ -1,0 +1,334 @@
+"""Charts of the page, as values that the template draws as SVG in the page's colours."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from jcl.report.contents import FeatureMap, RunContents
+from jcl.report.style import PALETTE
+from jcl.train.health import uniform_guess_loss
+
+Points = NDArray[np.float64]  # (n, 2)
+
+PLOT_AREA: Final = (46, 12, 408, 204)  # left, top, right and bottom in a drawing of 420 by 236
+MAP_SIDE: Final = 420
+_MAP_MARGIN: Final = 14
+_MAX_POINTS, _SMOOTHED, _MARKED = 240, 60, 25  # points drawn; from 60 on they are averaged, up to 25 they are marked
+_BINS: Final = 24
+_MAX_CLASSES: Final = 12
+_CIRCLE: Final = "M-3.6 0A3.6 3.6 0 1 0 3.6 0A3.6 3.6 0 1 0 -3.6 0Z"
+_TRIANGLE: Final = "M0 -4.4L4.1 3.2L-4.1 3.2Z"
+_DOT: Final = "M-2.2 0A2.2 2.2 0 1 0 2.2 0A2.2 2.2 0 1 0 -2.2 0Z"
+
+
+@dataclass(frozen=True)
+class ChartSpec:
+    """Title, explanation and axes of a chart; training charts also name their metric and its kind of line."""
+
+    key: str
+    title: str
+    text: str
+    metric: str = ""
+    kind: str = "train"
+    percent: bool = False
+    from_zero: bool = False
+    x_name: str = "epoch"
+
+    def format(self, value: float) -> str:
+        return f"{value:.3g} %" if self.percent else f"{value:,.4g}"
+
+
+_LEARNING_RATE: Final = ChartSpec(
+    "rate", "Learning rate", "Features improve most as it decays.", "lr", from_zero=True
+)  # fmt: skip
+_TRAINING: Final = (
+    ChartSpec("loss", "Loss", "Lower is better. Losses of different methods are not comparable.", "loss"),
+    ChartSpec(
+        "accuracy", "Contrastive accuracy",
+        "Share of queries that are closer to their own key than to every key in the queue.",
+        "contrastive_accuracy", percent=True, from_zero=True,
+    ),
+    ChartSpec(
+        "knn", "kNN accuracy of the frozen features", "Top-1, measured on all images during training.",
+        "knn_top1", kind="knn", percent=True,
+    ),
+    _LEARNING_RATE,
+    ChartSpec(
+        "positive", "Similarity of query and keys", "Cosine similarity of a query and the mean of its keys.",
+        "positive_similarity",
+    ),
+    ChartSpec(
+        "spread", "Feature standard deviation",
+        "Per coordinate, over a batch. Near zero, the features have collapsed.",
+        "feature_std", from_zero=True,
+    ),
+)  # fmt: skip
+_SPEED: Final = ChartSpec(
+    "speed", "Throughput", "Images per second during training.", "images_per_second", from_zero=True
+)
+_SIMILARITY: Final = ChartSpec(
+    "similarity", "Similarity of an image's views", "Further right: the network finds the views more alike.",
+    percent=True, from_zero=True, x_name="mean cosine similarity",
+)  # fmt: skip
+_VARIANCE: Final = ChartSpec(
+    "variance", "Variance of an image's views", "Further left: the features change less between views.",
+    percent=True, from_zero=True, x_name="mean variance of a coordinate",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Maps values from `low` to `high` to SVG units from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
+
+    def ticks(self, count: int) -> list[float]:
+        values = MaxNLocator(count, steps=[1, 2, 2.5, 5, 10]).tick_values(self.low, self.high)
+        return [round(float(value), 12) for value in values if self.low <= value <= self.high]
+
+
+@dataclass(frozen=True)
+class Series:
+    """The curve of one run; values that are not finite leave a gap."""
+
+    run: int
+    points: Points
+    raw: Points | None = None  # before smoothing
+    marked: bool = False
+    filled: bool = False
+    width: float = 2.2
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart: what the template draws, and the data for the script that reads values off it."""
+
+    spec: ChartSpec
+    label: str  # for screen readers
+    x: Axis
+    y: Axis
+    levels: Sequence[tuple[float, str]]  # dashed horizontal lines
+    series: Sequence[Series]
+
+    def path(self, points: Points) -> str:
+        """Lines from point to point, with a gap at each point that is not finite."""
+        parts, pen_down = [], False
+        for x, y in points.tolist():
+            if math.isfinite(y):
+                start = "" if pen_down else "h0"  # makes a single point visible
+                parts.append(f"{'L' if pen_down else 'M'}{self.x(x)} {self.y(y)}{start}")
+            pen_down = math.isfinite(y)
+        return "".join(parts)
+
+    def area(self, points: Points) -> str:
+        """The area between the curve and the x axis."""
+        first, last = self.x(points[0, 0]), self.x(points[-1, 0])
+        return f"{self.path(points)}L{last} {self.y.start}L{first} {self.y.start}Z"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        series = [
+            {
+                "run": one.run,
+                "points": [
+                    [float(f"{x:.6g}"), float(f"{y:.6g}"), self.spec.format(y)]
+                    for x, y in one.points.tolist()
+                    if math.isfinite(y)
+                ],
+            }
+            for one in self.series
+        ]
+        extent = {"x": [self.x.low, self.x.high], "y": [self.y.low, self.y.high], "box": PLOT_AREA}
+        return {"kind": "lines", "xName": self.spec.x_name, "series": series, **extent}
+
+
+def training_charts(runs: Sequence[RunContents]) -> list[Chart]:
+    """Charts of the training metrics; those that no run has recorded are left out."""
+    return [chart for spec in _TRAINING if (chart := _training_chart(spec, runs)) is not None]
+
+
+def speed_chart(runs: Sequence[RunContents]) -> Chart | None:
+    return _training_chart(_SPEED, runs)
+
+
+def view_histograms(runs: Sequence[RunContents]) -> list[Chart]:
+    """Histograms over images of how similar their views are; empty if no run has them."""
+    spreads = {index: run.sample.spread for index, run in enumerate(runs) if run.sample and run.sample.spread}
+    if not spreads:
+        return []
+    return [
+        _histogram(_SIMILARITY, {index: spread.similarity for index, spread in spreads.items()}),
+        _histogram(_VARIANCE, {index: spread.variance for index, spread in spreads.items()}),
+    ]
+
+
+def metric_points(metrics: Sequence[Mapping[str, Any]], kind: str, name: str) -> Points:
+    """Epochs and values of a metric in the lines of one kind; a value that is null becomes NaN."""
+    rows = [(line["epoch"], line[name]) for line in metrics if line.get("kind") == kind and name in line]
+    return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+
+def moving_average(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A centred moving average over about a thirtieth of the values that ignores NaN, and keeps it."""
+    half = len(values) // 60
+    finite = np.isfinite(values)
+    kernel = np.ones(2 * half + 1)
+    total = np.convolve(np.pad(np.where(finite, values, 0.0), half), kernel, mode="valid")
+    count = np.convolve(np.pad(finite.astype(np.float64), half), kernel, mode="valid")
+    return np.where(finite, total / np.maximum(count, 1), np.nan)
+
+
+def value_range(values: NDArray[np.float64], *, from_zero: bool = False) -> tuple[float, float]:
+    """The range of the finite values with a small margin; never empty."""
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    if from_zero:
+        low = min(low, 0.0)
+    margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    return (low if from_zero and low == 0 else low - margin), high + margin
+
+
+def _training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None:
+    found = {index: metric_points(run.metrics, spec.kind, spec.metric) for index, run in enumerate(runs)}
+    found = {index: points for index, points in found.items() if np.isfinite(points[:, 1]).any()}
+    if not found:
+        return None
+    series = [_series(spec, index, points, len(runs)) for index, points in found.items()]
+    levels: list[tuple[float, str]] = []
+    if spec.key == "loss":
+        sizes = {runs[index].settings.method.queue_size for index in found}
+        known = sorted(size for size in sizes if isinstance(size, int))
+        levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in known]
+    ends = "; ".join(f"{runs[one.run].name} ends at {spec.format(_last(one.points))}" for one in series)
+    end = max(float(points[:, 0].max()) for points in found.values())
+    return _chart(spec, f"{spec.title} by epoch. {ends}.", series, (0.0, end or 1.0), levels)
+
+
+def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:
+    # Keep the last point: it is the final value.
+    shown = np.append(np.arange(0, len(points) - 1, math.ceil(len(points) / _MAX_POINTS)), len(points) - 1)
+    if spec is _LEARNING_RATE:
+        # Schedules often coincide, so later runs get thinner lines, which leave the ones below visible.
+        width = 2.2 if runs == 1 else max(5.0 - 1.6 * index, 1.6)
+        return Series(index, points[shown], marked=runs == 1 and len(points) <= _MARKED, width=width)
+    if len(points) < _SMOOTHED:
+        return Series(index, points[shown], marked=len(points) <= _MARKED)
+    smoothed = np.stack([points[:, 0], moving_average(points[:, 1])], axis=1)
+    return Series(index, smoothed[shown], raw=points[shown])
+
+
+def _last(points: Points) -> float:
+    values = points[:, 1]
+    return float(values[np.isfinite(values)][-1])
+
+
+def _histogram(spec: ChartSpec, values: Mapping[int, Tensor]) -> Chart:
+    """Percent of the images in bins that all runs share, as step curves."""
+    arrays = {index: own.double().numpy() for index, own in values.items()}
+    everything = np.concatenate(list(arrays.values()))
+    low, high = float(everything.min()), float(everything.max())
+    if high - low < 1e-9:
+        low, high = low - 0.05, high + 0.05
+    edges = np.linspace(low, high, _BINS + 1)
+    series = []
+    for index, own in arrays.items():
+        shares = 100 * np.histogram(own, edges)[0] / max(1, len(own))
+        heights = np.concatenate([[0.0], np.repeat(shares, 2), [0.0]])
+        series.append(Series(index, np.stack([np.repeat(edges, 2), heights], axis=1), filled=True))
+    means = ", ".join(f"{own.mean():.3g}" for own in arrays.values())
+    return _chart(spec, f"{spec.title}: histogram, means {means}", series, (low, high))
+
+
+def _chart(
+    spec: ChartSpec,
+    label: str,
+    series: Sequence[Series],
+    x_range: tuple[float, float],
+    levels: Sequence[tuple[float, str]] = (),
+) -> Chart:
+    heights = [one.points[:, 1] for one in series] + [one.raw[:, 1] for one in series if one.raw is not None]
+    heights.append(np.array([value for value, _ in levels]))
+    left, top, right, bottom = PLOT_AREA
+    y_range = value_range(np.concatenate(heights), from_zero=spec.from_zero)
+    return Chart(spec, label, Axis(*x_range, left, right), Axis(*y_range, bottom, top), levels, series)
+
+
+@dataclass(frozen=True)
+class ClassMark:
+    """How images of a class are marked on the map."""
+
+    name: str
+    style: str
+    shape: str
+    images: int
+
+
+@dataclass(frozen=True)
+class MapChart:
+    """A map of images; each layout has the marks of all images as (x, y, mark), those drawn first at the front."""
+
+    label: str
+    legend: Sequence[ClassMark]
+    layouts: Mapping[str, Sequence[tuple[float, float, ClassMark]]]
+    data: dict[str, Any]
+
+
+def class_marks(labels: Sequence[str | None]) -> dict[str | None, ClassMark]:
+    """A mark for each label by colour and shape; rare classes share a grey one if there are too many."""
+    counts = Counter(label for label in labels if label is not None)
+    if not counts:
+        return {None: ClassMark("image", "hue-0", _CIRCLE, len(labels))}
+    frequent = sorted(counts, key=lambda name: (-counts[name], name))
+    if len(frequent) > _MAX_CLASSES:
+        frequent = frequent[: _MAX_CLASSES - 1]
+    hues = len(PALETTE)
+    marks: dict[str | None, ClassMark] = {
+        name: ClassMark(name, f"hue-{index % hues}", (_CIRCLE, _TRIANGLE)[index // hues], counts[name])
+        for index, name in enumerate(sorted(frequent))
+    }
+    others = [label for label in labels if label not in marks]
+    name = "no label" if set(others) == {None} else "other classes"
+    return marks | dict.fromkeys(others, ClassMark(name, "hue-none", _DOT, len(others)))
+
+
+def map_chart(run_name: str, feature_map: FeatureMap) -> MapChart:
+    """Both layouts of a run's feature map, of which the page shows one."""
+    labels = feature_map.labels
+    marks = class_marks(labels)
+    positions = {"tsne": _in_square(feature_map.tsne), "principal": _in_square(feature_map.principal)}
+    order = sorted(range(len(labels)), key=lambda row: marks[labels[row]].style != "hue-none")  # grey below
+    return MapChart(
+        label=f"Map of {len(labels)} images by the features of {run_name}, coloured by class",
+        legend=list(dict.fromkeys(marks.values())),
+        layouts={name: [(*found[row], marks[labels[row]]) for row in order] for name, found in positions.items()},
+        data={
+            "kind": "map",
+            "layouts": positions,
+            "names": [
+                name if label is None else f"{name} · {label}"
+                for name, label in zip(feature_map.names, labels, strict=True)
+            ],
+        },
+    )
+
+
+def _in_square(positions: Tensor) -> list[tuple[float, float]]:
+    """Scaled to fill the drawing."""
+    low, high = positions.min(0).values, positions.max(0).values
+    scaled = _MAP_MARGIN + (positions - low) / (high - low).clamp_min(1e-12) * (MAP_SIDE - 2 * _MAP_MARGIN)
+    return [(round(x, 1), round(y, 1)) for x, y in scaled.tolist()]

@@ -1,0 +1,105 @@
+"""Figures as PNG files: bars that compare methods, and images with their nearest neighbours."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from jcl.report import style
+from jcl.report.contents import NamedImage, NeighbourRow
+
+_CELL, _GAP, _CAPTION = 0.92, 0.1, 0.17  # inches
+_MARGIN, _TOP, _BOTTOM = 0.22, 0.98, 0.2
+
+
+def plot_comparison(
+    scores: Mapping[str, float], path: Path, *, title: str, subtitle: str, chance: float | None = None
+) -> Path:
+    """A bar for each score in percent, in the order given, and a dashed line at `chance`."""
+    height = 1.15 + 0.46 * len(scores)
+    figure = style.new_figure(8, height)
+    axes = figure.add_axes((0.19, 0.42 / height, 0.75, 0.46 * len(scores) / height))
+    lengths = [value if math.isfinite(value) else 0.0 for value in scores.values()]
+    axes.barh(range(len(scores)), lengths, height=0.66, color=style.colours_for(list(scores)), linewidth=0)
+    for row, (length, value) in enumerate(zip(lengths, scores.values(), strict=True)):
+        axes.annotate(
+            f"{value:.1f} %" if math.isfinite(value) else "not measured", (length, row), (5, 0),
+            textcoords="offset points", va="center_baseline", color=style.INK, fontsize=style.SIZES["panel"],
+            fontweight="bold",
+        )  # fmt: skip
+    axes.set_yticks(range(len(scores)), [style.plain(name, 22) for name in scores], parse_math=False)
+    axes.set_ylim(len(scores) - 0.5, -0.5)
+    axes.set_xlim(0, max([*lengths, 1.0]) * 1.12)
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.spines["left"].set_color(style.MUTED)
+    axes.grid(visible=True, axis="x", color=style.FAINT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", colors=style.MUTED, labelsize=style.SIZES["label"], length=0)
+    axes.tick_params(axis="y", colors=style.INK, labelsize=style.SIZES["panel"] - 0.5, length=0)
+    if chance is not None:
+        axes.axvline(chance, color=style.INK, linewidth=1, linestyle=(0, (4, 3)))
+        subtitle += f"; dashed: chance, {chance:.1f} %"
+    style.write_title(figure, style.plain(title, 90), style.plain(subtitle, 120))
+    return style.save(figure, path)
+
+
+def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "Nearest neighbours") -> Path:
+    """Each query beside its neighbours, nearest first.
+
+    A neighbour with the query's label has a green frame and a tick, one with another label a red frame and a cross.
+    """
+    columns = 1 + max(len(row.neighbours) for row in rows)
+    captioned = any(image.label for row in rows for image in (row.query, *row.neighbours))
+    pitch = _CELL + _GAP + (_CAPTION if captioned else 0)
+    width = max(2 * _MARGIN + columns * (_CELL + _GAP) + 2 * _GAP, 5.6)
+    height = _TOP + len(rows) * pitch + _BOTTOM
+    figure = style.new_figure(width, height)
+    style.write_title(figure, style.plain(title, 60), "left: the query; then its nearest neighbours, nearest first")
+    lefts = [_MARGIN + column * (_CELL + _GAP) + (2 * _GAP if column else 0) for column in range(columns)]
+    for number, row in enumerate(rows):
+        bottom = height - _TOP - number * pitch - _CELL
+        for column, image in enumerate((row.query, *row.neighbours)):
+            box = (lefts[column] / width, bottom / height, _CELL / width, _CELL / height)
+            colour, mark = (style.INK, "") if column == 0 else _verdict(row.query.label, image.label)
+            axes = figure.add_axes(box)
+            _show(axes, image, colour, mark)
+            if column > 0:
+                _badge(axes, f"{row.similarities[column - 1]:.2f}")
+    for column, left in enumerate(lefts):
+        figure.text(
+            (left + _CELL / 2) / width, 1 - (_TOP - 0.09) / height, str(column or "query"), ha="center",
+            color=style.MUTED, fontsize=style.SIZES["label"],
+        )  # fmt: skip
+    return style.save(figure, path)
+
+
+def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:
+    """An image in a frame, with its label below; small images keep their pixels."""
+    pixels = image.pixels.permute(1, 2, 0).cpu().numpy()
+    axes.imshow(pixels, interpolation="nearest" if pixels.shape[1] <= 64 else "auto")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_color(colour)
+    axes.spines[:].set_linewidth(2.2)
+    text = mark + style.plain(image.label or "", 20)
+    axes.annotate(
+        text, (0.5, 0), (0, -9.5), xycoords="axes fraction", textcoords="offset points", ha="center", color=colour,
+        fontsize=style.SIZES["small"] * min(1.0, 15 / max(len(text), 1)), parse_math=False,
+    )  # fmt: skip
+
+
+def _badge(axes: Axes, text: str) -> None:
+    """Text in the lower right corner, readable on any image."""
+    axes.annotate(
+        text, (1, 0), (-4, 4.5), xycoords="axes fraction", textcoords="offset points", ha="right",
+        fontsize=style.SIZES["small"] - 1, color=style.PAPER,
+        bbox={"boxstyle": "round,pad=0.2", "facecolor": style.INK, "alpha": 0.72, "linewidth": 0},
+    )  # fmt: skip
+
+
+def _verdict(own: str | None, other: str | None) -> tuple[str, str]:
+    """Frame colour and mark of a neighbour."""
+    if own is None or other is None:
+        return style.MUTED, ""
+    return (style.GREEN, "✓ ") if own == other else (style.RED, "✗ ")

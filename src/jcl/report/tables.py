@@ -1,0 +1,140 @@
+"""The tables of the page, with a column for each run and every value as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+
+from jcl.console import duration, pluralize, readable_size
+from jcl.report.contents import Metric, RunContents
+from jcl.settings.schema import describe_settings
+
+MISSING: Final = "–"
+METRICS: Final = {
+    "knn_top1": "kNN, top-1",
+    "knn_top5": "kNN, top-5",
+    "linear_top1": "linear probe, top-1",
+    "linear_top5": "linear probe, top-5",
+    "finetune_top1": "fine-tuned, top-1",
+    "finetune_top5": "fine-tuned, top-5",
+    "box_ap": "detection, box AP",
+    "mask_ap": "segmentation, mask AP",
+    "keypoint_ap": "keypoints, AP",
+}
+"""The metrics that are read from JSON files in a run folder, with their titles."""
+
+_ALL_IMAGES_NOTE: Final = (
+    "Results of other commands appear here if their JSON file is in the run folder: "
+    "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value for each run; `best` is the index of the best one, if any."""
+
+    name: str
+    values: list[str]
+    note: str = ""
+    best: int | None = None
+    differs: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rows: list[Row]
+    note: str = ""
+
+
+def result_tables(runs: Sequence[RunContents]) -> list[Table]:
+    """Accuracies on all images, and on the sample that was drawn for the page."""
+    comparable = len({run.settings.data.location for run in runs}) == 1
+    metrics = {Metric(name) for name in METRICS}.union(*(run.measured for run in runs))
+    whole = {
+        _metric_title(metric): [_measured(run, metric) for run in runs]
+        for metric in sorted(metrics, key=lambda metric: (list(METRICS).index(metric.name), metric.protocol))
+    }
+    samples = [run.sample for run in runs]
+    sample: dict[str, list[float | None]] = {
+        f"kNN, k = {k}": [
+            next((result.top1 for result in own.knn if result.k == k), None) if own else None for own in samples
+        ]
+        for k in sorted({result.k for own in samples if own for result in own.knn})
+    }
+    sample["linear probe"] = [own.linear_top1 if own else None for own in samples]
+    tables = [
+        Table("On all images", _rows(whole, percent, best=comparable), _ALL_IMAGES_NOTE),
+        Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def resource_table(runs: Sequence[RunContents]) -> Table:
+    def number(value: float) -> str:
+        return f"{value:,.0f}"
+
+    rows = [
+        *_rows({"images per second": [run.progress("images_per_second") for run in runs]}, number, best=True),
+        *_rows({"training time": [run.progress("seconds") for run in runs]}, duration),
+        *_rows({"peak memory": [run.total("peak_memory_bytes") for run in runs]}, readable_size),
+        *_rows({name: [run.total(name) for run in runs] for name in ("steps", "ranks")}, number),
+    ]
+    return Table("Speed and memory", rows)
+
+
+def settings_tables(runs: Sequence[RunContents]) -> list[Table]:
+    """All settings with their meaning, a table for each section; rows in which runs differ are marked."""
+    sections: dict[str, list[Row]] = {}
+    for name, _, meaning in describe_settings():
+        values = [format_setting(attrgetter(name)(run.settings)) for run in runs]
+        section, _, short = name.rpartition(".")
+        row = Row(short, values, meaning, differs=len(set(values)) > 1)
+        sections.setdefault(section or "recipe", []).append(row)
+    return [Table(section, rows) for section, rows in sections.items()]
+
+
+def percent(value: float) -> str:
+    return f"{value:.1f} %"
+
+
+def format_setting(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(f"{part:g}" for part in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else f"{value}" or MISSING
+
+
+def _rows(found: dict[str, list[float | None]], write: Callable[[float], str], *, best: bool = False) -> list[Row]:
+    """A row for each entry that at least one run has a value for."""
+    rows = []
+    for name, values in found.items():
+        known = [value for value in values if value is not None]
+        if known:
+            leader = values.index(max(known)) if best and len(known) > 1 and max(known) > min(known) else None
+            rows.append(Row(name, [MISSING if value is None else write(value) for value in values], best=leader))
+    return rows
+
+
+def _metric_title(metric: Metric) -> str:
+    title = METRICS[metric.name]
+    return title.replace(",", f" ({metric.protocol}),", 1) if metric.protocol else title
+
+
+def _measured(run: RunContents, metric: Metric) -> float | None:
+    """From a JSON file, or else the kNN accuracy that was measured during training."""
+    return run.measured.get(metric, None if metric.protocol else run.last("knn").get(metric.name))
+
+
+def _sample_note(runs: Sequence[RunContents]) -> str:
+    sizes = {(own.bank, own.queries, own.from_test_set) for run in runs if (own := run.sample) is not None}
+    if len(sizes) != 1:
+        return "A quick estimate on a few images of each run. The sample sizes differ, so compare with care."
+    bank, queries, from_test_set = sizes.pop()
+    return (
+        f"A quick estimate on {pluralize(queries, 'test image' if from_test_set else 'held-out image')} with "
+        f"{pluralize(bank, 'reference image')}, uncertain by a few percent. `jcl knn` and `jcl linear` use all images."
+    )
