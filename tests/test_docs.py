@@ -101,3 +101,16 @@ def test_links_on_a_page_lead_somewhere(page):
 def test_every_command_is_on_a_page():
     documented = {shlex.split(line)[1] for page in PAGES for line in commands(page)}
     assert set(typer.main.get_command(app).commands) <= documented
+
+
+def test_files_named_in_contributing_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:\w+/)*\w+\.py|(?:\w+/)+)`", text))
+    assert "core/loss.py" in named
+    assert not [name for name in named if not ((ROOT / name).exists() or (ROOT / "src/jcl" / name).exists())]
+
+
+def test_layout_in_contributing_lists_every_layer():
+    (layout,) = blocks(ROOT / "CONTRIBUTING.md", "text")
+    layers = {path.name for path in (ROOT / "src/jcl").iterdir() if (path / "__init__.py").is_file()}
+    assert set(re.findall(r"^  (\w+)/", layout, re.M)) == layers
