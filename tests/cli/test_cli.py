@@ -354,7 +354,7 @@ def test_check_counts_what_is_there(call, image_folder):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     code, out, _ = call("check", image_folder, "--json", "check.json")
     figures = json.loads(Path("check.json").read_text())
-    assert code == 0 and "cats/000.png cannot be read: its content is no image" in " ".join(out.split())
+    assert code == 0 and "cats/000.png cannot be read: it is not an image" in " ".join(out.split())
     assert re.search(r"images\s+│ 26 ", out) and re.search(r"classes\s+│ 2, of 13 images each", out)
     assert (figures["train_images"], figures["train_unreadable"], figures["train_classes"]) == (26, 1, 2)
 

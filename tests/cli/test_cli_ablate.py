@@ -139,7 +139,7 @@ def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path):
     out = tmp_path / "out"
     code, printed, err = call("ablate", tmp_path / "photos", "--over", "temperature=0.1,0.2", "--out", out, *options)
     assert code == 0 and f"Tested on {tests} images." in printed, err
-    reason = "its content is no image of a known format"
+    reason = "it is not an image of a known format"
     assert err.count("cannot be read") == 1
     assert f"Left out, because it cannot be read: cats/broken.png ({reason}) and 2 more." in err
     for cell in (out / "cells").iterdir():

@@ -126,5 +126,5 @@ def test_whoever_stops_it_does_not_wait_for_all_images(monkeypatch):
 
     monkeypatch.setattr(check, "_check_image", look)
     with pytest.raises(KeyboardInterrupt):
-        check_data(open_demo(train_count=5000, test_count=10), threads=1, progress=stop)
+        check_data(open_demo(train_count=1500, test_count=10), threads=1, progress=stop)
     assert len(looked) <= 1024

@@ -159,6 +159,16 @@ def test_huge_name_or_attributes(tmp_path: Path, kind: bytes):
     assert len(source) == 1 and source.damage
 
 
+def test_endless_chain_of_headers(tmp_path: Path):
+    """Each header announces the name of the next one."""
+    file = write_tar(tmp_path / "s.tar", {"0.png": png(0)})
+    file.write_bytes(
+        file.read_bytes()[:1024] + 5000 * (header("x", 2, tarfile.GNUTYPE_LONGNAME) + b"a".ljust(512, b"\0"))
+    )
+    source = opened(file)
+    assert source.read(0).shape == (3, 5, 6) and source.damage
+
+
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_and_unicode_names(tmp_path: Path, format: int):
     wanted = ["d/" * 100 + "ü.png", "日本/富士山.png", "n" * 300 + ".png"]

@@ -221,7 +221,7 @@ def test_more_shards_than_are_kept_open(tmp_path: Path):
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 128
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_any_start_and_any_workers_give_the_same(shards: Path, workers: int):
     source = opened(shards)
     unbroken = list(loader_of(source).epoch(1))
@@ -251,4 +251,4 @@ def test_broken_images_are_named_with_their_shard(tmp_path: Path):
     file = write_tar(tmp_path / "s.tar", {f"{n}.png": png(n) if n != 2 else b"spoilt" for n in range(5)})
     loader = loader_of(opened(file), batch_size=5)
     list(loader.epoch(0))
-    assert loader.skipped == {"s.tar/2.png": "its content is no image of a known format"}
+    assert loader.skipped == {"s.tar/2.png": "it is not an image of a known format"}

@@ -30,7 +30,7 @@ def test_round_trip_keeps_pixels_and_labels(folder: Path, tmp_path: Path):
     assert by_pixels(after.test) == by_pixels(clean.test)
     assert sorted(set(by_pixels(after.test).values())) == [1, 3]
     assert report.splits["train"].left_out == {
-        "bee/broken.png": "its content is no image of a known format",
+        "bee/broken.png": "it is not an image of a known format",
         "cat/gone.jpg": "no such file or directory",
     }
     assert report.splits["val"].left_out == {"bee/empty.jpg": "the file is empty"}

@@ -237,7 +237,7 @@ def test_images_that_any_rank_cannot_read_are_listed_or_end_all_of_them(tmp_path
     assert left_out["said"].count("3 unreadable images were skipped") == 1
     for place, ended in (("at-once", at_once), ("later", later)):
         assert ended["codes"] == [1, 1] and ended["said"].count("Error") == 1, ended["said"]
-        assert f"Error: The image {unreadable[place][0]} cannot be read: its content is no image" in ended["said"]
+        assert f"Error: The image {unreadable[place][0]} cannot be read: it is not an image" in ended["said"]
     assert not (tmp_path / "runs/at-once").exists()
     assert "Training stopped after step 2 and is saved" in later["said"]
     assert [path.stem for path in list_checkpoints(tmp_path / "runs/later/checkpoints")] == ["step-000000002"]

@@ -17,31 +17,31 @@ from jcl.console import pluralize
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData
 from jcl.errors import DataError
 
-# What NumPy and its zip reader raise for files that are cut off, damaged, locked with a password or packed oddly.
+# Raised by NumPy and zipfile for files that are truncated, damaged, encrypted or of an unknown compression.
 NPZ_ERRORS: Final = (
     *(OSError, ValueError, EOFError, RuntimeError, zlib.error, lzma.LZMAError, zipfile.BadZipFile),
-    *(ArithmeticError, SyntaxError, TypeError, tokenize.TokenError),  # at a shape or type that makes no sense
+    *(ArithmeticError, SyntaxError, TypeError, tokenize.TokenError),  # for an invalid shape or type
 )
 
 
 def open_npz(file: Path) -> ImageData:
     """Open a `.npz` file of uint8 images: (n, h, w, 3), (n, 3, h, w), or gray as (n, h, w), (n, h, w, 1), (n, 1, h, w).
 
-    The file is data only: pickled objects in it are refused, since reading one would run whatever it says.
+    Pickled objects in it are refused, because unpickling can run code.
     """
     if not file.is_file():
-        what = "is no file" if file.exists() else "does not exist"  # a pipe would keep its reader waiting for ever
-        raise DataError(f"The file {file} {what}; give the path of a .npz file.")
+        problem = "is not a regular file" if file.exists() else "does not exist"
+        raise DataError(f"The file {file} {problem}; give the path of a .npz file.")
     try:
         content = np.load(file, allow_pickle=False)
     except NPZ_ERRORS as error:
-        raise DataError(f"The file {file} cannot be read as a .npz file; write it with numpy.savez.") from error
+        raise DataError(f"The file {file} is not a readable .npz file; write it with numpy.savez.") from error
     if not isinstance(content, NpzFile):
         raise DataError(f"The file {file} holds a single array; write it with numpy.savez(file, x_train=...).")
     with content:
         if "x_train" not in content.files:
             found = ", ".join(content.files) or "nothing"
-            raise DataError(f"The file {file} must hold an array named x_train, but it holds {found}.")
+            raise DataError(f"The file {file} must hold an array named x_train, but has {found}.")
         train = _split(file, content, "train")
         test = _split(file, content, "test") if "x_test" in content.files else None
     if test is not None and test.pixels.shape[1:] != train.pixels.shape[1:]:
@@ -62,16 +62,16 @@ def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:
     try:
         array: NDArray[np.generic] = content[name]
     except MemoryError as error:
-        raise DataError(f"The array {name} in {file} says that it is larger than the memory ({error}).") from error
+        raise DataError(f"The array {name} in {file} does not fit into memory ({error}).") from error
     except NPZ_ERRORS as error:
-        raise DataError(f"The array {name} in {file} is damaged or is no plain array of numbers.") from error
+        raise DataError(f"The array {name} in {file} is damaged or not an array of numbers.") from error
     return array
 
 
 def _pixels(array: NDArray[np.generic], place: str) -> Tensor:
-    """Bring any of the accepted layouts to (n, 3, h, w)."""
+    """Convert any of the accepted layouts to (n, 3, h, w)."""
     if array.dtype != np.uint8:
-        raise DataError(f"The array {place} must be uint8 (0 to 255), but it is {array.dtype}; convert it first.")
+        raise DataError(f"The array {place} must be uint8, got {array.dtype}; convert it first.")
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim == 4 and array.shape[3] not in (1, 3) and array.shape[1] in (1, 3):
@@ -88,18 +88,17 @@ def _pixels(array: NDArray[np.generic], place: str) -> Tensor:
 
 
 def _labels(array: NDArray[np.generic], count: int, place: str) -> Tensor:
-    if array.ndim == 2 and array.shape[1] == 1:  # a column, as some CIFAR files have it
+    if array.ndim == 2 and array.shape[1] == 1:  # as in some CIFAR files
         array = array[:, 0]
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise DataError(
-            f"The array {place} must be one row of integers, but it is {array.dtype} of shape {array.shape}."
+            f"The array {place} must be one-dimensional and of integers, got {array.dtype} of shape {array.shape}."
         )
     if len(array) != count:
-        raise DataError(f"The array {place} holds {pluralize(len(array), 'label')} for {pluralize(count, 'image')}.")
+        raise DataError(f"The array {place} has {pluralize(len(array), 'label')} for {pluralize(count, 'image')}.")
     labels = torch.from_numpy(array.astype(np.int64))
     if labels.min() < UNLABELLED:
         raise DataError(
-            f"The array {place} has the label {int(labels.min())}; classes are 0, 1, 2 and so on, and {UNLABELLED} is "
-            f"for images without one."
+            f"The array {place} has the label {int(labels.min())}; labels are 0, 1, 2, ..., or {UNLABELLED} for none."
         )
     return labels

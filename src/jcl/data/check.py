@@ -22,32 +22,47 @@ _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memo
 _DECODED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
 
 
-@dataclass(frozen=True)
+class _CheckedImage(NamedTuple):
+    name: str
+    digest: bytes = b""
+    width: int = 0
+    height: int = 0
+    kind: str = ""
+    reason: str | None = None  # why it cannot be read
+
+
 class SplitReport:
     """What was found in one split.
 
     `widths` and `heights` are (minimum, median, maximum) of the readable images as stored; `kinds` counts file formats
-    with color modes; `unreadable` maps names to reasons; `small` has a side below `SMALL_SIDE`; each group of
+    with color modes; `unreadable` maps names to reasons; `small` images have a side below `SMALL_SIDE`; each group of
     `duplicates` has the same content. `unsupported`, `unlisted` and `stray` are as in `FolderImages`, `damage` and
     `folders_inside` as in `ShardImages`; `warnings` has all of these as sentences.
     """
 
-    images: int
-    labelled: int
-    class_counts: dict[str, int]
-    widths: tuple[int, int, int]
-    heights: tuple[int, int, int]
-    kinds: dict[str, int]
-    unreadable: dict[str, str]
-    small: tuple[str, ...]
-    duplicates: tuple[tuple[str, ...], ...]
-    seconds_per_image: float
-    unsupported: dict[str, int]
-    stray: tuple[str, ...]
-    unlisted: dict[str, str]
-    damage: dict[str, str]
-    folders_inside: tuple[str, ...]
-    warnings: tuple[str, ...]
+    def __init__(self, source: ImageSource, checked: list[_CheckedImage], seconds_per_image: float) -> None:
+        readable = [image for image in checked if image.reason is None]
+        groups: dict[bytes, list[str]] = {}
+        for image in readable:
+            groups.setdefault(image.digest, []).append(image.name)
+        labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELLED]
+        names = source.class_names
+        self.images = len(checked)
+        self.labelled = len(labels)
+        self.class_counts = dict(Counter(str(label) if names is None else names[label] for label in sorted(labels)))
+        self.widths = _min_median_max([image.width for image in readable])
+        self.heights = _min_median_max([image.height for image in readable])
+        self.kinds = dict(Counter(image.kind for image in readable).most_common())
+        self.unreadable = {image.name: image.reason for image in checked if image.reason is not None}
+        self.small = tuple(image.name for image in readable if min(image.width, image.height) < SMALL_SIDE)
+        self.duplicates = tuple(tuple(group) for group in groups.values() if len(group) > 1)
+        self.seconds_per_image = seconds_per_image
+        self.unsupported = source.unsupported if isinstance(source, FolderImages) else {}
+        self.stray = tuple(source.stray_images()) if isinstance(source, FolderImages) else ()
+        self.unlisted = source.unlisted if isinstance(source, FolderImages) else {}
+        self.damage = source.damage if isinstance(source, ShardImages) else {}
+        self.folders_inside = source.folders_inside() if isinstance(source, ShardImages) else ()
+        self.warnings = source.warnings() if isinstance(source, FolderImages | ShardImages) else []
 
     def figures(self) -> dict[str, object]:
         figures: dict[str, object] = {
@@ -112,20 +127,11 @@ def check_data(
                     checked.append(image)
                     done += 1
                     progress(done, total)
-        splits[split] = _report(source, checked, (time.perf_counter() - started) / len(source))
+        splits[split] = SplitReport(source, checked, (time.perf_counter() - started) / len(source))
         digests[split] = [(image.digest, image.name) for image in checked if image.reason is None]
     trained_on = {digest for digest, _ in digests["train"]}
     shared = [name for digest, name in digests.get("test", []) if digest in trained_on]
     return DataReport(data.name, splits, tuple(sorted(shared)), data.why_untested)
-
-
-class _CheckedImage(NamedTuple):
-    name: str
-    digest: bytes = b""
-    width: int = 0
-    height: int = 0
-    kind: str = ""
-    reason: str | None = None  # why it cannot be read
 
 
 def _check_image(source: ImageSource, index: int) -> _CheckedImage:
@@ -144,37 +150,6 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
 
 def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
-
-
-def _report(source: ImageSource, checked: list[_CheckedImage], seconds_per_image: float) -> SplitReport:
-    readable = [image for image in checked if image.reason is None]
-    groups: dict[bytes, list[str]] = {}
-    for image in readable:
-        groups.setdefault(image.digest, []).append(image.name)
-    labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELLED]
-    names = source.class_names
-    counts = Counter(str(label) if names is None else names[label] for label in sorted(labels))
-    folder = source if isinstance(source, FolderImages) else None
-    shards = source if isinstance(source, ShardImages) else None
-    stored = folder or shards
-    return SplitReport(
-        images=len(checked),
-        labelled=len(labels),
-        class_counts=dict(counts),
-        widths=_min_median_max([image.width for image in readable]),
-        heights=_min_median_max([image.height for image in readable]),
-        kinds=dict(Counter(image.kind for image in readable).most_common()),
-        unreadable={image.name: image.reason for image in checked if image.reason is not None},
-        small=tuple(image.name for image in readable if min(image.width, image.height) < SMALL_SIDE),
-        duplicates=tuple(tuple(group) for group in groups.values() if len(group) > 1),
-        seconds_per_image=seconds_per_image,
-        unsupported=folder.unsupported if folder else {},
-        stray=tuple(folder.stray_images()) if folder else (),
-        unlisted=folder.unlisted if folder else {},
-        damage=shards.damage if shards else {},
-        folders_inside=shards.folders_inside() if shards else (),
-        warnings=tuple(stored.warnings()) if stored else (),
-    )
 
 
 def _min_median_max(values: list[int]) -> tuple[int, int, int]:

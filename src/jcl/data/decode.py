@@ -1,13 +1,11 @@
-"""From the bytes of an image file to an RGB tensor, for the files people really have.
+"""Decode an image file into an RGB tensor.
 
-The kind of file is told by its content, never by its name. Choices made here:
-
-- Transparent pixels are shown over white, as a page would show them.
-- 16-bit gray is scaled from 0..65535 to 0..255, not clipped. Other numbers (32-bit integers, floats) carry no scale of
-  their own: floats within 0..1 and integers within 0..65535 are taken to fill that range, all else is stretched from
-  its least to its greatest value.
-- The camera's orientation mark is obeyed, and of an animation the first frame counts.
-- A truncated file is refused: its missing part would be gray, and the network would learn that.
+- The format is detected from the content, not from the file name.
+- Transparent pixels are blended over white.
+- 16-bit gray is scaled from 0..65535 to 0..255, not clipped. Integers within 0..65535 and floats within 0..1 are scaled
+  from that range, others from their minimum and maximum.
+- The EXIF orientation is applied; of an animation the first frame is used.
+- Truncated files are refused: the missing part would be gray.
 """
 
 import io
@@ -25,16 +23,16 @@ from jcl.data.source import UnreadableImage
 PIXEL_LIMIT: Final = 128_000_000
 """Images with more pixels than this are refused before any of them is decoded."""
 
-# No formats that hand their content to another program (EPS) or hold no pixels of their own.
+# Not EPS and the like, which Pillow passes to another program.
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
 
-# Pillow's remarks on odd metadata, one for each image, and on large images, for which our limit speaks. Silenced once
-# and not around each image: that is neither safe among threads nor free.
+# Pillow's warnings about metadata and large images (we have our own limit). Filtered globally, because a filter around
+# each image is neither thread-safe nor free.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _ORIENTATION_TAG: Final = 0x0112
-_UPRIGHT: Final = {
+_TRANSPOSE: Final = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -46,31 +44,30 @@ _UPRIGHT: Final = {
 
 
 def decode(file: Path | bytes, canvas: int | None = None, name: str | None = None) -> Tensor:
-    """Decode an image file, or its bytes, into (3, h, w) uint8 RGB.
+    """Decode an image file, or its bytes, into (3, h, w) uint8 RGB; raises `UnreadableImage` with `name`.
 
     With a canvas the image is scaled down, antialiased and with its aspect ratio kept, until its longer side is at most
-    `canvas`; it is never enlarged. A JPEG much larger than the canvas is decoded at reduced size, which takes a
-    fraction of the time. `name` is what an error calls the image.
+    `canvas`; it is never enlarged. A JPEG much larger than the canvas is decoded at reduced size, which is faster.
     """
     name = name or (str(file) if isinstance(file, Path) else "in memory")
     try:
         with open_image(file) as image:
             orientation = _orientation(image)
             if canvas is not None:
-                # JPEG only: the smallest of its 1/1, 1/2, 1/4, 1/8 (each side rounded up) that is still large enough.
+                # JPEG only: decode at the smallest of 1/1, 1/2, 1/4, 1/8 that is large enough.
                 image.draft(None, _fitted(image.size, canvas))
             picture = _to_rgb(image)
         if canvas is not None and max(picture.size) > canvas:
             picture = picture.resize(_fitted(picture.size, canvas), Image.Resampling.BILINEAR)
-        if orientation in _UPRIGHT:
-            picture = picture.transpose(_UPRIGHT[orientation])
-    except Exception as error:  # a damaged file can make a decoder raise anything
+        if orientation in _TRANSPOSE:
+            picture = picture.transpose(_TRANSPOSE[orientation])
+    except Exception as error:  # decoders raise anything for damaged files
         raise UnreadableImage(name, _reason(error)) from error
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
 
 def open_image(file: Path | bytes) -> Image.Image:
-    """Open an image without decoding its pixels: enough for its size, mode and format. Raises whatever is wrong."""
+    """Open an image without decoding its pixels, for its size, mode and format; raises any exception."""
     content = file if isinstance(file, bytes) else file.read_bytes()
     if not content:
         raise ValueError("the file is empty")
@@ -88,7 +85,7 @@ def _known_formats() -> tuple[str, ...]:
 
 
 def _fitted(size: tuple[int, int], canvas: int) -> tuple[int, int]:
-    """The size (width, height) that an image takes on a canvas, rounded down so that halves of odd sides will do."""
+    """The size (width, height) of an image on a canvas, rounded down so that half of an odd side is enough."""
     longer = max(size)
     if longer <= canvas:
         return size
@@ -96,15 +93,15 @@ def _fitted(size: tuple[int, int], canvas: int) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The camera's orientation mark, 1 (upright) where there is none or its block is damaged."""
+    """The EXIF orientation, 1 (upright) if it is missing or damaged."""
     try:
         return int(image.getexif().get(_ORIENTATION_TAG, 1))
-    except Exception:  # a damaged EXIF block says nothing about the pixels
+    except Exception:  # the pixels may still be fine
         return 1
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Decode the pixels and bring any mode to 8-bit RGB."""
+    """Decode the pixels and convert any mode to 8-bit RGB."""
     if image.mode.startswith("I") or image.mode == "F":
         image = Image.fromarray(_to_bytes(image))
     elif image.has_transparency_data:
@@ -133,11 +130,10 @@ def _too_large(size: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Say in words what a decoder's exception means."""
     if isinstance(error, Image.DecompressionBombError):
         return _too_large("far too many pixels")
     if isinstance(error, UnidentifiedImageError):
-        return "its content is no image of a known format"
+        return "it is not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split()).rstrip(".")

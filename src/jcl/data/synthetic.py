@@ -17,19 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.floating[Any]]
+Shape = Callable[[Floats, Floats], Floats]
+Texture = Callable[[Floats, Floats, Floats, Floats], Floats]
 
 
-def coverage(distance: Floats) -> Floats:
-    """How much of a pixel lies inside an outline, given its signed distance in pixels (inside is negative)."""
+def _coverage(distance: Floats) -> Floats:
+    """The fraction of a pixel inside an outline, given its signed distance in pixels (inside is negative)."""
     cover: Floats = np.clip(0.5 - distance, 0, 1)
     return cover
 
 
-# Shapes: signed distance from the outline in the object's own axes, where the object fills about the unit disc.
-
-
 def _polygon(x: Floats, y: Floats, corners: int, apothem: float) -> Floats:
-    """A regular polygon is the largest of its sides' half-plane distances."""
+    """A regular polygon: the maximum of the half-plane distances of its sides."""
     distance = x - apothem
     for side in range(1, corners):
         angle = 2 * math.pi * side / corners
@@ -37,23 +36,11 @@ def _polygon(x: Floats, y: Floats, corners: int, apothem: float) -> Floats:
     return distance
 
 
-def _disc(x: Floats, y: Floats) -> Floats:
-    return np.hypot(x, y) - 0.9
-
-
-def _square(x: Floats, y: Floats) -> Floats:
-    return np.maximum(np.abs(x), np.abs(y)) - 0.76
-
-
-def _triangle(x: Floats, y: Floats) -> Floats:
-    return _polygon(x, y, 3, 0.58)
-
-
 def _star(x: Floats, y: Floats) -> Floats:
     """Five points: fold the plane into one tenth and measure from the edge between a tip and an inner corner."""
     sector = np.abs((np.arctan2(y, x) + math.pi / 5) % (2 * math.pi / 5) - math.pi / 5)
     length = np.hypot(x, y)
-    tip, inner = 1.08, 0.5  # how far the tips and the inner corners lie from the middle
+    tip, inner = 1.08, 0.5  # radii of the tips and of the inner corners
     edge_x, edge_y = inner * math.cos(math.pi / 5) - tip, inner * math.sin(math.pi / 5)
     from_tip_x, from_tip_y = length * np.cos(sector) - tip, length * np.sin(sector)
     return (from_tip_x * edge_y - from_tip_y * edge_x) / math.hypot(edge_x, edge_y)
@@ -64,14 +51,6 @@ def _cross(x: Floats, y: Floats) -> Floats:
     return np.maximum(long - 0.95, short - 0.36)
 
 
-def _ring(x: Floats, y: Floats) -> Floats:
-    return np.abs(np.hypot(x, y) - 0.7) - 0.27
-
-
-def _hexagon(x: Floats, y: Floats) -> Floats:
-    return _polygon(x, y, 6, 0.86)
-
-
 def _flower(x: Floats, y: Floats) -> Floats:
     """Four petals; the factor makes the radial difference about a true distance where the outline is steep."""
     outline = 0.74 + 0.24 * np.cos(4 * np.arctan2(y, x))
@@ -79,28 +58,11 @@ def _flower(x: Floats, y: Floats) -> Floats:
     return distance
 
 
-def _crescent(x: Floats, y: Floats) -> Floats:
-    distance: Floats = np.maximum(np.hypot(x, y) - 0.95, 0.62 - np.hypot(x - 0.5, y))
-    return distance
-
-
-def _bar(x: Floats, y: Floats) -> Floats:
-    beyond = np.maximum(np.abs(x) - 0.62, 0)
-    return np.hypot(beyond, y) - 0.4
-
-
-# Textures: how much of the second colour, 0..1. ``phase`` (n, 2, 1, 1) shifts the pattern, ``pixel`` smooths its edges.
-
-
 def _wave(position: Floats, period: float, pixel: Floats) -> Floats:
-    """Bands of two colours along ``position``, with edges one pixel wide: 0..1."""
+    """Bands of two colors along ``position``, with edges one pixel wide: 0..1."""
     offset = np.abs((position / period) % 1 - 0.5) - 0.25
     blend: Floats = np.clip(0.5 + offset * period * pixel, 0, 1)
     return blend
-
-
-def _stripes(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    return _wave(y + phase[:, 0], 0.5, pixel)
 
 
 def _checks(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
@@ -108,37 +70,22 @@ def _checks(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
     return first + second - 2 * first * second
 
 
+def _cell(x: Floats, y: Floats, phase: Floats) -> tuple[Floats, Floats]:
+    """Position in the cells of a square grid, -0.5..0.5."""
+    return (x / _SPACING + phase[:, 0]) % 1 - 0.5, (y / _SPACING + phase[:, 1]) % 1 - 0.5
+
+
 def _dots(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    spacing = 0.5
-    across = (x / spacing + phase[:, 0]) % 1 - 0.5
-    down = (y / spacing + phase[:, 1]) % 1 - 0.5
-    return coverage((np.hypot(across, down) - 0.3) * spacing * pixel)
+    return _coverage((np.hypot(*_cell(x, y, phase)) - 0.3) * _SPACING * pixel)
 
 
-def _rim(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    """A star within the star, in the other colour."""
-    return coverage((_star(x, y) + 0.2) * pixel)
+def _net(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
+    return _coverage((np.minimum(*map(np.abs, _cell(x, y, phase))) - 0.14) * _SPACING * pixel)
 
 
 def _zigzag(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
     fold = np.abs((x / 0.6 + phase[:, 1]) % 1 - 0.5) * 0.6
     return _wave(y + fold + phase[:, 0], 0.5, pixel)
-
-
-def _spokes(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    turns = np.arctan2(y, x) / (2 * math.pi)
-    return _wave(turns + phase[:, 0], 1 / 8, pixel * 4)
-
-
-def _rings(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    return _wave(np.hypot(x, y) + 0.3 * phase[:, 0], 0.46, pixel)
-
-
-def _net(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    spacing = 0.5
-    across = np.abs((x / spacing + phase[:, 0]) % 1 - 0.5)
-    down = np.abs((y / spacing + phase[:, 1]) % 1 - 0.5)
-    return coverage((np.minimum(across, down) - 0.14) * spacing * pixel)
 
 
 def _speckles(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
@@ -149,40 +96,52 @@ def _speckles(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
     return blend
 
 
-def _halves(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
-    return coverage((x - 0.3 * (phase[:, 0] - 0.5)) * pixel)
+_SPACING: Final = 0.5  # of dots and nets
 
-
-Shape = Callable[[Floats, Floats], Floats]
-Texture = Callable[[Floats, Floats, Floats, Floats], Floats]
-
+# The classes in the order of their labels. A shape is the signed distance from its outline in the object's own axes,
+# where the object fills about the unit disc. A texture is the weight of the second color, 0..1; ``phase`` (n, 2, 1, 1)
+# shifts it and ``pixel`` smooths its edges.
 CLASSES: Final[dict[str, tuple[Shape, Texture]]] = {
-    "striped disc": (_disc, _stripes),
-    "checked square": (_square, _checks),
-    "dotted triangle": (_triangle, _dots),
-    "rimmed star": (_star, _rim),
+    "striped disc": (
+        lambda x, y: np.hypot(x, y) - 0.9,
+        lambda x, y, phase, pixel: _wave(y + phase[:, 0], 0.5, pixel),
+    ),
+    "checked square": (lambda x, y: np.maximum(np.abs(x), np.abs(y)) - 0.76, _checks),
+    "dotted triangle": (lambda x, y: _polygon(x, y, 3, 0.58), _dots),
+    "rimmed star": (_star, lambda x, y, phase, pixel: _coverage((_star(x, y) + 0.2) * pixel)),
     "zigzag cross": (_cross, _zigzag),
-    "spoked ring": (_ring, _spokes),
-    "ringed hexagon": (_hexagon, _rings),
+    "spoked ring": (
+        lambda x, y: np.abs(np.hypot(x, y) - 0.7) - 0.27,
+        lambda x, y, phase, pixel: _wave(np.arctan2(y, x) / (2 * math.pi) + phase[:, 0], 1 / 8, pixel * 4),
+    ),
+    "ringed hexagon": (
+        lambda x, y: _polygon(x, y, 6, 0.86),
+        lambda x, y, phase, pixel: _wave(np.hypot(x, y) + 0.3 * phase[:, 0], 0.46, pixel),
+    ),
     "netted flower": (_flower, _net),
-    "speckled crescent": (_crescent, _speckles),
-    "halved bar": (_bar, _halves),
+    "speckled crescent": (
+        lambda x, y: np.maximum(np.hypot(x, y) - 0.95, 0.62 - np.hypot(x - 0.5, y)),
+        _speckles,
+    ),
+    "halved bar": (
+        lambda x, y: np.hypot(np.maximum(np.abs(x) - 0.62, 0), y) - 0.4,
+        lambda x, y, phase, pixel: _coverage((x - 0.3 * (phase[:, 0] - 0.5)) * pixel),
+    ),
 }
-"""By name, in the order of the labels."""
 
-# Columns of the table of random numbers that describe one picture, all uniform in [0, 1).
+# Columns of the table of uniform random numbers that describe one picture.
 _PLACE, _SCALE, _TURN, _PHASE, _LIGHT = slice(0, 2), 2, 3, slice(4, 6), slice(6, 9)
-_OBJECT_COLOURS, _GROUND_COLOURS, _GROUND_TURN, _NOISE = slice(9, 15), slice(15, 21), 21, 22
+_OBJECT_COLORS, _GROUND_COLORS, _GROUND_TURN, _NOISE = slice(9, 15), slice(15, 21), 21, 22
 _CLUTTER, _CLUTTER_PIECES, _CLUTTER_NUMBERS = 23, 4, 9
 _TABLE_WIDTH = _CLUTTER + _CLUTTER_PIECES * _CLUTTER_NUMBERS
-_TINT = 0.045  # how far colours stray from gray; vivid ones would tell pictures apart at a glance, whatever is in them
-_CHUNK = 100  # pictures drawn together: their planes then stay in a processor's cache
+_TINT = 0.045  # how far colors stray from gray; vivid ones would identify pictures whatever they show
+_CHUNK = 100  # pictures drawn together, so that they fit into the processor's cache
 
 
 def drawn_objects(count: int, seed: int, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Draw ``count`` pictures; the classes take turns, so they are balanced.
+    """Draw ``count`` pictures of balanced classes.
 
-    Returns pixels ``(count, 3, size, size)`` uint8 and labels ``(count,)`` int64 that index ``drawn_classes.CLASSES``.
+    Returns pixels ``(count, 3, size, size)`` uint8 and labels ``(count,)`` int64 that index ``CLASSES``.
     """
     labels = np.arange(count) % len(CLASSES)
     table = np.random.Generator(np.random.PCG64([seed, 0])).random((count, _TABLE_WIDTH), dtype=np.float32)
@@ -213,13 +172,13 @@ def _pixel_grid(size: int) -> tuple[Floats, Floats]:
 
 
 def _turned(across: Floats, down: Floats, angle: Floats) -> tuple[Floats, Floats]:
-    """The same points in axes turned by ``angle`` ``(n,)``: ``(n, size, size)`` each."""
+    """The same points in axes rotated by ``angle`` ``(n,)``: ``(n, size, size)`` each."""
     cosine, sine = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
     return cosine * across + sine * down, cosine * down - sine * across
 
 
-def _colours(numbers: Floats) -> tuple[Floats, Floats]:
-    """Two colours ``(n, 3)`` from six numbers, at least 0.35 apart in lightness so that gray pictures show them too."""
+def _colors(numbers: Floats) -> tuple[Floats, Floats]:
+    """Two colors ``(n, 3)`` from six numbers, at least 0.35 apart in lightness, so that they differ in gray too."""
     first, second = numbers[:, :3].copy(), numbers[:, 3:].copy()
     lightness = 0.1 + 0.4 * numbers[:, :1]
     darker = lightness + _TINT * (first - first.mean(1, keepdims=True))
@@ -229,8 +188,8 @@ def _colours(numbers: Floats) -> tuple[Floats, Floats]:
 
 
 def _background(table: Floats, across: Floats, down: Floats) -> Floats:
-    """A slow change from one colour to another: ``(n, 3, size, size)``."""
-    first, second = _colours(table[:, _GROUND_COLOURS])
+    """A gradient between two colors: ``(n, 3, size, size)``."""
+    first, second = _colors(table[:, _GROUND_COLORS])
     slope, _ = _turned(across, down, 2 * math.pi * table[:, _GROUND_TURN])
     blend = (0.5 + 0.3 * slope).clip(0, 1)[:, None]
     ground: Floats = first[:, :, None, None] * (1 - blend) + second[:, :, None, None] * blend
@@ -238,22 +197,22 @@ def _background(table: Floats, across: Floats, down: Floats) -> Floats:
 
 
 def _add_clutter(picture: Floats, numbers: Floats, across: Floats, down: Floats, size: int) -> None:
-    """Strokes and patches, light and dark, which are no part of any class."""
+    """Strokes and patches that belong to no class."""
     for piece in np.split(numbers, _CLUTTER_PIECES, axis=1):
         place = piece[:, :2, None, None] * 2.4 - 1.2
         along, aside = _turned(across - place[:, 0], down - place[:, 1], 2 * math.pi * piece[:, 2])
         length, width = 0.1 + 0.6 * piece[:, 3, None, None], 0.04 + 0.18 * piece[:, 4, None, None]
         distance = np.maximum(np.abs(along) - length, np.abs(aside) - width)
-        cover = coverage(distance * (size / 2)) * (0.35 + 0.5 * piece[:, 5, None, None])
+        cover = _coverage(distance * (size / 2)) * (0.35 + 0.5 * piece[:, 5, None, None])
         lightness = piece[:, 6:9].mean(1, keepdims=True)
-        colour = lightness + 4 * _TINT * (piece[:, 6:9] - lightness)
-        _paint(picture, colour[:, :, None, None], cover)
+        color = lightness + 4 * _TINT * (piece[:, 6:9] - lightness)
+        _paint(picture, color[:, :, None, None], cover)
 
 
 def _add_objects(
     picture: Floats, table: Floats, labels: NDArray[np.int64], across: Floats, down: Floats, size: int
 ) -> None:
-    """The object of each picture, class by class so that only its own shape and texture are worked out."""
+    """The object of each picture, class by class so that only its own shape and texture are computed."""
     for label, (shape, texture) in enumerate(CLASSES.values()):
         rows = np.flatnonzero(labels == label)
         if not len(rows):
@@ -265,18 +224,18 @@ def _add_objects(
         x, y = x / radius, y / radius
         pixel = radius * (size / 2)  # pixels per unit of the object's own axes
         blend = texture(x, y, numbers[:, _PHASE, None, None], pixel)[:, None]
-        first, second = _colours(numbers[:, _OBJECT_COLOURS])
+        first, second = _colors(numbers[:, _OBJECT_COLORS])
         surface = first[:, :, None, None] * (1 - blend) + second[:, :, None, None] * blend
         painted = picture[rows]
-        _paint(painted, surface, coverage(shape(x, y) * pixel))
+        _paint(painted, surface, _coverage(shape(x, y) * pixel))
         picture[rows] = painted
 
 
 def _light(numbers: Floats, across: Floats, down: Floats) -> Floats:
-    """Brightness that changes across the picture, as under a lamp at one side: ``(n, size, size)``."""
+    """Brightness that changes across the picture: ``(n, size, size)``."""
     slope, _ = _turned(across, down, 2 * math.pi * numbers[:, 0])
     return 0.75 + 0.35 * numbers[:, 1, None, None] + 0.3 * numbers[:, 2, None, None] * slope
 
 
-def _paint(picture: Floats, colour: Floats, cover: Floats) -> None:
-    picture += (colour - picture) * cover[:, None]
+def _paint(picture: Floats, color: Floats, cover: Floats) -> None:
+    picture += (color - picture) * cover[:, None]

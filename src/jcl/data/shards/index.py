@@ -28,7 +28,7 @@ DESCRIPTION_FILE: Final = "index.json"
 _FORMAT: Final = "jcl-shards"
 _VERSION: Final = 1
 _DESCRIPTION_LIMIT: Final = 1 << 28  # bytes
-_HEADER_LIMIT: Final = 1 << 20  # bytes of a long name or of extended attributes
+_HEADER_LIMIT: Final = 1 << 16  # bytes of a long name or of extended attributes
 _LABEL_FILE_LIMIT: Final = 1 << 20  # bytes
 _LABEL_LIMIT: Final = 200  # characters
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
@@ -81,12 +81,12 @@ def _build(shards: NameTable, stamps: NDArray[np.int64]) -> ShardIndex:
     rows: list[tuple[int, int, int]] = []
     texts: dict[str, int] = {}
     for shard in shards:
-        content = _read_shard(Path(shard))
-        for image, text in content.images:
+        images, reason = _read_shard(Path(shard))
+        for image, text in images:
             names.append(image.name)
             rows.append((image.offset, image.size, -1 if text is None else texts.setdefault(text, len(texts))))
         ends.append(len(names))
-        damage.append(content.damage)
+        damage.append(reason)
     offsets, sizes, labels = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
     return ShardIndex(
         shards=shards,
@@ -102,34 +102,31 @@ def _build(shards: NameTable, stamps: NDArray[np.int64]) -> ShardIndex:
 
 
 class _Member(NamedTuple):
+    """A file in a tar, with the parts of its name: `folder/key.more.extension`."""
+
     name: str
     offset: int
     size: int
+    stem: str  # without the extension
+    key: str  # what the files of a sample share
+    extension: str
 
 
-class _Image(NamedTuple):
-    """An image file in a tar: its name without the extension, and the key that the files of its sample share."""
-
-    member: _Member
-    stem: str
-    key: str
-
-
-class _Content(NamedTuple):
-    """The images of one shard with their labels, and why it could not be read to its end."""
-
-    images: list[tuple[_Member, str | None]]
-    damage: str
-
-
-def _read_shard(file: Path) -> _Content:
-    images: list[_Image] = []
+def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
+    """The images of one shard with the texts of their labels, and why it could not be read to its end."""
+    images: list[_Member] = []
     texts: dict[str, str] = {}
     damage = ""
     try:
         with _HeaderFile(file) as stream:
             try:
-                _collect(stream, images, texts)
+                for member in _members(stream):
+                    if member.extension in IMAGE_EXTENSIONS:
+                        images.append(member)
+                    elif member.extension in (".cls", ".json"):
+                        text = _label(stream, member)
+                        if text and (member.extension == ".cls" or member.stem not in texts):
+                            texts[member.stem] = text
             except tarfile.TarError as error:
                 damage = str(error)
                 if not images:
@@ -141,22 +138,7 @@ def _read_shard(file: Path) -> _Content:
     # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
     samples = {image.key for image in images if image.stem == image.key}
     kept = [image for image in images if image.stem == image.key or image.key not in samples]
-    return _Content([(image.member, texts.get(image.stem) or texts.get(image.key)) for image in kept], damage)
-
-
-def _collect(stream: "_HeaderFile", images: list[_Image], texts: dict[str, str]) -> None:
-    """Add images and label texts (by stem) until the shard ends or a `tarfile.TarError` is raised."""
-    for member in _members(stream):
-        stem, dot, extension = member.name.rpartition(".")
-        folder, slash, base = stem.rpartition("/")
-        extension = dot + extension.lower()
-        if extension in IMAGE_EXTENSIONS and base and not base.startswith("."):
-            images.append(_Image(member, stem, folder + slash + base.partition(".")[0]))
-        elif extension in (".cls", ".json") and 0 <= member.size <= _LABEL_FILE_LIMIT:
-            content = os.pread(stream.fileno(), member.size, member.offset)
-            text = _label(content, extension) if len(content) == member.size else None
-            if text and (extension == ".cls" or stem not in texts):
-                texts[stem] = text
+    return [(image, texts.get(image.stem) or texts.get(image.key)) for image in kept], damage
 
 
 class _HeaderFile(io.FileIO):
@@ -169,7 +151,7 @@ class _HeaderFile(io.FileIO):
 
 
 def _members(stream: _HeaderFile) -> Iterator[_Member]:
-    """Yield the members in order; raises `tarfile.TarError` where the file is damaged.
+    """Yield the members that are not hidden, in order; raises `tarfile.TarError` where the file is damaged.
 
     A member that is cut off by the end of the file is yielded first.
     """
@@ -182,7 +164,12 @@ def _members(stream: _HeaderFile) -> Iterator[_Member]:
                 raise tarfile.ReadError(f"invalid size in the header at byte {member.offset:,}")
             position = member.offset_data
             regular = member.isreg() and not member.issparse()
-            yield _Member(member.name, position, min(member.size, file_size) if regular else NOT_A_FILE)
+            stem, dot, extension = member.name.rpartition(".")
+            folder, slash, base = stem.rpartition("/")
+            if base and not base.startswith("."):
+                size = min(member.size, file_size) if regular else NOT_A_FILE
+                key = folder + slash + base.partition(".")[0]
+                yield _Member(member.name, position, size, stem, key, dot + extension.lower())
             if regular and position + member.size > file_size:
                 raise tarfile.ReadError("it is truncated")
             tar.members.clear()  # type: ignore[attr-defined]  # else they all stay in memory
@@ -207,11 +194,15 @@ def _refuse_other_formats(file: Path, start: bytes) -> None:
         raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.")
 
 
-def _label(content: bytes, extension: str) -> str | None:
+def _label(stream: _HeaderFile, member: _Member) -> str | None:
     """The label in a `.cls` file, or that called "label" or "cls" in a `.json` file; None if there is none."""
-    if extension == ".cls":
-        text = content.decode("utf-8", "replace")
-    else:
+    if not 0 <= member.size <= _LABEL_FILE_LIMIT:
+        return None
+    content = os.pread(stream.fileno(), member.size, member.offset)
+    if len(content) < member.size:
+        return None
+    value: Any = content.decode("utf-8", "replace")
+    if member.extension == ".json":
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):
@@ -219,8 +210,7 @@ def _label(content: bytes, extension: str) -> str | None:
         value = value.get("label", value.get("cls")) if isinstance(value, dict) else None
         if not isinstance(value, int | str) or isinstance(value, bool):
             return None
-        text = str(value).encode("utf-8", "replace").decode("utf-8")
-    text = text.strip()
+    text = str(value).encode("utf-8", "replace").decode("utf-8").strip()
     return None if re.fullmatch(r"-\d+", text) else text[:_LABEL_LIMIT] or None
 
 

@@ -42,8 +42,8 @@ class ShardImages:
     def __init__(
         self,
         index: ShardIndex,
-        class_names: tuple[str, ...] | None = None,
-        expected_counts: Mapping[str, int] | None = None,
+        class_names: tuple[str, ...] | None,
+        expected_counts: Mapping[str, int],
         *,
         named: bool = False,
     ) -> None:
@@ -53,7 +53,7 @@ class ShardImages:
             class_names = (class_names or ()) + tuple(sorted(set(texts) - set(class_names or ())))
         self.class_names = class_names if texts else None
         self.labels = _labels(index, numbered, class_names) if texts else None
-        self.damage = _damage(index, expected_counts or {})
+        self.damage = _damage(index, expected_counts)
         self._index = index
 
     @property
@@ -172,10 +172,14 @@ def open_shards(
         name = (files[0].stem if len(files) == 1 else files[0].absolute().parent.name) or "shards"
         train, test = _splits(files)
         described = _description_beside(files)
-    data = _open_splits(name, train, test, described)
-    if strict:
-        _refuse_damage(data)
-    return data
+    class_names = None if described is None else described.class_names
+    counts = {} if described is None else described.counts
+    train_images = _images(train, class_names, counts, strict)
+    if not test:
+        return ImageData(name, train_images)
+    named = class_names is None and train_images.class_names is not None  # then labels are names in both splits
+    test_images = _images(test, class_names or train_images.class_names, counts, strict, named=named)
+    return ImageData(name, train_images, test_images)
 
 
 def _splits(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -192,22 +196,11 @@ def _description_beside(files: Sequence[Path]) -> ShardSet | None:
     return described if described is not None and all(file.name in described.counts for file in files) else None
 
 
-def _open_splits(name: str, train: Sequence[Path], test: Sequence[Path], described: ShardSet | None) -> ImageData:
-    class_names = None if described is None else described.class_names
-    counts = None if described is None else described.counts
-    train_images = _images(train, class_names, counts)
-    if not test:
-        return ImageData(name, train_images)
-    if class_names is not None:
-        return ImageData(name, train_images, _images(test, class_names, counts))
-    names = train_images.class_names  # if labels are names in one split, they are in the other
-    return ImageData(name, train_images, _images(test, names, counts, named=names is not None))
-
-
 def _images(
     files: Sequence[Path],
     class_names: tuple[str, ...] | None,
-    counts: Mapping[str, int] | None,
+    counts: Mapping[str, int],
+    strict: bool,
     *,
     named: bool = False,
 ) -> ShardImages:
@@ -216,17 +209,12 @@ def _images(
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])
         raise DataError(f"The shard {files[0]}{more} contains no images (.jpg, .png, ...){why}.")
+    for shard, reason in images.damage.items() if strict else ():
+        raise DataError(
+            f"The shard {shard} is damaged: {reason}. Write or download it again, or omit --strict to use its readable "
+            "part."
+        )
     return images
-
-
-def _refuse_damage(data: ImageData) -> None:
-    for split in (data.train, data.test):
-        if isinstance(split, ShardImages):
-            for shard, reason in split.damage.items():
-                raise DataError(
-                    f"The shard {shard} is damaged: {reason}. Write or download it again, or omit --strict to use its "
-                    "readable part."
-                )
 
 
 def _damage(index: ShardIndex, expected_counts: Mapping[str, int]) -> dict[str, str]:
