@@ -104,7 +104,7 @@ def training_command(
     """
     if begun(folder):
         return jcl_command("resume", folder, "--json", result)
-    RunFolder(folder).forget_unless_begun()
+    RunFolder(folder).remove_unless_begun()
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     flags += [part for pair in settings for part in ("--set", pair)]
     return jcl_command("pretrain", data, *flags, "--out", folder, "--json", result)

@@ -205,9 +205,9 @@ def test_the_same_weights_and_images_may_have_moved(weights, npz, unbroken, tmp_
 def test_a_probe_among_the_images_is_refused(weights, tmp_path):
     photos = write_image_folder(tmp_path / "photos")
     before = snapshot(tmp_path)
-    with pytest.raises(RunError, match="lies inside the images' folder"):
+    with pytest.raises(RunError, match="inside the image folder"):
         probed(weights, photos, photos / "probe")
-    with pytest.raises(RunError, match="lies inside the images' folder"):
+    with pytest.raises(RunError, match="inside the image folder"):
         finetune(weights, str(photos), out=photos / "tuned", device="cpu", workers=0, console=QUIET)
     assert snapshot(tmp_path) == before
 

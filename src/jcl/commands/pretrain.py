@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable
@@ -93,7 +94,7 @@ def _interrupted(settings: Settings, parent: Path, name: str) -> RunFolder | Non
 
 
 def _begun_with(settings: Settings, folder: RunFolder) -> bool:
-    if (folder.path / "summary.json").exists():
+    if folder.summary_file.exists():
         return False
     try:
         asked, found = with_absolute_location(settings).model_dump(), folder.settings().model_dump()
@@ -157,14 +158,10 @@ def _begin(
     parts = fail_together(ranks, ready)
     with context.starting(wanted.path, numbered=numbered) as path, context.locked(path):
         folder = RunFolder(path)
-        try:
+        with folder.removed_unless_begun() if ranks.first else contextlib.nullcontext():
             fail_together(ranks, lambda: create(folder) if ranks.first else None)
             _announce(context, settings, data, choices, folder)
             return train_run(settings, folder, data, parts, context, label)
-        except (DataError, KeyboardInterrupt):
-            if ranks.first:
-                folder.forget_unless_begun()  # so that the same command can be repeated
-            raise
 
 
 def _resolve(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[Settings, list[Choice]]:
@@ -208,7 +205,7 @@ def _resume(path: Path, context: RunContext) -> Run:
     ranks, folder = context.ranks, RunFolder(path)
     settings = _broadcast(fail_together(ranks, lambda: _stored_settings(folder) if ranks.first else None), ranks)
     settings, changes = fail_together(ranks, lambda: fit_to_ranks(settings, ranks.count))
-    if ranks.any(ranks.first and (folder.path / "summary.json").exists()):
+    if ranks.any(ranks.first and folder.summary_file.exists()):
         context.say(
             f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run with more "
             "--epochs, since the learning rate schedule spans all of them."

@@ -43,12 +43,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The figures of a finished run, flat, with plain names."""
-        file = self.path / "summary.json"
-        if not file.exists():
-            raise RunError(
-                f"the run in {self.path} has not finished; continue it with `{RunFolder(self.path).how_to_resume}`."
-            )
-        return read_object(file)
+        return RunFolder(self.path).summary()
 
     def backbone(self) -> nn.Module:
         """The pre-trained backbone, giving pooled features."""
@@ -76,7 +71,7 @@ def write_summary(
     }
     if settings.train.on_nan == "skip":
         summary["skipped_steps"] = progress.skipped_steps
-    write_object(folder.path / "summary.json", summary)
+    folder.write_summary(summary)
 
 
 def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:

@@ -111,7 +111,7 @@ def train_run(
                 record,
                 saver,
                 checkpoints=folder.checkpoints,
-                resume_hint=f"continue with `{folder.how_to_resume}`",
+                resume_hint=folder.how_to_resume,
                 log_every=settings.record.log_every,
                 save_every=settings.record.checkpoint_every * parts.loader.steps_per_epoch,
                 save_seconds=60 * settings.record.checkpoint_minutes,
@@ -130,7 +130,7 @@ def train_run(
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped: the run is trained and saved, but its results are not written; "
-            f"write them with `{folder.how_to_resume}`."
+            f"write them with `{folder.resume_command}`."
         ) from None
     if ranks.first and settings.record.report:
         _write_page(folder, data, context)

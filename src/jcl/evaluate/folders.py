@@ -1,121 +1,25 @@
-"""The folders of supervised trainings: which file is where, and that none is overwritten."""
+"""The folders of fine-tuning and of the paper's linear probe."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.console import typed
-from jcl.errors import DataError, Interrupted, RunError
+from jcl.errors import RunError
 from jcl.evaluate.classification import Scores
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors
-from jcl.runs.folder import RunFolder, starting_folder
+from jcl.runs.folder import TrainingFolder
 from jcl.runs.json_object import named_differences, read_object, write_object
-from jcl.runs.lock import RunLock
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
-
-
-class TrainingFolder:
-    """A settings file, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at the end
-    `summary.json`."""
-
-    kind: ClassVar[str]
-    """What the folder holds, in words."""
-    settings_name: ClassVar[str]
-    """The settings file, which identifies the kind of folder."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-        self.settings_file = self.path / self.settings_name
-        self.metrics_file = self.path / "metrics.jsonl"
-        self.checkpoints = self.path / "checkpoints"
-        self.skipped_file = self.path / "skipped.txt"
-        self.summary_file = self.path / "summary.json"
-
-    @property
-    def how_to_resume(self) -> str:
-        """How to continue, to end a sentence with."""
-        raise NotImplementedError
-
-    @property
-    def first_files(self) -> tuple[Path, ...]:
-        """The files that exist before the first checkpoint."""
-        return self.settings_file, self.metrics_file
-
-    def refuse_occupied(self) -> None:
-        """Raise if the folder already holds a training."""
-        if self.settings_file.exists():
-            raise RunError(
-                f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another folder with --out."
-            )
-        self.refuse_other_kinds()
-
-    def refuse_other_kinds(self) -> None:
-        """Raise if the folder holds another kind of training."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose a folder with --out.")
-        if not self.settings_file.exists() and RunFolder(self.path).holds_run():
-            raise RunError(f"{self.path} already holds a run; choose another folder with --out.")
-
-    @contextlib.contextmanager
-    def begun(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Lock the folder for the duration of the block, and leave nothing behind if training never began."""
-        with starting_folder(self.path), RunLock(self.path, warn), self.removed_unless_begun(), self.resumable():
-            yield
-
-    @contextlib.contextmanager
-    def removed_unless_begun(self) -> Iterator[None]:
-        """Remove what was written if unusable data or Ctrl-C ends the block before the first checkpoint.
-
-        The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
-        training of this kind.
-        """
-        written = (*self.first_files, self.skipped_file)
-        ours = self.settings_file.exists() and not self.summary_file.exists()
-        found = () if ours else tuple(file for file in written if file.exists())
-        try:
-            yield
-        except (DataError, KeyboardInterrupt):
-            if not self.checkpoints.exists():
-                for file in written:
-                    if file not in found:
-                        file.unlink(missing_ok=True)
-            raise
-
-    @contextlib.contextmanager
-    def resumable(self) -> Iterator[None]:
-        """Turn Ctrl-C into a sentence that says how to continue, if there is a checkpoint."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            if not self.checkpoints.exists():
-                raise
-            raise Interrupted(f"Stopped at once; the newest checkpoint is kept; {self.how_to_resume}.") from None
-
-    def stored_settings(self) -> dict[str, Any]:
-        try:
-            return read_object(self.settings_file)
-        except RunError:
-            raise RunError(f"{self.path} holds no {self.kind}: no readable {self.settings_name} in it.") from None
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of a finished training, flat, with plain names."""
-        if not self.summary_file.exists():
-            self.stored_settings()  # raises if there is nothing at all
-            raise RunError(f"the {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
-        return read_object(self.summary_file)
-
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        write_object(self.summary_file, summary)
 
 
 class ClassifierFolder(TrainingFolder):
@@ -124,6 +28,10 @@ class ClassifierFolder(TrainingFolder):
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self.classifier_file = self.path / "classifier.safetensors"
+
+    @property
+    def first_files(self) -> tuple[Path, ...]:
+        return *super().first_files, self.skipped_file
 
     def save_classifier(self, layer: nn.Linear, class_names: tuple[str, ...]) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in layer.state_dict().items()}

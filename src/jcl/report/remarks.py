@@ -38,7 +38,7 @@ def _unfinished(run: RunContents) -> Iterator[str]:
         where = (
             f"it is at epoch {line['epoch']:.1f} of {run.settings.train.epochs}" if line else "no step is recorded yet"
         )
-        yield f"This run has not finished: {where}. Continue it with `{RunFolder(run.path).how_to_resume}`."
+        yield f"This run has not finished: {where}. Continue it with `{RunFolder(run.path).resume_command}`."
 
 
 def _bad_loss(run: RunContents) -> Iterator[str]:

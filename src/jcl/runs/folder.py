@@ -1,4 +1,4 @@
-"""The folder of a run: where its files are, and that no run is overwritten."""
+"""The folders of runs and other trainings: where their files are, and that none is overwritten."""
 
 from __future__ import annotations
 
@@ -6,46 +6,146 @@ import contextlib
 import glob
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from jcl.console import typed, visible
-from jcl.errors import RunError
+from jcl.errors import DataError, Interrupted, RunError
 from jcl.paths import home_expanded
 from jcl.runs.atomic import write_atomically
+from jcl.runs.json_object import read_object, write_object
+from jcl.runs.lock import RunLock
 from jcl.settings.schema import Settings, read_settings, settings_text
 
 
-class RunFolder:
-    """The files of a pre-training run."""
+class TrainingFolder:
+    """A settings file, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at the end
+    `summary.json`."""
+
+    kind: ClassVar[str]
+    """What the folder holds, in words."""
+    settings_name: ClassVar[str]
+    """The settings file, which identifies the kind of folder."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = home_expanded(path)
-        self.settings_file = self.path / "settings.yaml"
+        self.settings_file = self.path / self.settings_name
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
-        self.backbone_file = self.path / "backbone.safetensors"
         self.skipped_file = self.path / "skipped.txt"
+        self.summary_file = self.path / "summary.json"
+
+    @property
+    def how_to_resume(self) -> str:
+        """How to continue, to end a sentence with."""
+        raise NotImplementedError
+
+    @property
+    def first_files(self) -> tuple[Path, ...]:
+        """The files that exist before the first checkpoint."""
+        return self.settings_file, self.metrics_file
+
+    def refuse_occupied(self) -> None:
+        """Raise if the folder already holds a training."""
+        if self.settings_file.exists():
+            raise RunError(
+                f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another folder with --out."
+            )
+        self.refuse_other_kinds()
+
+    def refuse_other_kinds(self) -> None:
+        """Raise if the folder holds another kind of training."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose a folder with --out.")
+        if not self.settings_file.exists() and RunFolder(self.path).holds_run():
+            raise RunError(f"{self.path} already holds a run; choose another folder with --out.")
+
+    @contextlib.contextmanager
+    def begun(self, warn: Callable[[str], None]) -> Iterator[None]:
+        """Lock the folder for the duration of the block, and leave nothing behind if training never began."""
+        with starting_folder(self.path), RunLock(self.path, warn), self.removed_unless_begun(), self.resumable():
+            yield
+
+    @contextlib.contextmanager
+    def removed_unless_begun(self) -> Iterator[None]:
+        """Remove what was written if unusable data or Ctrl-C ends the block before the first checkpoint.
+
+        The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
+        training of this kind.
+        """
+        ours = self.settings_file.exists() and not self.summary_file.exists()
+        keep = () if ours else tuple(file for file in self.first_files if file.exists())
+        try:
+            yield
+        except (DataError, KeyboardInterrupt):
+            self.remove_unless_begun(keep)
+            raise
+
+    def remove_unless_begun(self, keep: Collection[Path] = ()) -> None:
+        """Remove the files of a training that has no checkpoint yet."""
+        if self.checkpoints.exists():
+            return
+        for file in self.first_files:
+            if file not in keep:
+                file.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def resumable(self) -> Iterator[None]:
+        """Turn Ctrl-C into a sentence that says how to continue, if there is a checkpoint."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.checkpoints.exists():
+                raise
+            raise Interrupted(f"Stopped at once; the newest checkpoint is kept; {self.how_to_resume}.") from None
+
+    def stored_settings(self) -> dict[str, Any]:
+        try:
+            return read_object(self.settings_file)
+        except RunError:
+            raise RunError(f"{self.path} holds no {self.kind}: no readable {self.settings_name} in it.") from None
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of a finished training, flat, with plain names."""
+        if not self.summary_file.exists():
+            if not self.settings_file.exists():
+                raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
+            raise RunError(f"the {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
+        return read_object(self.summary_file)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_object(self.summary_file, summary)
+
+
+class RunFolder(TrainingFolder):
+    """The folder of a pre-training run, with `settings.yaml`."""
+
+    kind = "run"
+    settings_name = "settings.yaml"
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.backbone_file = self.path / "backbone.safetensors"
         self.choices_file = self.path / "choices.json"
         self.report_file = self.path / "report.html"
 
     @property
-    def how_to_resume(self) -> str:
+    def resume_command(self) -> str:
         return f"jcl resume {typed(self.path)}"
 
-    def refuse_occupied(self) -> None:
-        """Raise if the folder already holds a run."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose a folder with --out.")
-        if self.settings_file.exists():
-            raise RunError(
-                f"{self.path} already holds a run; continue it with `{self.how_to_resume}`, "
-                "or choose another folder with --out."
-            )
-        if self.holds_run():
-            raise RunError(
-                f"{self.path} already holds the results of another command; choose another folder with --out."
-            )
+    @property
+    def how_to_resume(self) -> str:
+        return f"continue with `{self.resume_command}`"
+
+    @property
+    def first_files(self) -> tuple[Path, ...]:
+        return *super().first_files, self.choices_file
+
+    def remove_unless_begun(self, keep: Collection[Path] = ()) -> None:
+        super().remove_unless_begun(keep)
+        if not self.checkpoints.exists() and self.settings_file not in keep:
+            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
     def create(self, settings: Settings) -> None:
         """Start a run here, unless the folder already holds one."""
@@ -56,15 +156,8 @@ class RunFolder:
             raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}.") from None
         write_atomically(self.settings_file, settings_text(settings).encode())
 
-    def forget_unless_begun(self) -> None:
-        """Remove what a run has written before its first checkpoint, if it has none."""
-        if self.checkpoints.exists():
-            return
-        for file in (self.settings_file, self.metrics_file, self.choices_file):
-            file.unlink(missing_ok=True)
-        shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
-
     def holds_run(self) -> bool:
+        """Whether a run, or another training, was started here."""
         return self.settings_file.exists() or self.metrics_file.exists() or self.checkpoints.exists()
 
     def settings(self) -> Settings:

@@ -8,8 +8,8 @@ from typing import Any
 
 from jcl.console import typed
 from jcl.errors import RunError
-from jcl.evaluate.folders import TrainingFolder
 from jcl.runs.atomic import write_atomically
+from jcl.runs.folder import TrainingFolder
 from jcl.settings.detection import DetectionSettings, detection_settings
 
 
