@@ -1,21 +1,141 @@
+"""The loop alone, with a task of a few lines: metric windows, saving, stopping, resuming and errors."""
+
+import os
+import signal
+from pathlib import Path
+
 import pytest
+import torch
+from rich.console import Console
+from torch import nn
 
-from jcl.runs.checkpoint import Progress
+from jcl.errors import DataError, Interrupted, RunError
+from jcl.runs.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
+from jcl.runs.metrics import Record, read_metrics
+from jcl.runs.saver import CheckpointSaver
 from jcl.train import trainer
-from jcl.train.trainer import TrainingClock
+from jcl.train.display import Display
+from jcl.train.trainer import Trainer, TrainingClock, TrainingTask
 
 
-def test_seconds_and_pace(monkeypatch):
+class Regression(TrainingTask):
+    """Fit y = 2x by SGD, 3 epochs of 4 steps; `at` maps a step to what happens in it."""
+
+    epochs, steps_per_epoch, batch_size = 3, 4, 8
+
+    def __init__(self, at=None):
+        self.module = nn.Linear(1, 1)
+        nn.init.zeros_(self.module.weight)
+        nn.init.zeros_(self.module.bias)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1.0, momentum=0.9)
+        self.at = at or {}
+        self.ended_epochs = []
+
+    def batches(self, epoch, start):
+        for step in range(start, self.steps_per_epoch):
+            yield torch.linspace(-1, 1, 8)[:, None] * (1 + epoch + step)
+
+    def learning_rate(self, step):
+        return 0.01 / (1 + step)
+
+    def step(self, batch, step, lr):
+        self.optimizer.param_groups[0]["lr"] = lr
+        loss = (self.module(batch) - 2 * batch).square().mean()
+        loss = loss * float("nan") if self.at.get(step) == "nan" else loss
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if self.at.get(step) == "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.at.get(step) == "unreadable":
+            raise DataError("x.png cannot be read.")
+        return loss.detach()[None]
+
+    def figures(self, progress):
+        return {"loss": float(progress.window[0] / progress.window_steps)}
+
+    def end_epoch(self, trainer):
+        self.ended_epochs.append(trainer.progress.step // self.steps_per_epoch)
+
+
+def train(folder: Path, at=None, **options) -> Regression:
+    task, progress = Regression(at), Progress()
+    checkpoint = newest_checkpoint(folder / "checkpoints")
+    if checkpoint is not None:
+        progress = load_checkpoint(checkpoint, task.module, task.optimizer, torch.device("cpu"))
+    folder.mkdir(exist_ok=True)
+    with (
+        Record(folder, resumed_at=progress.step, tensorboard=False) as record,
+        CheckpointSaver(folder / "checkpoints", 2, print) as saver,
+    ):
+        Trainer(
+            task,
+            Display(Console(quiet=True), "fit"),
+            progress,
+            record=record,
+            saver=saver,
+            checkpoints=folder / "checkpoints",
+            resume_hint="run it again",
+            log_every=5,
+            **options,
+        ).run()
+    return task
+
+
+def test_windows_cover_every_step_once(tmp_path):
+    task = train(tmp_path / "run")
+    lines = read_metrics(tmp_path / "run/metrics.jsonl")
+    assert [line["step"] for line in lines] == [5, 10, 12] and task.ended_epochs == [1, 2, 3]
+    assert [line["lr"] for line in lines] == [pytest.approx(0.01 / step) for step in (5, 10, 12)]
+    assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000012"]
+
+
+@pytest.mark.parametrize("step", [0, 3, 6, 10])
+def test_stopped_and_resumed_equals_unbroken(tmp_path, step):
+    whole = train(tmp_path / "whole")
+    with pytest.raises(Interrupted, match=f"after step {step + 1}"):
+        train(tmp_path / "parts", {step: "stop"})
+    again = train(tmp_path / "parts")
+    assert torch.equal(whole.module.weight, again.module.weight)
+    losses = [[line["loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("whole", "parts")]
+    assert losses[0] == losses[1]
+
+
+def test_a_stop_in_the_last_step_finishes_instead(tmp_path):
+    assert train(tmp_path / "run", {11: "stop"}).ended_epochs == [1, 2, 3]
+
+
+def test_a_loss_that_is_not_finite_ends_training_and_is_never_saved(tmp_path):
+    with pytest.raises(RunError, match=r"not finite after step \d+.*step-000000002"):
+        train(tmp_path / "run", {2: "nan"}, save_every=2)
+    assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000002"]
+
+
+def test_unreadable_data_loses_no_step(tmp_path):
+    with pytest.raises(DataError, match=r"x\.png.*after step 6.*run it again"):
+        train(tmp_path / "run", {6: "unreadable"})
+    assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000006"]
+
+
+def test_without_a_folder_signals_keep_their_handlers():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+    task = Regression()
+    task.end_epoch = lambda _: seen.append(signal.getsignal(signal.SIGTERM))
+    Trainer(task, Display(Console(quiet=True), "fit")).run()
+    assert seen == [before] * 3
+
+
+def test_the_clock_leaves_out_what_was_not_training(monkeypatch):
     now = 100.0
     monkeypatch.setattr(trainer.time, "perf_counter", lambda: now)
-    progress = Progress(step=7, seconds=50.0, window_steps=5)  # five steps of a line were taken before a stop
-    watch = TrainingClock(progress)
+    progress = Progress(step=7, seconds=50.0, window_steps=5)  # five steps of a window were done before a stop
+    clock = TrainingClock(progress)
     now, progress.step = 104.0, 8
-    watch.lap()
+    clock.lap()
     now = 200.0
-    watch.restart()  # something else was done meanwhile
+    clock.restart()
     now, progress.step = 202.0, 10
-    assert watch.steps_per_second() == pytest.approx(3 / 6)
-    assert progress.seconds == 56.0
+    assert clock.steps_per_second() == pytest.approx(3 / 6) and progress.seconds == 56.0
     now, progress.step = 203.0, 14
-    assert watch.steps_per_second() == 4.0 and progress.seconds == 57.0
+    assert clock.steps_per_second() == 4.0 and progress.seconds == 57.0
