@@ -21,7 +21,7 @@ from jcl.data import ImageBatch
 from jcl.runs.checkpoint import Progress, list_checkpoints
 from jcl.runs.saver import CheckpointSaver
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, choose
+from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
 from jcl.settings.schema import RecordSettings, Settings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep
@@ -57,7 +57,7 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def case_settings(device: torch.device, on_nan: str) -> Settings:
+def case_settings(device: torch.device, on_nan: str) -> ResolvedSettings:
     """The paper's learner; on a CPU with small batches of small images, which its state does not depend on."""
     size = SIZES[device.type]
     values = {
@@ -69,7 +69,7 @@ def case_settings(device: torch.device, on_nan: str) -> Settings:
         "train.on_nan": on_nan,
     }
     settings = build_settings("imagenet-paper", values=values)
-    return choose(settings, DataFacts(images=1_000_000, short_side=size["image_size"], decoded=True))[0]
+    return resolve(settings, DataFacts(images=1_000_000, short_side=size["image_size"], decoded=True))[0]
 
 
 def random_batch(settings: Settings, device: torch.device) -> ImageBatch:

@@ -44,8 +44,7 @@ from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import named_differences, read_object, write_object
 from jcl.runs.lock import try_lock
 from jcl.runs.metrics import read_metrics
-from jcl.settings.schema import Settings, setting_names
-from jcl.studies.cells import values_of
+from jcl.settings.schema import Settings, setting_names, values_of
 
 DECIDED = (  # by the rows, or by options of their own
     "data.location",

@@ -26,8 +26,7 @@ from machine import save
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.data import BatchLoader, ImageBatch, open_data
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, choose
-from jcl.settings.schema import Settings
+from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 
@@ -56,12 +55,12 @@ CASES = {
 }
 
 
-def case_settings(case: Case, method: str, num_keys: int, num_queries: int) -> Settings:
+def case_settings(case: Case, method: str, num_keys: int, num_queries: int) -> ResolvedSettings:
     values: dict[str, Any] = {"train.batch_size": case.batch_size, "data.canvas": case.canvas}
     if method == "jcl":
         values |= {"method.num_keys": num_keys, "method.num_queries": num_queries}
     settings = build_settings(case.recipe, method=method, values=values)
-    return choose(settings, DataFacts(images=1_000_000, short_side=case.canvas, decoded=True))[0]
+    return resolve(settings, DataFacts(images=1_000_000, short_side=case.canvas, decoded=True))[0]
 
 
 def build_step(case: Case, method: str, num_keys: int, num_queries: int) -> TrainingStep:
@@ -149,7 +148,6 @@ def measure_ceiling(case: Case, repeats: int) -> tuple[float, float]:
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     settings = case_settings(case, "jcl", 5, 1)
-    assert settings.model.stem != "auto" and isinstance(settings.views.image_size, int)
     size = settings.views.image_size
     backbone, width = build_backbone(settings.model.backbone, stem=settings.model.stem)
     encoder = Encoder(backbone, width).to(DEVICE).to(memory_format=torch.channels_last)

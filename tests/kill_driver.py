@@ -15,7 +15,7 @@ from rich.console import Console
 
 import jcl.commands.pretrain as pretraining
 from jcl.runs.checkpoint import search_checkpoints
-from jcl.settings.schema import read_settings
+from jcl.settings.schema import Settings, read_settings
 
 ON_THE_DISK = {"mkdir", "open", "write", "flush", "fsync", "posix_fadvise", "read", "close", "replace", "unlink"}
 
@@ -42,7 +42,7 @@ def train(run: Path, settings: Path, life: dict[str, Any]) -> None:
     if (run / "settings.yaml").exists():
         pretraining.resume(run, console=console)
     else:
-        pretraining.pretrain(read_settings(settings), run, console=console)
+        pretraining.pretrain(read_settings(settings, Settings), run, console=console)
 
 
 def main() -> None:

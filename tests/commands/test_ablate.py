@@ -21,7 +21,7 @@ from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
 from jcl.runs.lock import RunLock
-from jcl.settings.resolve import DataFacts, choose
+from jcl.settings.resolve import DataFacts, resolve
 from jcl.studies.cells import whole_name
 from small_runs import drawn_pixels, tiny_settings
 
@@ -261,7 +261,7 @@ def test_the_centre_of_a_number_of_keys_has_one_query_as_its_other_values_have(n
     plan = small_plan(npz, "num_keys=1,2", alone=True, **automatic)
     assert plan.centre == {"method.num_keys": 5}  # with two queries it would be 3
     facts = DataFacts(images=5_000, short_side=32, decoded=True)
-    assert {choose(cell.settings, facts)[0].method.num_queries for cell in plan.cells} == {1}
+    assert {resolve(cell.settings, facts)[0].method.num_queries for cell in plan.cells} == {1}
 
 
 def test_what_auto_becomes_is_trained_once(npz):

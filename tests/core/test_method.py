@@ -1,16 +1,19 @@
 """Algorithm 1 against a plain second writing of it in float64."""
 
 import copy
-import dataclasses
 from statistics import fmean, pvariance, stdev
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.method import METHODS, ContrastiveLearner, StepFigures
+import jcl
+from jcl.core.loss import info_nce_loss
+from jcl.core.method import METHODS, ContrastiveLearner, Method, StepFigures, register
 from jcl.random import KEY_SHUFFLE, permutation
+from small_runs import TINY_VALUES
 
 IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3
 TEMPERATURE, MOMENTUM, SCALE, RATE = 0.3, 0.8, 2.5, 0.2
@@ -156,11 +159,13 @@ def test_no_query_meets_a_key_of_its_own_image_from_the_same_step():
     views = RandomViews(0, 3)
     seen = []
 
-    def loss(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, scale: float) -> Tensor:
-        seen.append(negatives.clone())
-        return METHODS["jcl"].loss(query, keys, negatives, temperature, scale)
+    joint_loss = learner.loss
 
-    learner.method = dataclasses.replace(learner.method, loss=loss)
+    def loss(query: Tensor, keys: Tensor, negatives: Tensor, **constants: float) -> Tensor:
+        seen.append(negatives.clone())
+        return joint_loss(query, keys, negatives, **constants)
+
+    learner.loss = loss
     learner(views, IMAGES, 0, SCALE)
     assert torch.equal(seen[0], before)
     assert not torch.equal(learner.queue.rows[:IMAGES], before[:IMAGES])
@@ -305,3 +310,16 @@ def test_key_passes_update_running_statistics_on_a_gpu_too():
     on_gpu(lambda rows, numbers: views(rows.cpu(), numbers.cpu()).cuda(), IMAGES, 0, SCALE)
     for name, value in on_cpu.state_dict().items():
         torch.testing.assert_close(on_gpu.state_dict()[name].cpu(), value, rtol=1e-6, atol=1e-8)
+
+
+def test_a_method_from_outside_trains(npz, tmp_path, monkeypatch):
+    def mean_key_loss(query: Tensor, keys: Tensor, negatives: Tensor, *, temperature: float) -> Tensor:
+        return info_nce_loss(query, keys.mean(dim=1), negatives, temperature=temperature)
+
+    monkeypatch.setitem(METHODS, "mean-key", None)  # removed after the test
+    register(
+        Method("mean-key", "Mean key", "InfoNCE with the mean key", mean_key_loss, recipe={"model.head": "linear"})
+    )
+    settings = jcl.build_settings("folder", method="mean-key", values=TINY_VALUES | {"data.location": str(npz)})
+    summary = jcl.pretrain(settings, tmp_path / "run", console=Console(quiet=True)).summary
+    assert settings.model.head == "linear" and (summary["method"], summary["steps"]) == ("mean-key", 12)

@@ -26,8 +26,8 @@ def test_settings_survive_a_file(tmp_path):
         {"train.lr": 0.1 + 0.2, "train.milestones": [3, 5], "views.std": [0.1, 0.2, 0.3], "train.seed": 2**62},
     )
     (tmp_path / "settings.yaml").write_text(settings_text(settings))
-    assert read_settings(tmp_path / "settings.yaml") == settings
-    assert read_settings(tmp_path / "settings.yaml").train.lr == 0.1 + 0.2  # to the last bit
+    assert read_settings(tmp_path / "settings.yaml", Settings) == settings
+    assert read_settings(tmp_path / "settings.yaml", Settings).train.lr == 0.1 + 0.2  # to the last bit
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_hostile_or_broken_yaml_is_one_sentence_and_runs_nothing(text, tmp_path,
     file = tmp_path / "settings.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:
-        read_settings(file)
+        read_settings(file, Settings)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.yaml"]
 
@@ -149,24 +149,24 @@ def test_references_to_references_neither_fill_the_memory_nor_a_sentence(tmp_pat
     for lines in (lists, merged):
         (tmp_path / "settings.yaml").write_text("\n".join(lines))
         with pytest.raises(SettingsError, match="not valid YAML: it has more than 10,000 values"):
-            read_settings(tmp_path / "settings.yaml")
+            read_settings(tmp_path / "settings.yaml", Settings)
     (tmp_path / "settings.yaml").write_text("train: {lr: [" + "1, " * 9000 + "]}")
     with pytest.raises(SettingsError) as caught:
-        read_settings(tmp_path / "settings.yaml")
+        read_settings(tmp_path / "settings.yaml", Settings)
     assert len(str(caught.value)) < 1000
 
 
 def test_references_are_read(tmp_path):
     (tmp_path / "settings.yaml").write_text("views: {mean: &half [0.5, 0.5, 0.5], std: *half}")
-    assert read_settings(tmp_path / "settings.yaml").views.std == (0.5, 0.5, 0.5)
+    assert read_settings(tmp_path / "settings.yaml", Settings).views.std == (0.5, 0.5, 0.5)
 
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(SettingsError, match="cannot read the settings"):
-        read_settings(tmp_path / "missing.yaml")
+        read_settings(tmp_path / "missing.yaml", Settings)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(SettingsError, match="not valid YAML"):
-        read_settings(tmp_path / "binary.yaml")
+        read_settings(tmp_path / "binary.yaml", Settings)
 
 
 def test_every_setting_is_described():

@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 
 from jcl.data import ImageBatch
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, choose
+from jcl.settings.resolve import DataFacts, resolve
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from jcl.views import ViewMaker, view_recipe
@@ -61,7 +61,7 @@ def test_reading_back_is_noticed():
 def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas, more):
     device, images = torch.device("cuda"), 64
     values = {"model.backbone": backbone, "train.batch_size": images, "train.cuda_graph": False, **more}
-    settings, _ = choose(build_settings(recipe, values=values), DataFacts(images, canvas, decoded=True))
+    settings, _ = resolve(build_settings(recipe, values=values), DataFacts(images, canvas, decoded=True))
     learner, _ = build_learner(settings, device)
     optimiser = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))

@@ -18,7 +18,7 @@ from jcl.commands.run_data import data_facts, open_run_data
 from jcl.core.method import METHODS
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError
-from jcl.settings.resolve import choose
+from jcl.settings.resolve import resolve
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from run_tools import assert_same, stop_after
@@ -44,7 +44,7 @@ DEVICES = [
 def build(npz: Path, device: str, method: str = "jcl", **changes: Any) -> TrainingStep:
     plain = {"train__device": device, "train__precision": "float32", "train__compile": False}
     settings = tiny_settings(npz, method, **(plain | changes))
-    settings, _ = choose(settings, data_facts(open_run_data(settings, QUIET).train))
+    settings, _ = resolve(settings, data_facts(open_run_data(settings, QUIET).train))
     place = torch.device(device)
     learner, _ = build_learner(settings, place)
     optimiser = build_optimizer(settings, learner, place)

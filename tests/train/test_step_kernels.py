@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jcl.commands.run_data import data_facts, open_run_data
 from jcl.data import BatchLoader
-from jcl.settings.resolve import choose
+from jcl.settings.resolve import resolve
 from jcl.settings.schema import Settings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
@@ -66,7 +66,7 @@ def test_every_part_of_a_step_is_compiled_once(passes, npz, prepared):
 def train(settings: Settings) -> int:
     """Train for an epoch and say how many steps it had."""
     data = open_run_data(settings, Console(quiet=True)).train
-    settings, _ = choose(settings, data_facts(data))
+    settings, _ = resolve(settings, data_facts(data))
     device = torch.device("cpu")
     learner, _ = build_learner(settings, device)
     optimiser = build_optimizer(settings, learner, device)

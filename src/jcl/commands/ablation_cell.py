@@ -20,7 +20,7 @@ from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.runs.folder import RunFolder
 from jcl.runs.lock import RunHeld
-from jcl.settings.schema import Settings, known, with_values
+from jcl.settings.schema import Settings, with_values
 from jcl.studies.ablation_folder import CellFolder
 
 _SECONDS_TO_WAIT = 600.0  # for a process that has lost its place but still has the folder, and saves itself
@@ -88,7 +88,6 @@ def _probed(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]
     """
     settings = run.settings
     workers, record = settings.data.workers, settings.record
-    assert isinstance(workers, int), "settings of a run are resolved"
     subject = open_target(run.path, None, settings.train.device, Console(quiet=True))  # the training has told
     task = classification_task(subject.data)
 
@@ -98,7 +97,7 @@ def _probed(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]
     train, test = features(task.train), features(task.test)
     assert train.labels is not None and test.labels is not None, "a task has labels"
     labelled = (train.values, train.labels, test.values, test.labels)
-    k, temperature = [known(record.knn_k)], [record.knn_temperature]
+    k, temperature = [record.knn_k], [record.knn_temperature]
     knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=subject.device)[0]
     linear = linear_probe(*labelled, device=subject.device)
     figures = {

@@ -18,8 +18,8 @@ from jcl.data.source import fingerprint
 from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import classification_task
-from jcl.settings.resolve import DataFacts, choose
-from jcl.settings.schema import Settings, known, with_values
+from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.schema import Settings, values_of, with_values
 from jcl.studies.cells import (
     Axis,
     Build,
@@ -30,7 +30,6 @@ from jcl.studies.cells import (
     grid,
     shared_values,
     short_name,
-    values_of,
 )
 from jcl.studies.relevance import refuse_ignored
 from jcl.train.build import build_learner, run_view_recipe
@@ -85,7 +84,7 @@ def _chosen_centre(base: Settings, names: Sequence[str], facts: DataFacts) -> di
     """What "auto" becomes of the settings to be varied, so that the centre has a place among their other values."""
     if "method.num_keys" in names and base.method.num_queries == "auto":
         base = with_values(base, {"method.num_queries": 1})  # as all cells have it, of which each says how many keys
-    chosen = values_of(choose(base, facts)[0], names)
+    chosen = values_of(resolve(base, facts)[0], names)
     return {name: chosen[name] for name, value in values_of(base, names).items() if value == "auto"}
 
 
@@ -99,7 +98,7 @@ def _told_apart(cells: Sequence[Cell], facts: DataFacts, console: Console) -> li
     kept: dict[str, Cell] = {}
     said = set()
     for cell in sorted(cells, key=lambda cell: list(cell.values.values()).count("auto")):
-        same = kept.setdefault(choose(cell.settings, facts)[0].model_dump_json(), cell)
+        same = kept.setdefault(resolve(cell.settings, facts)[0].model_dump_json(), cell)
         if same is not cell and described(cell.values) not in said:
             said.add(described(cell.values))
             print_line(console, f"Not trained apart: {described(cell.values)}, which is {described(same.values)} here.")
@@ -126,8 +125,8 @@ def check_cells(cells: Sequence[Cell], images: ImageSource, facts: DataFacts) ->
     """
     built = set()
     for cell in cells:
-        settings, _ = choose(cell.settings, facts)
-        refuse_large_batch(images, known(settings.train.batch_size))
+        settings, _ = resolve(cell.settings, facts)
+        refuse_large_batch(images, settings.train.batch_size)
         run_view_recipe(settings)
         network = (settings.model, settings.views.image_size)
         if network not in built:

@@ -18,7 +18,6 @@ from jcl.distributed.device import choose_device, choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
-from jcl.settings.schema import known
 from jcl.studies.bound import sampled_row
 from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
 from jcl.studies.run_bound import RunBounds, StepBound
@@ -59,7 +58,7 @@ def bound_along_training(
         device=target,
         precision=choose_precision(precision, target),
         batch_size=batch_size,
-        canvas=known(settings.data.canvas),
+        canvas=settings.data.canvas,
         workers=usual_workers() if workers is None else workers,
     )
     own_scale = float(settings.method.covariance_scale)

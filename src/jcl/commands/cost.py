@@ -14,20 +14,15 @@ from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, choose, passes_of_flat_memory
-from jcl.settings.schema import Settings, known, with_values
+from jcl.settings.resolve import DataFacts, ResolvedSettings, passes_of_flat_memory, resolve
+from jcl.settings.schema import with_values
 from jcl.studies.apart import OutOfMemory, run_in_subprocess
 from jcl.studies.cost import BASELINE, Cell, Step, StepCost, baseline, growth, measure_step, more_keys, most_keys
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 
 COMPARED = ("jcl", "multi-key", "multi-key-backprop")
-TITLES = {
-    "moco-v2": "MoCo v2",
-    "jcl": "JCL",
-    "multi-key": "vanilla, no gradients",
-    "multi-key-backprop": "vanilla, gradients",
-}
+TITLES = {name: method.title for name, method in METHODS.items()}
 """What the methods are called in tables and figures."""
 
 _CPU = "CPU"
@@ -39,7 +34,7 @@ class CostReport:
     """All cells, and what they were measured on."""
 
     cells: tuple[Cell, ...]
-    settings: Settings
+    settings: ResolvedSettings
     device: str
 
     def figures(self) -> dict[str, Any]:
@@ -171,16 +166,16 @@ class CostPlan:
     device: str
     repeats: int
 
-    def settings(self, method: str, keys: int) -> Settings:
+    def settings(self, method: str, keys: int) -> ResolvedSettings:
         one_query = {"method.num_queries": 1}  # as in the paper, whose comparison this is
         values = one_query | self.values | ({"method.num_keys": keys} if METHODS[method].several_keys else {})
         settings = build_settings(self.recipe, method=method, values=values)
         size = settings.views.image_size
         side = 320 if size == "auto" else max(32, round(size * 10 / 7))
-        chosen = choose(settings, DataFacts(images=_IMAGES, short_side=side, decoded=True))[0]
+        chosen = resolve(settings, DataFacts(images=_IMAGES, short_side=side, decoded=True))[0]
         if settings.train.key_passes == "auto" and not METHODS[method].gradient_through_keys:
             # Memory is what is compared; training may take small views at once, because they are small.
-            passes = passes_of_flat_memory(known(chosen.method.num_keys), known(chosen.model.bn_groups))
+            passes = passes_of_flat_memory(chosen.method.num_keys, chosen.model.bn_groups)
             chosen = with_values(chosen, {"train.key_passes": passes})
         return chosen
 
@@ -192,12 +187,12 @@ def measure_cell(task: tuple[CostPlan, str, int]) -> StepCost:
     return measure_step(lambda: _training_step(plan.settings(method, keys), device), device, repeats=plan.repeats)
 
 
-def _training_step(settings: Settings, device: torch.device) -> Step:
+def _training_step(settings: ResolvedSettings, device: torch.device) -> Step:
     """The step of a real run, on random images that lie on the device."""
     learner, _ = build_learner(settings, device)
     optimiser = build_optimizer(settings, learner, device)
     step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))
-    count, side = known(settings.train.batch_size), known(settings.data.canvas)
+    count, side = settings.train.batch_size, settings.data.canvas
     pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, device=device)
     sizes = torch.full((count, 2), side, device=device)
     batch = ImageBatch(pixels, sizes, torch.arange(count, device=device))

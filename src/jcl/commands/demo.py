@@ -15,6 +15,7 @@ from torch import nn
 from jcl.commands.pretrain import pretrain
 from jcl.commands.report import write_report
 from jcl.commands.run import Run
+from jcl.commands.run_data import data_facts
 from jcl.console import duration, print_line
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, ImageSource, open_data
@@ -25,7 +26,7 @@ from jcl.report.contents import NamedImage, NeighbourRow
 from jcl.report.figures import draw_neighbours, plot_comparison
 from jcl.runs.folder import starting_folder
 from jcl.settings.recipes import build_settings
-from jcl.settings.schema import Settings, known
+from jcl.settings.resolve import ResolvedSettings, resolve
 
 _TITLE = "MoCo v2 and JCL on drawn objects"
 _ROWS, _NEIGHBOURS = 6, 8
@@ -47,7 +48,7 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     if folder is not None:
         _refuse_occupied(folder)
     data = open_data("demo")
-    settings = build_settings("demo", values={"train.seed": seed})
+    settings, _ = resolve(build_settings("demo", values={"train.seed": seed}), data_facts(data.train))
     print_line(err, f"Training two runs on {data.train.description}.")
     rows = [_raw_pixels(data, settings), _random_encoder(data, settings)]
     with starting_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
@@ -99,29 +100,31 @@ def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Consol
         return None
 
 
-def _raw_pixels(data: ImageData, settings: Settings) -> Row:
-    return _untrained_row("raw pixels", nn.Flatten(), FeatureSettings(known(settings.views.image_size)), data, settings)
+def _raw_pixels(data: ImageData, settings: ResolvedSettings) -> Row:
+    return _untrained_row("raw pixels", nn.Flatten(), FeatureSettings(settings.views.image_size), data, settings)
 
 
-def _random_encoder(data: ImageData, settings: Settings) -> Row:
+def _random_encoder(data: ImageData, settings: ResolvedSettings) -> Row:
     """The encoder that both methods start from."""
     torch.manual_seed(settings.train.seed)
     backbone, _ = build_backbone(settings.model.backbone)
     return _untrained_row("random encoder", backbone, _feature_settings(settings), data, settings)
 
 
-def _untrained_row(name: str, network: nn.Module, shown: FeatureSettings, data: ImageData, settings: Settings) -> Row:
+def _untrained_row(
+    name: str, network: nn.Module, shown: FeatureSettings, data: ImageData, settings: ResolvedSettings
+) -> Row:
     started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
     bank, queries = _extract(network, shown, data)
     assert bank.labels is not None and queries.labels is not None
-    k, temperature = [known(settings.record.knn_k)], [settings.record.knn_temperature]
+    k, temperature = [settings.record.knn_k], [settings.record.knn_temperature]
     labelled = (bank.values, bank.labels, queries.values, queries.labels)
     top1 = knn_accuracy(*labelled, k=k, temperature=temperature)[0].top1
     return Row(name, top1, time.perf_counter() - started, memory.read())
 
 
-def _feature_settings(settings: Settings) -> FeatureSettings:
-    return FeatureSettings(known(settings.views.image_size), settings.views.mean, settings.views.std)
+def _feature_settings(settings: ResolvedSettings) -> FeatureSettings:
+    return FeatureSettings(settings.views.image_size, settings.views.mean, settings.views.std)
 
 
 def _extract(network: nn.Module, shown: FeatureSettings, data: ImageData) -> tuple[Features, Features]:
@@ -131,7 +134,7 @@ def _extract(network: nn.Module, shown: FeatureSettings, data: ImageData) -> tup
     return shown.extract(network, data.train, device=cpu), shown.extract(network, data.test, device=cpu)
 
 
-def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, settings: Settings) -> None:
+def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, settings: ResolvedSettings) -> None:
     """Bars of the accuracies, and the training images nearest to the first test images."""
     assert data.test is not None
     plot_comparison(

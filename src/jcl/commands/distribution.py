@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole, plain_names, pluralize, told_apart
+from jcl.core.registry import METHODS
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, choose_precision, on_device
@@ -30,13 +31,12 @@ from jcl.evaluate.image_views import ViewPasses, chosen_rows
 from jcl.export.loading import open_backbone
 from jcl.paths import home_expanded
 from jcl.runs.folder import RunFolder
-from jcl.settings.schema import Settings, known
+from jcl.settings.resolve import ResolvedSettings
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewRecipe, view_recipe
 
 FeatureOf = Literal["backbone", "projection"]
 _USUAL_VIEWS = "moco-v2"  # the paper's, for weights that do not say what they were trained on
-_METHOD_TITLES = {"jcl": "JCL", "moco-v2": "MoCo v2", "moco-v1": "MoCo v1"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,17 +155,16 @@ _Draw = Callable[[int, tuple[float, float, float], tuple[float, float, float]], 
 
 
 def _view_drawing(
-    paths: Sequence[Path], settings: dict[Path, Settings], wanted: str | None
+    paths: Sequence[Path], settings: dict[Path, ResolvedSettings], wanted: str | None
 ) -> tuple[_Draw, tuple[str, ...]]:
     """One way of drawing views for all, since figures from different views could not be compared."""
     if wanted is not None or not settings:
         return lambda size, mean, std: view_recipe(wanted or _USUAL_VIEWS, size, mean=mean, std=std), ()
     first = next(path for path in paths if path in settings)
     chosen = settings[first].views
-    assert chosen.recipe != "auto", "settings of a run are resolved"
 
     def draw(size: int, mean: tuple[float, float, float], std: tuple[float, float, float]) -> ViewRecipe:
-        return view_recipe(chosen.recipe, size, min_scale=float(chosen.min_scale), mean=mean, std=std)
+        return view_recipe(chosen.recipe, size, min_scale=chosen.min_scale, mean=mean, std=std)
 
     others = [
         path
@@ -188,7 +187,9 @@ def _network(path: Path, of: FeatureOf, draw: _Draw, device: torch.device) -> tu
     return on_device(found.network, device), draw(found.info.image_size, found.info.mean, found.info.std)
 
 
-def _source(paths: Sequence[Path], settings: dict[Path, Settings], location: str | None, split: str) -> ImageSource:
+def _source(
+    paths: Sequence[Path], settings: dict[Path, ResolvedSettings], location: str | None, split: str
+) -> ImageSource:
     if location is not None:
         data = open_with_warnings(location, StderrConsole())
     elif settings:
@@ -202,16 +203,16 @@ def _source(paths: Sequence[Path], settings: dict[Path, Settings], location: str
     return data.train if split == "train" or data.test is None else data.test
 
 
-def _canvas(recipe: ViewRecipe, settings: Settings | None) -> int:
+def _canvas(recipe: ViewRecipe, settings: ResolvedSettings | None) -> int:
     """The size at which images are decoded: as in training, or as training would choose it."""
-    return known(settings.data.canvas) if settings is not None else max(32, round(recipe.size * 10 / 7))
+    return settings.data.canvas if settings is not None else max(32, round(recipe.size * 10 / 7))
 
 
-def _names(paths: Sequence[Path], settings: dict[Path, Settings]) -> list[str]:
+def _names(paths: Sequence[Path], settings: dict[Path, ResolvedSettings]) -> list[str]:
     """The methods, where they tell the networks apart, else the names of the folders or files."""
     methods = [settings[path].method.name if path in settings else "" for path in paths]
     if all(methods) and len(set(methods)) == len(paths):
-        return [_METHOD_TITLES.get(method, method) for method in methods]
+        return [METHODS[method].title for method in methods]
     return told_apart([_folder_name(path) for path in paths], " ")
 
 

@@ -14,7 +14,7 @@ from jcl.cores import usual_workers
 from jcl.distributed.group import joined_ranks
 from jcl.evaluate.knn import KnnResult, knn_on
 from jcl.settings.evaluation import KnnOptions
-from jcl.settings.resolve import voters
+from jcl.settings.resolve import default_knn_k
 
 RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 
@@ -37,7 +37,7 @@ def measure_knn(
         features = partial(
             target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
         )
-        data, k = target.data, options.k or [voters(len(target.data.train))]
+        data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
             print_line(console, "No labelled test set: some training images are held out as queries.")
         return knn_on(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)

@@ -27,8 +27,8 @@ from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.runs.folder import RunFolder, numbered_folders
 from jcl.runs.lock import held
-from jcl.settings.resolve import Choice, choose, fit_to_ranks, undecided
-from jcl.settings.schema import Settings, TrainSettings, settings_from, views_in_words, with_values
+from jcl.settings.resolve import Choice, ResolvedSettings, fit_to_ranks, resolve, views_in_words
+from jcl.settings.schema import Settings, TrainSettings, validated, with_values
 from jcl.studies.ablation_folder import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 
@@ -72,9 +72,9 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
     """Time the parts of a training step over a few steps; no run folder is written."""
     context = RunContext(ALONE, choose_device(settings.train.device), console or StderrConsole())
     data = open_run_data(settings, context.console)
-    settings, _ = choose(settings, data_facts(data.train))
+    resolved, _ = resolve(settings, data_facts(data.train))
     # A recorded step is replayed as a whole.
-    parts = build_parts(with_values(settings, {"train.cuda_graph": False}), data, context)
+    parts = build_parts(with_values(resolved, {"train.cuda_graph": False}), data, context)
     with parts.loader:
         return profile_steps(parts.step, parts.loader)
 
@@ -137,12 +137,12 @@ def _check_same_images(images: ImageSource, ranks: Ranks) -> None:
 
 
 def _begin(
-    settings: Settings, data: ImageData, wanted: RunFolder, context: RunContext, label: str | None, *, numbered: bool
+    asked: Settings, data: ImageData, wanted: RunFolder, context: RunContext, label: str | None, *, numbered: bool
 ) -> Run:
     """Start a run in the wanted folder, or in a new one with that name and a number."""
     ranks = context.ranks
-    settings, choices = fail_together(ranks, lambda: _resolve(settings, data, ranks))
-    settings = _broadcast(settings, ranks)  # other machines may resolve "auto" differently
+    own, choices = fail_together(ranks, lambda: _resolve(asked, data, ranks))
+    settings = _broadcast(own, ranks)  # other machines may resolve "auto" differently
     wanted = RunFolder(ranks.from_first(str(wanted.path).encode()).decode())
 
     def ready() -> RunParts:
@@ -164,18 +164,19 @@ def _begin(
             return train_run(settings, folder, data, parts, context, label)
 
 
-def _resolve(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[Settings, list[Choice]]:
+def _resolve(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[ResolvedSettings, list[Choice]]:
     """The settings with every "auto" resolved, and the choices made."""
     facts = replace(data_facts(data.train), ranks_on_machine=launch_environment().local_world_size)
-    settings, choices = choose(with_absolute_location(settings), facts)
+    settings, choices = resolve(with_absolute_location(settings), facts)
     settings, changes = fit_to_ranks(settings, ranks.count)
     return settings, [*choices, *changes]
 
 
-def _broadcast(settings: Settings | None, ranks: Ranks) -> Settings:
+def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSettings:
     """The first rank's settings, on every rank."""
     text = "" if settings is None else settings.model_dump_json()
-    return settings_from(json.loads(ranks.from_first(text.encode())), "the first rank's settings")
+    values = json.loads(ranks.from_first(text.encode()))
+    return validated(ResolvedSettings, values, "the first rank's settings")
 
 
 def _refuse_other_training(path: Path) -> None:
@@ -187,18 +188,11 @@ def _refuse_other_training(path: Path) -> None:
         raise RunError(f"{path} holds an ablation, not a run; repeat its `jcl ablate` command to continue.")
 
 
-def _stored_settings(folder: RunFolder) -> Settings:
-    """The settings of a started run; "auto" in them can only come from editing the file."""
+def _stored_settings(folder: RunFolder) -> ResolvedSettings:
+    """The settings of a started run."""
     if not folder.settings_file.exists():  # a run folder may hold a finetune.json for its page
         _refuse_other_training(folder.path)
-    settings = folder.settings()
-    names = undecided(settings)
-    if names:
-        raise RunError(
-            f"{folder.settings_file} has auto for {names[0]}, but a started run needs the value it was started with "
-            f"(see {folder.choices_file})."
-        )
-    return settings
+    return folder.settings()
 
 
 def _resume(path: Path, context: RunContext) -> Run:
@@ -222,7 +216,7 @@ def _resume(path: Path, context: RunContext) -> Run:
 
 
 def _announce(
-    context: RunContext, settings: Settings, data: ImageData, choices: list[Choice], folder: RunFolder
+    context: RunContext, settings: ResolvedSettings, data: ImageData, choices: list[Choice], folder: RunFolder
 ) -> None:
     """Print what is trained, and every automatic choice with its reason."""
     ranks = f", {context.ranks.count} ranks" if context.ranks.count > 1 else ""

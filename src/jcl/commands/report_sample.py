@@ -27,7 +27,7 @@ from jcl.export.loading import open_backbone
 from jcl.random import permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
 from jcl.report.page import IMAGE_SIDE
-from jcl.settings.schema import Settings, known
+from jcl.settings.resolve import ResolvedSettings
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, denormalise
 
@@ -43,7 +43,7 @@ _PROBE_EPOCHS, _PROBE_BATCH = 60, 1024
 _MAX_PROBE_WEIGHTS: Final = 2_000_000
 
 
-def evaluate_sample(weights: Path, settings: Settings, data: ImageData, device: torch.device) -> SampleResults:
+def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, device: torch.device) -> SampleResults:
     """Evaluate the backbone of a run on a sample of `data`.
 
     The sample size depends only on the network and the kind of device, so equal runs have equal results.
@@ -58,7 +58,7 @@ def evaluate_sample(weights: Path, settings: Settings, data: ImageData, device: 
     if not (bank.values.isfinite().all() and queries.values.isfinite().all()):
         raise DataError("its features hold NaN or infinite values; training has probably diverged.")
     viewer = Viewer("the network", backbone, run_view_recipe(settings))
-    passes = ViewPasses(seed=0, device=device, precision=precision, canvas=known(settings.data.canvas))
+    passes = ViewPasses(seed=0, device=device, precision=precision, canvas=settings.data.canvas)
     labelled = _labelled(bank) and _labelled(queries)
     return SampleResults(
         bank=len(bank),
@@ -72,11 +72,11 @@ def evaluate_sample(weights: Path, settings: Settings, data: ImageData, device: 
     )
 
 
-def example_views(settings: Settings, data: ImageData) -> ExampleViews:
+def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     """The first readable training images with their query and key views of the first step."""
     source, recipe = data.train, run_view_recipe(settings)
-    keys, queries = known(settings.method.num_keys), known(settings.method.num_queries)
-    batch = next(iter(read_all(source, canvas=known(settings.data.canvas), batch_size=_VIEW_ROWS)), None)
+    keys, queries = settings.method.num_keys, settings.method.num_queries
+    batch = next(iter(read_all(source, canvas=settings.data.canvas, batch_size=_VIEW_ROWS)), None)
     if batch is None:
         raise DataError(f"none of the images can be read ({source.description}).")
     maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)

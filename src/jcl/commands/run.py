@@ -18,8 +18,7 @@ from jcl.runs.checkpoint import Progress
 from jcl.runs.folder import RunFolder, add_skipped
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.metrics import read_metrics
-from jcl.settings.resolve import Choice
-from jcl.settings.schema import Settings, known
+from jcl.settings.resolve import Choice, ResolvedSettings
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Run:
         object.__setattr__(self, "path", home_expanded(self.path))  # may be given as a string
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> ResolvedSettings:
         return RunFolder(self.path).settings()
 
     @property
@@ -51,7 +50,11 @@ class Run:
 
 
 def write_summary(
-    folder: RunFolder, settings: Settings, newest: dict[str, dict[str, Any]], progress: Progress, peak_memory: int
+    folder: RunFolder,
+    settings: ResolvedSettings,
+    newest: dict[str, dict[str, Any]],
+    progress: Progress,
+    peak_memory: int,
 ) -> None:
     """Write the figures of a finished run; `newest` has the last line of metrics of each kind."""
     train, knn = newest.get("train", {}), newest.get("knn", {})
@@ -64,7 +67,7 @@ def write_summary(
         "ranks": progress.ranks,
         "loss": train.get("loss"),
         "contrastive_accuracy": train.get("contrastive_accuracy"),
-        "images_per_second": progress.step * known(settings.train.batch_size) / progress.seconds,
+        "images_per_second": progress.step * settings.train.batch_size / progress.seconds,
         "seconds": progress.seconds,
         "peak_memory_bytes": peak_memory,
         **{name: value for name, value in knn.items() if name not in ("kind", "step", "epoch")},

@@ -27,9 +27,8 @@ from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import named_differences, written
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
-from jcl.settings.resolve import Choice
-from jcl.settings.schema import Settings, known, setting_names
-from jcl.studies.cells import values_of
+from jcl.settings.resolve import Choice, ResolvedSettings
+from jcl.settings.schema import affects_results, setting_names, values_of
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display
 from jcl.train.health import health
@@ -38,10 +37,6 @@ from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
 
 _SECTIONS = ("views.", "model.", "method.", "train.")
-_IRRELEVANT = {  # to what a run learns
-    *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
-    "model.bn_groups",  # fitted to the ranks, and announced then
-}
 
 
 @dataclass
@@ -55,16 +50,16 @@ class RunParts:
     step: TrainingStep
 
 
-def build_parts(settings: Settings, data: ImageData, context: RunContext) -> RunParts:
+def build_parts(settings: ResolvedSettings, data: ImageData, context: RunContext) -> RunParts:
     """Build the parts of a run. Settings that cannot work raise here, before anything is written."""
     train, device = settings.train, context.device
     learner, width = build_learner(settings, device, context.ranks)
     loader = BatchLoader(
         data.train,
-        batch_size=known(train.batch_size),
-        canvas=known(settings.data.canvas),
+        batch_size=train.batch_size,
+        canvas=settings.data.canvas,
         seed=train.seed,
-        workers=known(settings.data.workers),
+        workers=settings.data.workers,
         device=device,
         strict=settings.data.strict,
         ranks=context.ranks,
@@ -76,7 +71,7 @@ def build_parts(settings: Settings, data: ImageData, context: RunContext) -> Run
 
 
 def train_run(
-    settings: Settings,
+    settings: ResolvedSettings,
     folder: RunFolder,
     data: ImageData,
     parts: RunParts,
@@ -90,7 +85,7 @@ def train_run(
     _compare_with_checkpoint(progress, settings, data, parts, context)
     if resumed:
         fail_together(ranks, lambda: _update_choices(folder, settings, context.device) if ranks.first else None)
-    describe = partial(health, queue_size=known(settings.method.queue_size), embedding_dim=settings.model.embedding_dim)
+    describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
     display = Display(context.console, label or settings.method.name, describe)
     backbone = parts.learner.query_encoder.backbone
     record: Record | NullRecord = NullRecord()
@@ -172,7 +167,7 @@ def _load(path: Path, parts: RunParts, context: RunContext) -> Progress:
 
 
 def _compare_with_checkpoint(
-    progress: Progress, settings: Settings, data: ImageData, parts: RunParts, context: RunContext
+    progress: Progress, settings: ResolvedSettings, data: ImageData, parts: RunParts, context: RunContext
 ) -> None:
     """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
     ranks, say = context.ranks, context.say
@@ -182,8 +177,9 @@ def _compare_with_checkpoint(
     fail_together(ranks, lambda: _check_schedule(progress, parts.loader.steps_per_epoch, settings, say))
 
 
-def _report_changed_settings(progress: Progress, settings: Settings, say: Callable[[str], None]) -> None:
-    names = [name for name in setting_names() if name.startswith(_SECTIONS) and name not in _IRRELEVANT]
+def _report_changed_settings(progress: Progress, settings: ResolvedSettings, say: Callable[[str], None]) -> None:
+    names = [name for name in setting_names() if name.startswith(_SECTIONS) and affects_results(name)]
+    names.remove("model.bn_groups")  # adapted to the number of ranks
     before, now = progress.settings, values_of(settings, names)
     both = [name for name in names if name in before]  # versions may differ in the settings they have
     if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
@@ -210,7 +206,9 @@ def _report_changed_images(progress: Progress, data: ImageData, say: Callable[[s
         )
 
 
-def _check_schedule(progress: Progress, steps_per_epoch: int, settings: Settings, say: Callable[[str], None]) -> None:
+def _check_schedule(
+    progress: Progress, steps_per_epoch: int, settings: ResolvedSettings, say: Callable[[str], None]
+) -> None:
     before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
     total, changed = settings.train.epochs * steps_per_epoch, ""
     if before not in (0, steps_per_epoch):
@@ -228,7 +226,7 @@ def _check_schedule(progress: Progress, steps_per_epoch: int, settings: Settings
         say(f"{changed} The run was at epoch {progress.step / before:.3g} and is at {now:.3g}.")
 
 
-def machine_choices(settings: Settings, device: torch.device) -> list[Choice]:
+def machine_choices(settings: ResolvedSettings, device: torch.device) -> list[Choice]:
     """What "auto" means for settings that depend on the machine, and are resolved again whenever a run starts."""
     options = step_options(settings, device)
     on_gpu = device.type == "cuda"
@@ -241,14 +239,14 @@ def machine_choices(settings: Settings, device: torch.device) -> list[Choice]:
     return [choice for choice in choices if getattr(settings.train, choice.name.partition(".")[2]) == "auto"]
 
 
-def _update_choices(folder: RunFolder, settings: Settings, device: torch.device) -> None:
+def _update_choices(folder: RunFolder, settings: ResolvedSettings, device: torch.device) -> None:
     """Bring `choices.json`, which the page shows, up to date with edited settings and this machine."""
     before = read_choices(folder)
     if before is not None:
         write_choices(folder, [*_choices_after(before, settings), *machine_choices(settings, device)])
 
 
-def _choices_after(before: Sequence[Choice], settings: Settings) -> list[Choice]:
+def _choices_after(before: Sequence[Choice], settings: ResolvedSettings) -> list[Choice]:
     now = values_of(settings, setting_names())
     return [
         choice

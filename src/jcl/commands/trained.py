@@ -12,7 +12,7 @@ from jcl.core.method import ContrastiveLearner
 from jcl.errors import RunError
 from jcl.runs.checkpoint import list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder
-from jcl.settings.schema import Settings
+from jcl.settings.resolve import ResolvedSettings
 from jcl.train.build import build_learner
 
 
@@ -21,7 +21,7 @@ class TrainedRun:
     """A run with at least one checkpoint, or one checkpoint of a run."""
 
     path: Path
-    settings: Settings
+    settings: ResolvedSettings
     checkpoints: tuple[Path, ...]  # oldest first
 
     def learner(self, checkpoint: Path, device: torch.device) -> tuple[ContrastiveLearner, int]:

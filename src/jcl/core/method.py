@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,58 +21,17 @@ from jcl.core.batchnorm import (
     update_running_stats,
 )
 from jcl.core.encoder import Encoder
-from jcl.core.loss import contrastive_accuracy, info_nce_loss, joint_contrastive_loss, multi_key_loss
+from jcl.core.loss import contrastive_accuracy
 from jcl.core.queue import KeyQueue
+from jcl.core.registry import METHODS as METHODS
+from jcl.core.registry import Method as Method
+from jcl.core.registry import register as register
 from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation
 
 # Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it: 0 the query, 1..M' the keys,
 # those above M' further queries.
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
-LossFunction = Callable[[Tensor, Tensor, Tensor, float, float | Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Method:
-    """What tells one contrastive method from another."""
-
-    name: str
-    summary: str
-    loss: LossFunction
-    several_keys: bool = True
-    gradient_through_keys: bool = False
-    uses_covariance: bool = False
-
-
-def _joint(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, scale: float | Tensor) -> Tensor:
-    return joint_contrastive_loss(query, keys, negatives, temperature=temperature, covariance_scale=scale)
-
-
-def _multi_key(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, _: float | Tensor) -> Tensor:
-    return multi_key_loss(query, keys, negatives, temperature=temperature)
-
-
-def _info_nce(query: Tensor, keys: Tensor, negatives: Tensor, temperature: float, _: float | Tensor) -> Tensor:
-    return info_nce_loss(query, keys[:, 0], negatives, temperature=temperature)
-
-
-METHODS = {
-    method.name: method
-    for method in (
-        Method(
-            "jcl", "Joint Contrastive Learning: mean and covariance of M' keys, Eq. 8", _joint, uses_covariance=True
-        ),
-        Method("moco-v2", "MoCo v2: one key, MLP head, strong views", _info_nce, several_keys=False),
-        Method("moco-v1", "MoCo v1: one key, linear head, the first paper's views", _info_nce, several_keys=False),
-        Method("multi-key", "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient", _multi_key),
-        Method(
-            "multi-key-backprop",
-            "vanilla with gradients through the keys, end to end: the memory cost the paper avoids",
-            _multi_key,
-            gradient_through_keys=True,
-        ),
-    )
-}
 
 
 class StepFigures(NamedTuple):
@@ -143,6 +101,7 @@ class ContrastiveLearner(nn.Module):
                 f"{bn_groups} BN groups cannot be dealt evenly to {key_passes} passes on each of {ranks.count} ranks."
             )
         self.method = method
+        self.loss = method.loss_function()
         self.num_keys = num_keys if method.several_keys else 1
         self.num_queries = num_queries
         self.temperature = temperature
@@ -187,7 +146,8 @@ class ContrastiveLearner(nn.Module):
         """The method's loss, and figures about the features it was taken of; several queries share an image's keys."""
         if self.num_queries > 1:
             keys = keys.repeat_interleave(self.num_queries, dim=0)
-        loss = self.method.loss(query, keys, negatives, self.temperature, covariance_scale)
+        scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
+        loss = self.loss(query, keys, negatives, temperature=self.temperature, **scale)
         return _measured(loss, query.detach(), keys.detach(), negatives)
 
     def compile_parts(self) -> None:

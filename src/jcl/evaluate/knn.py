@@ -22,7 +22,7 @@ from jcl.evaluate.classification import LAST, class_positions, rank_of_true_clas
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.evaluate.splits import leave_out_split
-from jcl.settings.schema import Settings
+from jcl.settings.resolve import ResolvedSettings
 
 DEFAULT_K = 200
 DEFAULT_TEMPERATURE = 0.1
@@ -126,7 +126,7 @@ def knn_on(
 def online_knn(
     data: ImageData,
     backbone: nn.Module,
-    settings: Settings,
+    settings: ResolvedSettings,
     device: torch.device,
     ranks: Ranks = ALONE,
     skipped: dict[str, str] | None = None,
@@ -138,8 +138,6 @@ def online_knn(
     if data.train.labels is None:
         return None
     image_size, workers, k = settings.views.image_size, settings.data.workers, settings.record.knn_k
-    assert isinstance(image_size, int) and isinstance(workers, int), "settings of a run are resolved"
-    assert isinstance(k, int), "settings of a run are resolved"
     shown = FeatureSettings(image_size, settings.views.mean, settings.views.std)
     precision, temperature = choose_precision(settings.train.precision, device), settings.record.knn_temperature
 

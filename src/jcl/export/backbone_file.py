@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
-from jcl.settings.schema import Settings
+from jcl.settings.resolve import ResolvedSettings
 
 FORMAT = "jcl-backbone-1"
 INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries
@@ -67,14 +67,12 @@ def channel_values(values: Iterable[float], *, positive: bool = False) -> tuple[
     return red, green, blue
 
 
-def backbone_info(settings: Settings, feature_width: int) -> BackboneInfo:
+def backbone_info(settings: ResolvedSettings, feature_width: int) -> BackboneInfo:
     """The description of a run's backbone."""
-    image_size = settings.views.image_size
-    assert isinstance(image_size, int), "settings of a run are resolved"
     return BackboneInfo(
         backbone=settings.model.backbone,
         stem=settings.model.stem,
-        image_size=image_size,
+        image_size=settings.views.image_size,
         feature_width=feature_width,
         mean=settings.views.mean,
         std=settings.views.std,

@@ -13,8 +13,7 @@ from jcl.console import plain_names
 from jcl.evaluate.distribution import ViewSpread
 from jcl.evaluate.knn import KnnResult
 from jcl.runs.json_object import is_figure
-from jcl.settings.resolve import Choice
-from jcl.settings.schema import Settings
+from jcl.settings.resolve import Choice, ResolvedSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class RunContents:
 
     name: str
     path: Path
-    settings: Settings
+    settings: ResolvedSettings
     metrics: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any] | None
     choices: Sequence[Choice] | None = None

@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from jcl.core.registry import METHODS
 from jcl.report import style
 from jcl.studies.cost import BASELINE, Cell, StepCost
 
-_COLOURS = {"jcl": style.BLUE, "multi-key": style.GREEN, "multi-key-backprop": style.RED, BASELINE: style.ORANGE}
 _DASHES = {"multi-key": (0, (4, 2))}  # it lies on JCL's line, as a rule
 
 
@@ -46,7 +46,7 @@ def _draw(axes: Axes, cells: Sequence[Cell], values: Sequence[float | None]) -> 
     for method in dict.fromkeys(cell.method for cell in cells):
         own = [(cell.keys, value) for cell, value in zip(cells, values, strict=True) if cell.method == method]
         fitting = [(keys, value) for keys, value in own if value is not None]
-        colour = _COLOURS[method]
+        colour = METHODS[method].colour
         if method == BASELINE:
             for _, value in fitting:
                 axes.axhline(value, color=colour, linewidth=1.4, linestyle=(0, (1, 1)))
@@ -69,7 +69,7 @@ def _legend(figure: Figure, cells: Sequence[Cell], titles: Mapping[str, str]) ->
     methods = list(dict.fromkeys(cell.method for cell in cells))
     handles = [
         Line2D(
-            [], [], color=_COLOURS[method], linewidth=2.2,
+            [], [], color=METHODS[method].colour, linewidth=2.2,
             linestyle=(0, (1, 1)) if method == BASELINE else _DASHES.get(method, "-"),
         )
         for method in methods

@@ -24,7 +24,7 @@ from jcl.report.charts import PLOT_AREA, map_chart, speed_chart, training_charts
 from jcl.report.contents import RunContents
 from jcl.report.remarks import remarks
 from jcl.report.tables import MISSING, format_setting, percent, resource_table, result_tables, settings_tables
-from jcl.settings.schema import known, views_in_words
+from jcl.settings.resolve import views_in_words
 
 IMAGE_SIDE: Final = 112
 """The longest side in pixels of an image on the page."""
@@ -143,7 +143,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "neighbours": sample.neighbours if sample else (),
         "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
         "spread": sample.spread if sample and sample.spread and len(sample.spread.similarity) else None,
-        "view_names": _view_names(known(method.num_queries), known(method.num_keys)),
+        "view_names": _view_names(method.num_queries, method.num_keys),
     }
 
 

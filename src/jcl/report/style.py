@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
+from jcl.core.registry import METHODS
 from jcl.runs.atomic import write_atomically
 
 DPI: Final = 150
@@ -32,12 +33,8 @@ RED: Final = "#d55e00"
 # Okabe and Ito's palette, without the yellow that vanishes on white.
 PALETTE: Final = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED)
 
-# The same method has the same colour in every figure; what has not learned anything is grey.
-_METHOD_COLOURS: Final = {
-    "jcl": BLUE,
-    "moco-v2": ORANGE,
-    "moco-v1": "#cc79a7",
-    "multi-key": GREEN,
+# What has not learned anything is grey.
+_BASELINE_COLOURS: Final = {
     "random": "#9aa5b1",
     "random-encoder": "#9aa5b1",
     "pixels": "#c5ccd3",
@@ -49,10 +46,15 @@ SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5}
 
 def colours_for(names: Sequence[str]) -> list[str]:
     """A colour for each name: the method's own where the name is a method's, otherwise the next unused one."""
-    known = [_METHOD_COLOURS.get(name.strip().lower().replace(" ", "-")) for name in names]
+    known = [_own_colour(name.strip().lower().replace(" ", "-")) for name in names]
     free = [colour for colour in PALETTE if colour not in known] or list(PALETTE)
     unknown = iter(range(len(names)))
     return [colour or free[next(unknown) % len(free)] for colour in known]
+
+
+def _own_colour(name: str) -> str | None:
+    """The same method has the same colour in every figure."""
+    return METHODS[name].colour if name in METHODS else _BASELINE_COLOURS.get(name)
 
 
 def plain(text: str, limit: int = 40) -> str:

@@ -16,6 +16,7 @@ from jcl.paths import home_expanded
 from jcl.runs.atomic import write_atomically
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock
+from jcl.settings.resolve import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
 
@@ -160,11 +161,11 @@ class RunFolder(TrainingFolder):
         """Whether a run, or another training, was started here."""
         return self.settings_file.exists() or self.metrics_file.exists() or self.checkpoints.exists()
 
-    def settings(self) -> Settings:
+    def settings(self) -> ResolvedSettings:
         if not self.settings_file.is_file():
             reason = "it has no settings.yaml" if self.path.exists() else "no such folder"
             raise RunError(f"{self.path} is not a run folder: {reason}.")
-        return read_settings(self.settings_file)
+        return read_settings(self.settings_file, ResolvedSettings)
 
 
 def numbered_folders(parent: Path, name: str) -> list[Path]:

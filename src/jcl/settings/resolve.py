@@ -1,16 +1,99 @@
-"""Values that read "auto", chosen from the data and said aloud with the reason."""
+"""Replaces every setting that is "auto" by a value chosen from the data, with the reason."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from jcl.console import pluralize
+from jcl.core.registry import METHODS
 from jcl.cores import MOST_WORKERS, cpu_cores, usual_workers
 from jcl.errors import SettingsError
-from jcl.settings.schema import SINGLE_KEY_METHODS, Settings, known, with_values
+from jcl.settings.schema import (
+    BatchSize,
+    DataSettings,
+    MethodSettings,
+    ModelSettings,
+    NotNegative,
+    NumKeys,
+    NumQueries,
+    Positive,
+    PositiveInt,
+    RecordSettings,
+    Settings,
+    Share,
+    TrainSettings,
+    ViewName,
+    ViewSettings,
+    put,
+    setting_names,
+    validated,
+    value_of,
+    with_values,
+)
+
+
+class ResolvedDataSettings(DataSettings):
+    canvas: PositiveInt
+    workers: Annotated[int, Field(ge=0)]
+
+
+class ResolvedViewSettings(ViewSettings):
+    recipe: ViewName = "moco-v2"
+    image_size: PositiveInt
+
+
+class ResolvedModelSettings(ModelSettings):
+    stem: Literal["imagenet", "small"]
+    bn_groups: PositiveInt
+
+
+class ResolvedMethodSettings(MethodSettings):
+    num_keys: NumKeys = 5
+    num_queries: NumQueries = 1
+    covariance_scale: NotNegative = 4.0
+    queue_size: PositiveInt
+    key_momentum: Share
+
+
+class ResolvedTrainSettings(TrainSettings):
+    batch_size: BatchSize
+    lr: Positive
+    weight_decay: NotNegative = 1e-4
+    warmup_epochs: NotNegative = 0.0
+    key_passes: PositiveInt
+
+
+class ResolvedRecordSettings(RecordSettings):
+    knn_k: PositiveInt = 200
+
+
+class ResolvedSettings(Settings):
+    """The settings of a run: no value that training depends on is "auto" any more.
+
+    Device, precision, `compile` and `cuda_graph` may be: they are decided on the machine that trains.
+    """
+
+    data: ResolvedDataSettings
+    views: ResolvedViewSettings
+    model: ResolvedModelSettings
+    method: ResolvedMethodSettings
+    train: ResolvedTrainSettings
+    record: ResolvedRecordSettings = ResolvedRecordSettings()
+
+
+def views_in_words(settings: ResolvedSettings) -> str:
+    """`, 3 keys and 2 queries an image`, to follow the name of the method; nothing for one of each."""
+    keys, queries = settings.method.num_keys, settings.method.num_queries
+    if keys == queries == 1:
+        return ""
+    further = f" and {queries} queries" if queries > 1 else ""
+    return f", {pluralize(keys, 'key')}{further} an image"
 
 
 @dataclass(frozen=True)
@@ -19,48 +102,45 @@ class DataFacts:
 
     images: int
     short_side: int  # typical, in pixels
-    decoded: bool  # True when the images are already in memory as arrays
+    decoded: bool  # True for images that are in memory as arrays
     ranks_on_machine: int = 1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One value that "auto" became."""
+    """The value that an "auto" became."""
 
     name: str
     value: Any
     reason: str
 
 
-def choose(settings: Settings, facts: DataFacts) -> tuple[Settings, list[Choice]]:
-    """Replace every "auto"; later choices may rest on earlier ones (the queue on the batch, and so on)."""
-    choices: list[Choice] = []
-    for rule in _undecided(settings):
-        value, reason = rule.choose(settings, facts)
-        settings = with_values(settings, {rule.name: value})
-        if reason:  # what has no bearing on the run is not worth a line
-            choices.append(Choice(rule.name, value, reason))
-    return settings, choices
+Values = dict[str, Any]  # settings by dotted name; those a rule reads are resolved before it
+Rule = Callable[[Values, DataFacts], tuple[Any, str]]  # value and reason; no reason where the value has no effect
+_RULES: dict[str, Rule] = {}  # in the order in which they depend on each other
 
 
-def undecided(settings: Settings) -> list[str]:
-    """The settings that still read "auto" and that `choose` would replace."""
-    return [rule.name for rule in _undecided(settings)]
+def resolve(settings: Settings, facts: DataFacts) -> tuple[ResolvedSettings, list[Choice]]:
+    """Replace every "auto"; returns the choices with their reasons."""
+    nested = settings.model_dump()
+    values = {name: value_of(nested, name) for name in setting_names()}
+    choices = []
+    for name, rule in _RULES.items():
+        if values[name] != "auto":
+            continue
+        values[name], reason = rule(values, facts)
+        put(nested, name, values[name])
+        if reason:
+            choices.append(Choice(name, values[name], reason))
+    return validated(ResolvedSettings, nested, "the chosen values"), choices
 
 
-def _undecided(settings: Settings) -> list[_Rule]:
-    def value_of(section: str, key: str) -> Any:
-        return getattr(getattr(settings, section), key)
-
-    return [rule for rule in RULES if value_of(*rule.name.split(".")) == "auto"]
-
-
-def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]]:
-    """Settings that `ranks` ranks can carry out, and what had to change for it."""
-    batch, groups = known(settings.train.batch_size), known(settings.model.bn_groups)
+def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettings, list[Choice]]:
+    """Settings that `ranks` ranks can train with, and what had to change for that."""
+    batch, groups = settings.train.batch_size, settings.model.bn_groups
     if batch % ranks or batch < 2 * ranks:
         raise SettingsError(
-            f"a batch of {batch} images cannot be shared out evenly to {ranks} ranks, at least 2 images to each; "
+            f"a batch of {batch} images cannot be split over {ranks} ranks with at least 2 images each; "
             f"use a --batch-size that is a multiple of {ranks}, or another number of ranks."
         )
     if groups % ranks == 0:
@@ -68,56 +148,74 @@ def fit_to_ranks(settings: Settings, ranks: int) -> tuple[Settings, list[Choice]
     fitting = max(1, round(groups / ranks)) * ranks
     while batch % fitting:
         fitting -= ranks
-    reason = f"instead of {groups}: each of {ranks} ranks normalises whole groups"
-    # Each pass takes whole groups too; with fewer groups there may be fewer passes, as each rank has anyway.
-    passes = math.gcd(known(settings.train.key_passes), fitting)
+    # Each pass takes whole groups, so fewer groups may mean fewer passes; each rank needs fewer anyway.
+    passes = math.gcd(settings.train.key_passes, fitting)
     fitted = with_values(settings, {"train.key_passes": passes, "model.bn_groups": fitting})
+    reason = f"instead of {groups}, so that each of the {ranks} ranks has whole groups"
     return fitted, [Choice("model.bn_groups", fitting, reason)]
 
 
-_COLLECTION = 100_000  # images: fewer are somebody's collection, more begin to be like ImageNet
+_COLLECTION = 100_000  # fewer images are treated as a small collection, more like ImageNet
 _SMALL_VIEW = 32  # px
 _WARMUP_EPOCHS = 5.0  # of long runs
+_AS_CIFAR = f"as for CIFAR, whose views have {_SMALL_VIEW} px"
 
 
-def _small(settings: Settings) -> bool:
+def _rule(name: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES[name] = rule
+        return rule
+
+    return register
+
+
+def _small(values: Values) -> bool:
     """Whether views are as small as CIFAR's, for which its recipe was made."""
-    return known(settings.views.image_size) <= _SMALL_VIEW
+    return bool(values["views.image_size"] <= _SMALL_VIEW)
 
 
-def _image_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+def _single_key(values: Values) -> bool:
+    return not METHODS[values["method.name"]].several_keys
+
+
+@_rule("views.image_size")
+def _image_size(values: Values, facts: DataFacts) -> tuple[int, str]:
+    reason = f"the images' short side is about {facts.short_side} px"
     for limit, size in ((48, 32), (96, 64), (192, 128)):
         if facts.short_side <= limit:
-            return size, f"the images' short side is about {facts.short_side} px"
-    return 224, f"the images' short side is about {facts.short_side} px, enough for the usual size"
+            return size, reason
+    return 224, f"{reason}, enough for the usual size"
 
 
-def _views(settings: Settings, facts: DataFacts) -> tuple[str, str]:
-    if _small(settings):
-        return "small", f"as for CIFAR: at {settings.views.image_size} px a blur would leave little to see"
+@_rule("views.recipe")
+def _views(values: Values, facts: DataFacts) -> tuple[str, str]:
+    if _small(values):
+        return "small", f"as for CIFAR: blur removes too much detail at {values['views.image_size']} px"
     return "moco-v2", "the paper's"
 
 
-def _stem(settings: Settings, facts: DataFacts) -> tuple[str, str]:
-    size = settings.views.image_size
-    # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), start with layers of another kind.
-    resnet = re.fullmatch(r"(timm/)?resnet\d+(_tiny)?", settings.model.backbone)
-    if resnet and isinstance(size, int) and size <= 64:
-        return "small", f"views of {size} px would shrink to nothing behind a stem made for photographs"
-    return "imagenet", "the stem the backbone comes with"
+@_rule("model.stem")
+def _stem(values: Values, facts: DataFacts) -> tuple[str, str]:
+    size = values["views.image_size"]
+    # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), begin with layers of another kind.
+    resnet = re.fullmatch(r"(timm/)?resnet\d+(_tiny)?", values["model.backbone"])
+    if resnet and size <= 64:
+        return "small", f"the stem for photographs shrinks views of {size} px too much"
+    return "imagenet", "the backbone's own stem"
 
 
-def _canvas(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    size = known(settings.views.image_size)
+@_rule("data.canvas")
+def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
+    size = values["views.image_size"]
     if facts.decoded:
         return facts.short_side, "arrays are used at their own size"
-    canvas = max(32, round(size * 10 / 7))
-    return canvas, f"keeps detail for crops of {size} px views at a bounded size"
+    return max(32, round(size * 10 / 7)), f"enough detail for crops of {size} px views at a bounded size"
 
 
-def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+@_rule("data.workers")
+def _workers(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:
-        return 0, "the images are in memory already"
+        return 0, "the images are already in memory"
     cores, most = cpu_cores(), f"{MOST_WORKERS} at most"
     if facts.ranks_on_machine > 1:
         share = max(1, min(MOST_WORKERS, cores // facts.ranks_on_machine))
@@ -125,115 +223,120 @@ def _workers(settings: Settings, facts: DataFacts) -> tuple[int, str]:
     return usual_workers(), f"one per CPU core, {most} ({pluralize(cores, 'core')} here)"
 
 
-def _batch_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+@_rule("train.batch_size")
+def _batch_size(values: Values, facts: DataFacts) -> tuple[int, str]:
     largest = 256
     if facts.images < 16:
         few = "1 image is" if facts.images == 1 else f"{facts.images} images are"
         raise SettingsError(
-            f"{few} too few to choose a batch size for; "
-            "give --batch-size, or better more images (a few hundred at least)."
+            f"{few} too few to choose a batch size; give --batch-size, or better more images (a few hundred at least)."
         )
     batch = min(largest, _power_of_two_below(facts.images // 8))
     if batch == largest:
         return batch, "MoCo's"
-    return batch, f"an eighth of the {facts.images:,} images at most, so that an epoch has several steps"
+    return batch, f"at most an eighth of the {facts.images:,} images, so that an epoch has several steps"
 
 
-def _bn_groups(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    batch = known(settings.train.batch_size)
+@_rule("model.bn_groups")
+def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
+    batch = values["train.batch_size"]
     groups = 1
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
         groups *= 2
     if groups == 1:
-        return 1, f"a batch of {batch} is too small to split into groups of 32 or more"
+        return 1, f"a batch of {batch} is too small for groups of 32 or more"
     return groups, f"ShuffleBN as on {groups} GPUs, {batch // groups} images each"
 
 
-def _lr(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    batch = known(settings.train.batch_size)
-    if _small(settings):
+@_rule("train.lr")
+def _lr(values: Values, facts: DataFacts) -> tuple[float, str]:
+    batch = values["train.batch_size"]
+    if _small(values):
         rate, whose = 0.24, ", as for CIFAR"
     else:
         rate, whose = (0.06, "") if facts.images < _COLLECTION else (0.03, ", the paper's")
-    return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, in proportion to {batch}"
+    return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, scaled to {batch}"
 
 
-def _warmup_epochs(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    tenth = settings.train.epochs / 10
-    if tenth >= _WARMUP_EPOCHS:
-        return _WARMUP_EPOCHS, ""  # as ever
-    return tenth, f"a tenth of {pluralize(settings.train.epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
+@_rule("train.warmup_epochs")
+def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
+    epochs = values["train.epochs"]
+    if epochs / 10 >= _WARMUP_EPOCHS:
+        return _WARMUP_EPOCHS, ""
+    return epochs / 10, f"a tenth of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
 
 
-def _weight_decay(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    if _small(settings):
-        return 5e-4, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
-    return 1e-4, "the paper's"
+@_rule("train.weight_decay")
+def _weight_decay(values: Values, facts: DataFacts) -> tuple[float, str]:
+    return (5e-4, _AS_CIFAR) if _small(values) else (1e-4, "the paper's")
 
 
-def _num_queries(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    if settings.method.name in SINGLE_KEY_METHODS or not _small(settings):
-        return 1, ""  # as ever
-    if settings.method.num_keys != "auto":
-        return 1, "as in the paper, since the number of keys was given; without that there would be a second"
-    return 2, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
-
-
-def _num_keys(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    if settings.method.name in SINGLE_KEY_METHODS:
-        return 1, ""
-    if known(settings.method.num_queries) > 1:
-        return 3, "beside a second query two more would gain little"
-    return 5, "the paper's"
-
-
-def _covariance_scale(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    scale, reason = 4.0, "the paper's"
-    if _small(settings):
-        scale, reason = 0.5, f"as for CIFAR, whose views have {_SMALL_VIEW} px"
-    elif facts.images < _COLLECTION:
-        scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
-    looked_at = settings.method.name == "jcl" and known(settings.method.num_keys) > 1  # one key has no covariance
-    return scale, reason if looked_at else ""
-
-
-def _queue_size(settings: Settings, facts: DataFacts) -> tuple[int, str]:
+@_rule("method.queue_size")
+def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
     queue = min(65536, max(256, _power_of_two_below(facts.images // 8)))
     if queue == 65536:
         return queue, "the paper's"
     if queue > facts.images // 8:
-        return (
-            queue,
-            f"the least that gives a query enough to differ from, though there are only {facts.images:,} images",
-        )
-    return queue, f"an eighth of the {facts.images:,} images, so that few negatives are the same image's older keys"
+        return queue, f"minimum queue size; there are only {facts.images:,} images"
+    return queue, f"an eighth of the {facts.images:,} images, so that few negatives are older keys of the same image"
 
 
-def _key_momentum(settings: Settings, facts: DataFacts) -> tuple[float, str]:
-    steps = settings.train.epochs * max(1, facts.images // known(settings.train.batch_size))
+@_rule("method.key_momentum")
+def _key_momentum(values: Values, facts: DataFacts) -> tuple[float, str]:
+    steps = values["train.epochs"] * max(1, facts.images // values["train.batch_size"])
     for momentum, least_steps in ((0.999, 100_000), (0.99, 1_000)):
         if steps >= least_steps:
-            return momentum, f"the key encoder follows over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
+            return momentum, f"the key encoder averages over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
     return 0.95, f"a short run of {pluralize(steps, 'step')} needs a key encoder that follows quickly"
 
 
-def _key_passes(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    groups, keys = known(settings.model.bn_groups), known(settings.method.num_keys)
-    if settings.method.name == "multi-key-backprop":
+@_rule("method.num_queries")
+def _num_queries(values: Values, facts: DataFacts) -> tuple[int, str]:
+    if _single_key(values) or not _small(values):
+        return 1, ""
+    if values["method.num_keys"] != "auto":
+        return 1, "as in the paper, because the number of keys was given; otherwise there would be two"
+    return 2, _AS_CIFAR
+
+
+@_rule("method.num_keys")
+def _num_keys(values: Values, facts: DataFacts) -> tuple[int, str]:
+    if _single_key(values):
+        return 1, ""
+    if values["method.num_queries"] > 1:
+        return 3, "with a second query, more keys gain little"
+    return 5, "the paper's"
+
+
+@_rule("method.covariance_scale")
+def _covariance_scale(values: Values, facts: DataFacts) -> tuple[float, str]:
+    scale, reason = 4.0, "the paper's"
+    if _small(values):
+        scale, reason = 0.5, _AS_CIFAR
+    elif facts.images < _COLLECTION:
+        scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
+    used = METHODS[values["method.name"]].uses_covariance and values["method.num_keys"] > 1  # one key has no covariance
+    return scale, reason if used else ""
+
+
+@_rule("train.key_passes")
+def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
+    groups, keys = values["model.bn_groups"], values["method.num_keys"]
+    if METHODS[values["method.name"]].gradient_through_keys:
         return 1, "gradients need all keys in one pass"
-    # Small views take little memory either way, and a GPU is faster at many of them together.
-    if keys > 4 and _pixels_of_keys(settings) <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
-        return 1, f"{keys} views of {settings.views.image_size} px per image take little memory at once"
+    # Small views need little memory either way, and a GPU is faster with many of them together.
+    if keys > 4 and _pixels_of_keys(values) <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
+        return 1, f"{keys} views of {values['views.image_size']} px per image need little memory"
     passes = passes_of_flat_memory(keys, groups)
     if keys / passes > 4:
-        return passes, f"no more parts than BN groups ({groups}), so {keys} key views per image take more memory"
-    return passes, f"{pluralize(keys, 'key view')} per image at no more memory than the query takes"
+        return passes, f"at most the number of BN groups ({groups}), so {keys} key views per image need more memory"
+    return passes, f"{pluralize(keys, 'key view')} per image in no more memory than the query needs"
 
 
 def passes_of_flat_memory(keys: int, groups: int) -> int:
-    """Passes of whole BN groups in which so many keys an image take no more memory than the query, if groups allow.
+    """Number of passes in which `keys` per image need no more memory than the query, if the BN groups allow it.
 
-    A pass without gradients holds a few layers' activations, a query all of them: four batches stay below it.
+    A pass without gradients holds the activations of a few layers, a query those of all: four batches stay below it.
     """
     passes = 1
     while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
@@ -241,53 +344,27 @@ def passes_of_flat_memory(keys: int, groups: int) -> int:
     return passes
 
 
-_FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as MoCo has them
+_FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
 
 
-def _pixels_of_keys(settings: Settings) -> int:
-    """Of a batch's keys, as the layers behind the stem see them: the small stem keeps 16 times as many."""
-    views = known(settings.train.batch_size) * known(settings.method.num_keys)
-    return views * known(settings.views.image_size) ** 2 * (16 if settings.model.stem == "small" else 1)
+def _pixels_of_keys(values: Values) -> int:
+    """Pixels of a batch's keys as the layers behind the stem see them: the small stem keeps 16 times as many."""
+    views = values["train.batch_size"] * values["method.num_keys"]
+    pixels = views * values["views.image_size"] ** 2 * (16 if values["model.stem"] == "small" else 1)
+    return int(pixels)
 
 
-def voters(images: int) -> int:
-    """How many of so many training images vote in kNN: the usual 200, unless most votes would be of other classes."""
+def default_knn_k(images: int) -> int:
+    """Neighbours that vote in kNN: the usual 200, fewer for few images so that other classes do not outvote."""
     return min(200, max(1, images // 10))
 
 
-def _knn_k(settings: Settings, facts: DataFacts) -> tuple[int, str]:
-    k = voters(facts.images)
+@_rule("record.knn_k")
+def _knn_k(values: Values, facts: DataFacts) -> tuple[int, str]:
+    k = default_knn_k(facts.images)
     if k == 200:
-        return k, "the usual number of neighbours that vote"
-    return k, f"a tenth of the {facts.images:,} images, so that those of a class are not outvoted by the others"
-
-
-@dataclass(frozen=True)
-class _Rule:
-    name: str
-    choose: Any
-
-
-# In the order in which they rest on each other.
-RULES = (
-    _Rule("views.image_size", _image_size),
-    _Rule("views.recipe", _views),
-    _Rule("model.stem", _stem),
-    _Rule("data.canvas", _canvas),
-    _Rule("data.workers", _workers),
-    _Rule("train.batch_size", _batch_size),
-    _Rule("model.bn_groups", _bn_groups),
-    _Rule("train.lr", _lr),
-    _Rule("train.warmup_epochs", _warmup_epochs),
-    _Rule("train.weight_decay", _weight_decay),
-    _Rule("method.queue_size", _queue_size),
-    _Rule("method.key_momentum", _key_momentum),
-    _Rule("method.num_queries", _num_queries),
-    _Rule("method.num_keys", _num_keys),
-    _Rule("method.covariance_scale", _covariance_scale),
-    _Rule("train.key_passes", _key_passes),
-    _Rule("record.knn_k", _knn_k),
-)
+        return k, "the usual number of neighbours"
+    return k, f"a tenth of the {facts.images:,} images, so that other classes do not outvote the right one"
 
 
 def _power_of_two_below(number: int) -> int:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from jcl.console import pluralize
+from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 
 Auto = Literal["auto"]
@@ -28,8 +28,18 @@ NotNegative = Annotated[float, Field(ge=0.0)]
 Triple = tuple[float, float, float]
 
 ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
-MethodName = Literal["jcl", "moco-v2", "moco-v1", "multi-key", "multi-key-backprop"]
-SINGLE_KEY_METHODS = ("moco-v2", "moco-v1")
+
+
+def _known_method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"must be {', '.join(map(repr, METHODS))}")
+    return name
+
+
+MethodName = Annotated[str, AfterValidator(_known_method)]
+BatchSize = Annotated[int, Field(ge=2)]
+NumKeys = Annotated[int, Field(ge=1, le=1024)]
+NumQueries = Annotated[int, Field(ge=1, le=64)]
 _MOST_YAML_NODES = 10_000  # a hundred times what settings hold
 _LONGEST_SHOWN = 200  # letters of a value that does not work
 
@@ -80,8 +90,8 @@ class MethodSettings(Section):
     """What is learned from the views."""
 
     name: MethodName = Field("jcl", description="contrastive method")
-    num_keys: Annotated[int, Field(ge=1, le=1024)] | Auto = Field(5, description="key views per image, M'")
-    num_queries: Annotated[int, Field(ge=1, le=64)] | Auto = Field(1, description="query views per image (paper: 1)")
+    num_keys: NumKeys | Auto = Field(5, description="key views per image, M'")
+    num_queries: NumQueries | Auto = Field(1, description="query views per image (paper: 1)")
     covariance_scale: NotNegative | Auto = Field(4.0, description="weight of the keys' covariance, lambda")
     covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
     temperature: Positive = Field(0.2, description="softmax temperature, tau")
@@ -93,7 +103,7 @@ class TrainSettings(Section):
     """How long and how fast."""
 
     epochs: PositiveInt = Field(200, description="passes over the data")
-    batch_size: Annotated[int, Field(ge=2)] | Auto = Field("auto", description="images per step, over all devices")
+    batch_size: BatchSize | Auto = Field("auto", description="images per step, over all devices")
     lr: Positive | Auto = Field("auto", description="highest learning rate, after the warm-up")
     weight_decay: NotNegative | Auto = Field(1e-4, description="on all parameters, as MoCo has it")
     momentum: Share = Field(0.9, description="of SGD")
@@ -139,10 +149,10 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _values_fit_together(self) -> Self:
-        if self.method.name in SINGLE_KEY_METHODS and self.method.num_keys not in (1, "auto"):
+        if not METHODS[self.method.name].several_keys and self.method.num_keys not in (1, "auto"):
             raise ValueError(
                 f"{self.method.name} uses exactly one key per image, but method.num_keys is {self.method.num_keys}; "
-                "choose the method jcl or multi-key for several keys"
+                "choose a method with several keys, such as jcl"
             )
         batch, groups = self.train.batch_size, self.model.bn_groups
         if isinstance(batch, int) and isinstance(groups, int):
@@ -159,6 +169,9 @@ class Settings(Section):
         return self
 
 
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
 def settings_from(values: Mapping[str, Any], origin: str) -> Settings:
     """Validate nested values; every problem becomes a sentence that names `origin` and the key."""
     return validated(Settings, values, origin)
@@ -172,9 +185,9 @@ def validated(kind: type[Kind], values: Mapping[str, Any], origin: str) -> Kind:
         raise SettingsError(_sentences(error.errors(), origin)) from None
 
 
-def read_settings(path: Path) -> Settings:
-    """The settings kept in a YAML file; only plain data is ever read from it."""
-    return settings_from(read_yaml(path), str(path))
+def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
+    """The settings in a YAML file; only plain data is ever read from it."""
+    return validated(kind, read_yaml(path), str(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -222,16 +235,41 @@ def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def settings_text(settings: Settings) -> str:
-    """The settings as YAML, which `read_settings` reads back to the last bit."""
+    """The settings as YAML, exact to the last bit."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
-def with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+def with_values(settings: AnySettings, values: Mapping[str, Any]) -> AnySettings:
     """The same settings with some changed, given by dotted names such as `train.lr`."""
     nested = settings.model_dump()
     for name, value in values.items():
         put(nested, name, value)
-    return settings_from(nested, "the chosen values")
+    return validated(type(settings), nested, "the chosen values")
+
+
+def values_of(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
+    """The values of these dotted names, as in JSON."""
+    dumped = settings.model_dump(mode="json")
+    return {name: value_of(dumped, name) for name in names}
+
+
+def value_of(dumped: Mapping[str, Any], name: str) -> Any:
+    """The value of a dotted name in settings as a nested mapping."""
+    section, _, key = name.partition(".")
+    return dumped[section][key] if key else dumped[section]
+
+
+_NO_EFFECT = {
+    *("data.root", "data.download", "data.workers"),
+    *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
+}
+
+
+def affects_results(name: str) -> bool:
+    """Whether a setting changes what a run learns or measures, and not only where and how it is carried out."""
+    if name.startswith("record."):
+        return name in ("record.knn_k", "record.knn_temperature")
+    return name not in _NO_EFFECT
 
 
 def put(nested: dict[str, Any], name: str, value: Any) -> None:
@@ -338,18 +376,3 @@ def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, 
         value = field.default if settings is None else attrgetter(name)(settings)
         rows.append((name, str(value), field.description or ""))
     return rows
-
-
-def known(value: int | str) -> int:
-    """A number that may have been "auto" before it was chosen."""
-    assert isinstance(value, int), "automatic values are chosen before anything rests on them"
-    return value
-
-
-def views_in_words(settings: Settings) -> str:
-    """`, 3 keys and 2 queries an image` of a run, to go behind its method's name; nothing for one of each."""
-    keys, queries = known(settings.method.num_keys), known(settings.method.num_queries)
-    if keys == queries == 1:
-        return ""
-    further = f" and {queries} queries" if queries > 1 else ""
-    return f", {pluralize(keys, 'key')}{further} an image"

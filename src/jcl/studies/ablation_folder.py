@@ -11,7 +11,7 @@ from typing import Any
 from jcl.errors import RunError
 from jcl.runs.folder import RunFolder, add_skipped, read_skipped
 from jcl.runs.json_object import named_differences, read_object, write_object
-from jcl.settings.schema import settings_from
+from jcl.settings.schema import affects_results, settings_from
 from jcl.studies.cells import Cell
 
 
@@ -108,7 +108,8 @@ class AblationFolder:
         self._refuse_differences(begun, study)
 
     def _refuse_differences(self, begun: Mapping[str, Any], study: Mapping[str, Any]) -> None:
-        before = begun.get("settings", {}) | begun.get("data", {})
+        settings = {name: value for name, value in begun.get("settings", {}).items() if affects_results(name)}
+        before = settings | begun.get("data", {})
         differences = named_differences(before, study["settings"] | study["data"])
         if differences:
             raise RunError(

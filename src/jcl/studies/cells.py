@@ -14,7 +14,7 @@ import yaml
 
 from jcl.errors import SettingsError
 from jcl.runs.json_object import written
-from jcl.settings.schema import Settings, parse_yaml, put, setting_names
+from jcl.settings.schema import Settings, affects_results, parse_yaml, put, setting_names, values_of
 
 Build = Callable[[Mapping[str, Any]], Settings]
 """Makes the settings of a cell from the values that are its own, by dotted names."""
@@ -25,8 +25,6 @@ _NOT_TO_VARY = {
     "train.seed": "seeds are given with --seeds, as in --seeds 3 or --seeds 0,7,42",
     "data.location": "the cells of an ablation are compared on the same images",
 }
-# Where and how a run is carried out and written down, but not what it learns.
-_WITHOUT_EFFECT = ("data.root", "data.download", "data.workers", "train.device", "train.rank_timeout")
 
 
 @dataclass(frozen=True)
@@ -153,18 +151,6 @@ def _cells(
     return list(cells.values())
 
 
-def values_of(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
-    """The values of these dotted names."""
-    dumped = settings.model_dump(mode="json")
-    return {name: value_of(dumped, name) for name in names}
-
-
-def value_of(dumped: Mapping[str, Any], name: str) -> Any:
-    """The value of a dotted name in settings as a nested mapping."""
-    section, _, key = name.partition(".")
-    return dumped[section][key] if key else dumped[section]
-
-
 def base_settings(axes: Sequence[Axis], build: Build) -> Settings:
     """What all cells share, with whatever value in the places of the axes."""
     try:
@@ -175,10 +161,8 @@ def base_settings(axes: Sequence[Axis], build: Build) -> Settings:
 
 def shared_values(base: Settings, axes: Sequence[str]) -> dict[str, Any]:
     """By dotted names what decides, beside the axes and the seed, on the figures of a cell."""
-    dumped = base.model_dump(mode="json")
-    record = [name for name in setting_names() if name.startswith("record.") and not name.startswith("record.knn_")]
-    left_out = {*axes, "train.seed", "record.knn_every", *_WITHOUT_EFFECT, *record}
-    return {name: value_of(dumped, name) for name in setting_names() if name not in left_out}
+    names = [name for name in setting_names() if affects_results(name) and name not in {*axes, "train.seed"}]
+    return values_of(base, names)
 
 
 def refuse_repeated(axes: Sequence[Axis], given: Mapping[str, Any], *, alone: bool = False) -> None:
@@ -194,5 +178,5 @@ def refuse_repeated(axes: Sequence[Axis], given: Mapping[str, Any], *, alone: bo
 def _refuse_without_effect(name: str) -> None:
     if name in _NOT_TO_VARY:
         raise SettingsError(f"--over {name} does not work: {_NOT_TO_VARY[name]}.")
-    if name in _WITHOUT_EFFECT or name.startswith("record."):
+    if not affects_results(name) or name.startswith("record."):
         raise SettingsError(f"--over {name} would show nothing: the setting does not change what is learned.")

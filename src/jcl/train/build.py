@@ -10,17 +10,18 @@ from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.distributed.device import choose_precision, on_device
 from jcl.distributed.group import ALONE, Ranks
-from jcl.settings.schema import Settings, known
+from jcl.settings.resolve import ResolvedSettings
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 
 
-def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE) -> tuple[ContrastiveLearner, int]:
+def build_learner(
+    settings: ResolvedSettings, device: torch.device, ranks: Ranks = ALONE
+) -> tuple[ContrastiveLearner, int]:
     """The learner, initialised from the seed, and the width of its features."""
     method, model, train = settings.method, settings.model, settings.train
     torch.manual_seed(train.seed)
-    assert model.stem != "auto"
-    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=known(settings.views.image_size))
+    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=settings.views.image_size)
     encoder = Encoder(
         backbone,
         width,
@@ -31,22 +32,24 @@ def build_learner(settings: Settings, device: torch.device, ranks: Ranks = ALONE
     learner = ContrastiveLearner(
         encoder,
         METHODS[method.name],
-        num_keys=known(method.num_keys),
-        num_queries=known(method.num_queries),
+        num_keys=method.num_keys,
+        num_queries=method.num_queries,
         temperature=float(method.temperature),
-        queue_size=known(method.queue_size),
+        queue_size=method.queue_size,
         embedding_dim=model.embedding_dim,
         key_momentum=float(method.key_momentum),
-        bn_groups=known(model.bn_groups),
+        bn_groups=model.bn_groups,
         # Passes take whole groups of one rank; their number does not change the result.
-        key_passes=math.gcd(known(train.key_passes), known(model.bn_groups) // ranks.count),
+        key_passes=math.gcd(train.key_passes, model.bn_groups // ranks.count),
         seed=train.seed,
         ranks=ranks,
     )
     return on_device(learner, device), width
 
 
-def build_optimizer(settings: Settings, learner: ContrastiveLearner, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(
+    settings: ResolvedSettings, learner: ContrastiveLearner, device: torch.device
+) -> torch.optim.Optimizer:
     """SGD over the query encoder, with weight decay on all parameters, as in MoCo."""
     train = settings.train
     return torch.optim.SGD(
@@ -58,7 +61,7 @@ def build_optimizer(settings: Settings, learner: ContrastiveLearner, device: tor
     )
 
 
-def step_options(settings: Settings, device: torch.device) -> StepOptions:
+def step_options(settings: ResolvedSettings, device: torch.device) -> StepOptions:
     """By default steps are compiled and recorded on a GPU, and neither on a CPU."""
     compiled, recorded = settings.train.compile, settings.train.cuda_graph
     on_gpu = device.type == "cuda"
@@ -71,9 +74,8 @@ def step_options(settings: Settings, device: torch.device) -> StepOptions:
     )
 
 
-def run_view_recipe(settings: Settings) -> ViewRecipe:
+def run_view_recipe(settings: ResolvedSettings) -> ViewRecipe:
     """The view recipe of a run."""
     views = settings.views
-    assert views.recipe != "auto", "automatic values are chosen before anything is built"
     least = float(views.min_scale)
-    return view_recipe(views.recipe, known(views.image_size), min_scale=least, mean=views.mean, std=views.std)
+    return view_recipe(views.recipe, views.image_size, min_scale=least, mean=views.mean, std=views.std)

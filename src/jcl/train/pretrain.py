@@ -10,7 +10,7 @@ from jcl.core.method import StepFigures
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
 from jcl.runs.checkpoint import Progress
-from jcl.settings.schema import Settings
+from jcl.settings.resolve import ResolvedSettings
 from jcl.train.nonfinite import MAX_SKIPPED_IN_A_ROW
 from jcl.train.schedule import covariance_scale, learning_rate
 from jcl.train.step import TrainingStep
@@ -24,7 +24,7 @@ class PretrainTask(TrainingTask):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ResolvedSettings,
         step: TrainingStep,
         loader: BatchLoader,
         evaluate: Callable[[], dict[str, float]] | None = None,

@@ -10,20 +10,9 @@ from typing import Any
 
 import yaml
 
+from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.settings.schema import Settings, put, read_yaml, settings_from
-
-# What a method implies beyond its loss; a value the user gives explicitly still wins.
-_ONE_KEY_ONE_QUERY = {"method.num_keys": 1, "method.num_queries": 1}
-METHOD_VALUES: dict[str, dict[str, Any]] = {
-    "moco-v2": {**_ONE_KEY_ONE_QUERY, "model.head": "mlp"},
-    "moco-v1": {
-        **_ONE_KEY_ONE_QUERY,
-        "method.temperature": 0.07,
-        "model.head": "linear",
-        "views.recipe": "moco-v1",
-    },
-}
 
 
 def recipe_names() -> list[str]:
@@ -60,7 +49,7 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
     method = values.get("method.name", method)
     if isinstance(method, str):
         put(nested, "method.name", method)
-        for name, value in METHOD_VALUES.get(method, {}).items():
+        for name, value in METHODS[method].recipe.items() if method in METHODS else ():
             put(nested, name, value)
     for name, value in values.items():
         put(nested, name, value)

@@ -1,0 +1,111 @@
+"""The contrastive methods: everything that other parts of the package need to know about one stands in its `Method`.
+
+To add a method from outside:
+
+    from jcl.core.method import Method, register
+
+    register(Method("mean-key", "Mean key", "InfoNCE with the mean key", loss=my_loss))
+
+It is then a value of `method.name` like any other. This module does not import PyTorch, so that help and settings do
+not wait for it; losses are named by their place until a learner needs them.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Method:
+    """What distinguishes one contrastive method from the others.
+
+    `loss(query, keys, negatives, temperature=...)` takes tensors (N, d), (N, M, d) and (K, d) and gives the mean loss;
+    with `uses_covariance` it also takes `covariance_scale`. `recipe` holds the settings that the method implies, by
+    dotted name; values that the user gives win.
+    """
+
+    name: str
+    title: str  # in tables and figures
+    summary: str
+    loss: str | Callable[..., Tensor]  # or its place, such as "package.module:function"
+    colour: str | None = None  # in charts; None: the next free one
+    several_keys: bool = True
+    gradient_through_keys: bool = False
+    uses_covariance: bool = False
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def loss_function(self) -> Callable[..., Tensor]:
+        """The loss as a function."""
+        found: Callable[..., Tensor] = pkgutil.resolve_name(self.loss) if isinstance(self.loss, str) else self.loss
+        return found
+
+
+METHODS: dict[str, Method] = {}
+"""All methods by name."""
+
+
+def register(method: Method) -> Method:
+    """Make a method known by its name."""
+    METHODS[method.name] = method
+    return method
+
+
+_ONE_KEY = {"method.num_keys": 1, "method.num_queries": 1}
+
+register(
+    Method(
+        "jcl",
+        "JCL",
+        "Joint Contrastive Learning: mean and covariance of M' keys, Eq. 8",
+        loss="jcl.core.loss:joint_contrastive_loss",
+        colour="#0072b2",
+        uses_covariance=True,
+    )
+)
+register(
+    Method(
+        "moco-v2",
+        "MoCo v2",
+        "MoCo v2: one key, MLP head, strong views",
+        loss="jcl.core.loss:multi_key_loss",
+        colour="#e69f00",
+        several_keys=False,
+        recipe=_ONE_KEY | {"model.head": "mlp"},
+    )
+)
+register(
+    Method(
+        "moco-v1",
+        "MoCo v1",
+        "MoCo v1: one key, linear head, the first paper's views",
+        loss="jcl.core.loss:multi_key_loss",
+        colour="#cc79a7",
+        several_keys=False,
+        recipe=_ONE_KEY | {"method.temperature": 0.07, "model.head": "linear", "views.recipe": "moco-v1"},
+    )
+)
+register(
+    Method(
+        "multi-key",
+        "Multi-key",
+        "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient",
+        loss="jcl.core.loss:multi_key_loss",
+        colour="#009e73",
+    )
+)
+register(
+    Method(
+        "multi-key-backprop",
+        "Multi-key backprop",
+        "vanilla with gradients through the keys, end to end: the memory cost the paper avoids",
+        loss="jcl.core.loss:multi_key_loss",
+        colour="#d55e00",
+        gradient_through_keys=True,
+    )
+)
