@@ -117,7 +117,7 @@ def test_what_is_asked_wrongly_is_said(screen, monkeypatch, capsys, words, messa
 
 @pytest.mark.parametrize(
     ("vary", "message"),
-    [({"nonsense": (1, 2)}, "no setting called 'nonsense'"), ({"train.lr": (0.1, "abc")}, "'abc' of train.lr")],
+    [({"nonsense": (1, 2)}, "unknown setting 'nonsense'"), ({"train.lr": (0.1, "abc")}, "'abc' for train.lr")],
 )
 def test_settings_that_do_not_work_are_told_before_anything_is_trained(screen, asked, monkeypatch, vary, message):
     asked.vary = vary

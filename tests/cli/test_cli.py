@@ -141,9 +141,9 @@ def test_too_few_images_to_choose_a_batch(refused, tmp_path):
     [
         (["--recipe", "imagenet-papr"], "did you mean imagenet-paper?"),
         (["--recipe", "missing.yaml"], "cannot read the settings in missing.yaml"),
-        (["--set", "train.learning=1"], "no setting called 'train.learning'"),
+        (["--set", "train.learning=1"], "unknown setting 'train.learning'"),
         (["--set", "train.batch_sise=1"], "did you mean train.batch_size?"),
-        (["--set", "lr=1"], "no setting called 'lr'"),
+        (["--set", "lr=1"], "unknown setting 'lr'"),
         (["--set", "train.lr"], "--set takes SECTION.NAME=VALUE"),
         (["--set", "train.milestones=[1, 2"], "--set"),
         (["--set", "train.lr=!!python/object/apply:os.system ['touch hacked']"], "--set"),

@@ -17,7 +17,7 @@ VALUES = TINY_VALUES | {"record.knn_every": 0}
     ("arguments", "said"),
     [
         ([], "say what to vary"),
-        (["--over", "nonsense=1"], "no setting called 'nonsense'"),
+        (["--over", "nonsense=1"], "unknown setting 'nonsense'"),
         (["--over", "num_keys"], "--over takes NAME=VALUE"),
         (["--over", "num_keys=one"], "'one' for method.num_keys"),
         (["--over", "num_keys=1.5"], "method.num_keys"),

@@ -437,5 +437,5 @@ def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_p
 def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
     values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "train.key_passes": 1, name: "auto"}
     RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
-    with pytest.raises(RunError, match=rf"auto for {name}"):
+    with pytest.raises(SettingsError, match=rf"'auto' for {name}"):
         resume(tmp_path / "run", console=QUIET)

@@ -5,14 +5,16 @@ import pytest
 
 from jcl.errors import RunError
 from jcl.runs.folder import RunFolder, add_skipped, numbered_folders, read_skipped, starting_folder
+from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import Settings
 
 
 def test_a_run_is_created_once(tmp_path):
     folder = RunFolder(tmp_path / "a" / "b")
     assert not folder.holds_run()
-    folder.create(Settings())
-    assert folder.holds_run() and folder.settings() == Settings()
+    settings, _ = resolve(Settings(), DataFacts(images=1000, short_side=32, decoded=True))
+    folder.create(settings)
+    assert folder.holds_run() and folder.settings() == settings
     content = folder.settings_file.read_bytes()
     with pytest.raises(RunError, match=r"already holds a run.*`jcl resume"):
         folder.create(Settings(recipe="other"))

@@ -50,7 +50,7 @@ def test_axes_are_read(text, name, values):
     ("text", "said"),
     [
         ("num_keys", "NAME=VALUE"),
-        ("nonsense=1", "no setting called 'nonsense'"),
+        ("nonsense=1", "unknown setting 'nonsense'"),
         ("num_kyes=1", "did you mean method.num_keys?"),
         ("method.momentum=1", "did you mean"),
         ("num_keys=", "no values to try"),

@@ -41,6 +41,7 @@ BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
 _MOST_YAML_NODES = 10_000  # a hundred times what settings hold
+_MOST_PROBLEMS = 3  # that a message lists
 _LONGEST_SHOWN = 200  # letters of a value that does not work
 
 
@@ -277,7 +278,8 @@ def put(nested: dict[str, Any], name: str, value: Any) -> None:
     section, _, key = name.partition(".")
     known = setting_names()
     if name not in known:
-        raise SettingsError(f"there is no setting called {name!r}; {_nearest(name, known)}")
+        hint = _nearest(name, known)
+        raise SettingsError(f"unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
     if not key:
         nested[section] = value
         return
@@ -315,23 +317,26 @@ def _nearest(name: str, known: list[str]) -> str:
     found = difflib.get_close_matches(name, known, n=1) or [
         by_key[match] for match in difflib.get_close_matches(key, list(by_key), n=1)
     ]
-    return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all."
+    return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all"
 
 
 def _sentences(problems: list[Any], origin: str) -> str:
-    """One sentence a setting: a value that may be of several kinds fails once for each of them."""
+    """What is wrong with the first few settings; a value that may be of several types fails once for each of them."""
     by_name: dict[str, list[Any]] = {}
     for problem in problems:
         by_name.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)
-    return " ".join(_sentence(name, found, origin) for name, found in by_name.items())
+    found = [_problem(name, of_name) for name, of_name in by_name.items()]
+    more = f" and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
+    text = f"In {origin}: {'; '.join(found[:_MOST_PROBLEMS])}{more}"
+    return text if text.endswith("?") else f"{text}."
 
 
-def _sentence(name: str, problems: list[Any], origin: str) -> str:
+def _problem(name: str, problems: list[Any]) -> str:
     if problems[0]["type"] == "extra_forbidden":
-        return f"In {origin} there is no setting called {name!r}; {_nearest(name, setting_names())}"
-    if not name:
-        return f"In {origin}: {'; '.join(map(_expected, problems))}."
-    return f"In {origin}: {invalid_value(name, problems)}."
+        return f"unknown setting {name!r}; {_nearest(name, setting_names())}"
+    if problems[0]["type"] == "missing":
+        return f"{name} is missing"
+    return invalid_value(name, problems) if name else "; ".join(map(_expected, problems))
 
 
 def invalid_value(name: str, problems: Sequence[Any], value: str | None = None) -> str:
