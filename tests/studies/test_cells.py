@@ -38,7 +38,7 @@ def build(own: Mapping[str, Any]) -> Settings:
         (" method.temperature = 0.1, 0.2", "method.temperature", (0.1, 0.2)),
         ("method=jcl,moco-v2", "method.name", ("jcl", "moco-v2")),
         ("milestones=[60, 80],[120]", "train.milestones", ([60, 80], [120])),
-        ("compile=true,false,auto", "train.compile", (True, False, "auto")),
+        ("strict=true,false", "data.strict", (True, False)),
         ("backbone='a,b',c", "model.backbone", ("a,b", "c")),
     ],
 )
@@ -136,7 +136,7 @@ def test_values_that_do_not_work_are_named():
 def test_a_method_axis_brings_what_each_method_implies():
     moco, jcl = grid([Axis("method.name", ("moco-v1", "jcl"))], (0,), build)
     assert (moco.settings.method.num_keys, moco.settings.model.head) == (1, "linear")
-    assert (jcl.settings.schema.method.num_keys, jcl.settings.schema.model.head) == (3, "mlp")
+    assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (3, "mlp")
 
 
 @settings(deadline=None)

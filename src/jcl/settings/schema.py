@@ -334,7 +334,7 @@ def _sentences(problems: list[Any], origin: str) -> str:
 def _problem(name: str, problems: list[Any]) -> str:
     if problems[0]["type"] == "extra_forbidden":
         return f"unknown setting {name!r}; {_nearest(name, setting_names())}"
-    if problems[0]["type"] == "missing":
+    if problems[0]["type"] == "missing" and len(problems[0]["loc"]) < 3:  # and not part of a list
         return f"{name} is missing"
     return invalid_value(name, problems) if name else "; ".join(map(_expected, problems))
 
@@ -362,6 +362,7 @@ _EXPECTED = {
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
     "string_type": "must be a string",
+    "missing": "has too few values",
 }
 
 
