@@ -1,6 +1,6 @@
-"""Backbones through `torch.hub`, from a clone: `torch.hub.load("clone", "backbone", "runs/photos", source="local")`.
+"""Entry point for `torch.hub`: `torch.hub.load("clone", "backbone", "runs/photos", source="local")`.
 
-`path` is a run's folder or any file that `jcl.load_backbone` opens. Nothing in the file is executed.
+`path` is a run folder or any file that `jcl.load_backbone` opens. Nothing in the file is executed.
 """
 
 import sys

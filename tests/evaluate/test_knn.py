@@ -15,11 +15,10 @@ from torch import Tensor
 
 from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import classification_task
+from jcl.evaluate.classification import classification_task, leave_out_split
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import knn_accuracy, knn_on
 from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
-from jcl.evaluate.splits import leave_out_split
 from small_runs import write_image_folder
 
 

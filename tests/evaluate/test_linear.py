@@ -7,8 +7,8 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from jcl.errors import DataError, SettingsError
+from jcl.evaluate.classification import balanced_split
 from jcl.evaluate.linear import ProbeGrid, Standardizer, linear_probe, train_probes
-from jcl.evaluate.splits import balanced_split
 
 SMALL_GRID = ProbeGrid((0.003, 0.03), (0.0, 1e-3, 1e-1))
 

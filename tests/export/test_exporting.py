@@ -25,8 +25,8 @@ from torch import nn
 import jcl
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.export import TARGETS, export_backbone, import_backbone
+from jcl.export.exporting import same_features
 from jcl.export.layouts import from_detectron2, to_detectron2
-from jcl.export.targets import same_features
 
 pytestmark = pytest.mark.usefixtures("empty_starts")
 SIZE = 64

@@ -21,8 +21,8 @@ from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.model import build_detector, prepare_for_training
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.export import BackboneInfo
+from jcl.export.exporting import torchvision_name
 from jcl.export.loading import open_backbone
-from jcl.export.targets import torchvision_name
 from jcl.paths import home_expanded
 from jcl.report.detections import detections_picture
 from jcl.runs.checkpoint import Progress

@@ -21,7 +21,7 @@ from jcl.data.named import absolute_location
 from jcl.data.subset import select_images
 from jcl.distributed.device import on_device
 from jcl.errors import SettingsError
-from jcl.evaluate.classification import ClassificationTask, classification_task
+from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.finetune import (
     FinetuneSettings,
     backbone_parts,
@@ -30,7 +30,6 @@ from jcl.evaluate.finetune import (
     finetune_settings,
 )
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.splits import label_amount, label_subset
 from jcl.evaluate.supervised import Classifier, ClassifierTraining, Evaluated, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import starting_folder

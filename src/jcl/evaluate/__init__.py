@@ -1,10 +1,10 @@
 """Evaluation of pooled features by neighbours, linear probes, fine-tuning and detection."""
 
+from jcl.evaluate.classification import LabelAmount, balanced_split, label_amount, label_subset, leave_out_split
 from jcl.evaluate.features import Features, FeatureSettings, extract_features
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import LinearResult, ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
-from jcl.evaluate.splits import LabelAmount, balanced_split, label_amount, label_subset, leave_out_split
 
 __all__ = [
     "FeatureSettings",

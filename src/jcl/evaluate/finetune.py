@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from jcl.evaluate.splits import LabelAmount, label_amount
+from jcl.evaluate.classification import LabelAmount, label_amount
 from jcl.evaluate.supervised import Classifier
 from jcl.settings.schema import Positive, Section, Share, TrainSettings, validated
 

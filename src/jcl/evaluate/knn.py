@@ -18,10 +18,9 @@ from jcl.data.source import NoneReadable
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import LAST, class_positions, rank_of_true_class
+from jcl.evaluate.classification import LAST, class_positions, leave_out_split, rank_of_true_class
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
-from jcl.evaluate.splits import leave_out_split
 from jcl.settings.resolve import ResolvedSettings
 
 DEFAULT_K = 200

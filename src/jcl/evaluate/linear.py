@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import Scores, class_positions, scores
-from jcl.evaluate.splits import balanced_split
+from jcl.evaluate.classification import Scores, balanced_split, class_positions, scores
 from jcl.random import permutation
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

@@ -1,9 +1,8 @@
 """Backbone files: our own, those of other libraries, and the conversion between them."""
 
 from jcl.export.backbone_file import BackboneInfo, backbone_info, save_backbone
-from jcl.export.exporting import Exported, export_backbone, import_backbone
+from jcl.export.exporting import TARGETS, Exported, export_backbone, import_backbone
 from jcl.export.loading import LoadedBackbone, load_backbone
-from jcl.export.targets import TARGETS
 
 __all__ = [
     "TARGETS",

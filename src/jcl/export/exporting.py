@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from jcl.errors import RunError, SettingsError
-from jcl.export.backbone_file import BackboneInfo, save_backbone
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
+from jcl.errors import JclError, RunError, SettingsError
+from jcl.export.array_pickle import dump_arrays
+from jcl.export.backbone_file import INFO_KEY, BackboneInfo, backbone_bytes, save_backbone, weights_of
+from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card
+from jcl.export.layouts import resnet_name, to_detectron2
 from jcl.export.loading import LoadedBackbone, open_backbone
-from jcl.export.targets import TARGETS, ExportJob
+from jcl.export.onnx_file import OPSET, check_onnx, onnx_bytes
 from jcl.paths import home_expanded
 from jcl.runs.atomic import refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder
 
+_TOLERANCE = 1e-5  # of features, relative to the largest
+_ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
+_SMALL_STEM = "use --to torchvision, safetensors or onnx for the small stem"
 _SUFFIXES = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
@@ -86,3 +103,208 @@ def _check_hub_folder(out: Path, force: bool) -> None:
         raise RunError(f"{out} is a run folder; choose another folder with -o.")
     if out.exists() and any(out.iterdir()) and not force:
         raise RunError(f"{out} is not empty; use --force to write into it.")
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """The backbone to export, the run folder or weights file it comes from, and the file or folder to write."""
+
+    network: nn.Module
+    info: BackboneInfo
+    source: Path
+    out: Path
+
+
+@dataclass(frozen=True)
+class ExportContent:
+    """What to write: files by their name in the folder `out`, or the file `out` under ""; and hints for its user."""
+
+    files: dict[str, bytes]
+    hints: tuple[str, ...]
+
+
+def for_torchvision(job: ExportJob) -> ExportContent:
+    """A state dict with torchvision's names, without the classifier."""
+    info = job.info
+    name = torchvision_name(job.network, info)
+    if name is None:
+        raise SettingsError(f"torchvision has no network equal to {info.backbone}; {_ALWAYS}.")
+    lines = [f"model = torchvision.models.{name}({f'image_size={info.image_size}' if name.startswith('vit_') else ''})"]
+    if info.stem == "small":
+        lines += ["model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)", "model.maxpool = torch.nn.Identity()"]
+    file = str(job.out)
+    safe = job.out.suffix == ".safetensors"
+    state = f"safetensors.torch.load_file({file!r})" if safe else f"torch.load({file!r}, weights_only=True)"
+    lines.append(f"model.load_state_dict({state}, strict=False)  # only the classifier is missing")
+    return ExportContent({"": _state_dict(job)}, ("\n".join(lines), _preprocessing(info)))
+
+
+def for_timm(job: ExportJob) -> ExportContent:
+    """A state dict with timm's names, which for ResNets are torchvision's."""
+    name = _require_timm_name(job)
+    import timm
+
+    known = timm.get_pretrained_cfg(name)
+    size = f", img_size={job.info.image_size}" if known and known.fixed_input_size else ""
+    hint = f"timm.create_model({name!r}, checkpoint_path={str(job.out)!r}, num_classes=0{size})"
+    return ExportContent({"": _state_dict(job)}, (hint, _preprocessing(job.info)))
+
+
+def for_detectron2(job: ExportJob) -> ExportContent:
+    """The file that detectron2's own converter makes of torchvision weights."""
+    weights, info = weights_of(job.network), job.info
+    name = resnet_name(weights, "")
+    if name is None or torchvision_name(job.network, info) != name:
+        raise SettingsError(f"detectron2 takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
+    if info.stem == "small":
+        raise SettingsError(f"detectron2's ResNets have a 7×7 stem; {_SMALL_STEM}.")
+    content = dump_arrays(
+        {
+            "model": {to_detectron2(name): value.numpy() for name, value in weights.items()},
+            "__author__": "jcl",
+            "matching_heuristics": True,
+            INFO_KEY: info.to_text(),  # detectron2 ignores other keys
+        }
+    )
+    return ExportContent({"": content}, (_detectron2_config(name, job),))
+
+
+def for_safetensors(job: ExportJob) -> ExportContent:
+    """A backbone file as `jcl pretrain` writes it."""
+    hint = f"jcl.load_backbone({str(job.out)!r})"
+    return ExportContent({"": backbone_bytes(job.network, job.info)}, (hint, _preprocessing(job.info)))
+
+
+def for_onnx(job: ExportJob) -> ExportContent:
+    """An ONNX file, compared with PyTorch if onnxruntime is installed."""
+    content = onnx_bytes(job.network, job.info)
+    checked = check_onnx(content, job.network, job.info)
+    result = "gives the same features as PyTorch" if checked else "is not installed, so the file was not checked"
+    size, width = job.info.image_size, job.info.feature_width
+    hint = f"images (batch, 3, {size}, {size}) -> features (batch, {width}), opset {OPSET}; onnxruntime {result}"
+    return ExportContent({"": content}, (hint, _preprocessing(job.info)))
+
+
+def for_hub(job: ExportJob) -> ExportContent:
+    """A folder for `timm.create_model("local-dir:...")`, opened with timm before it is written."""
+    name, info = _require_timm_name(job), job.info
+    files = {
+        WEIGHTS: _safetensors_bytes(job),
+        CARD: model_card(name, info, job.source).encode(),
+        CONFIG: json.dumps(hub_config(name, info), indent=2).encode() + b"\n",  # last: it makes the folder loadable
+    }
+    import timm
+
+    with tempfile.TemporaryDirectory() as folder:
+        for file, content in files.items():
+            (Path(folder) / file).write_bytes(content)
+        opened = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    if not same_features(job.network, opened, info.image_size):
+        raise RunError(f"timm gives other features for this {info.backbone}, so nothing was written; {_ALWAYS}.")
+    hint = f"timm.create_model({f'local-dir:{job.out}'!r}, pretrained=True)"
+    return ExportContent(files, (hint, _preprocessing(info)))
+
+
+TARGETS: dict[str, Callable[[ExportJob], ExportContent]] = {
+    "torchvision": for_torchvision,
+    "timm": for_timm,
+    "detectron2": for_detectron2,
+    "safetensors": for_safetensors,
+    "onnx": for_onnx,
+    "hub-folder": for_hub,
+}
+
+
+def torchvision_name(network: nn.Module, info: BackboneInfo) -> str | None:
+    """The name of torchvision's equal network, or None if it has none."""
+    name = info.backbone.removeprefix("timm/").partition(".")[0]
+    known = torchvision_networks()
+    if info.backbone in known:
+        return name
+    return name if name in known and _is_same_network(network, info, name) else None
+
+
+def _require_timm_name(job: ExportJob) -> str:
+    """The name of timm's equal network."""
+    try:
+        import timm
+    except ImportError:
+        raise SettingsError(
+            "exporting for timm needs timm, to compare the networks; "
+            "run: pip install 'joint-contrastive-learning[timm]'."
+        ) from None
+    info, name = job.info, job.info.backbone.removeprefix("timm/")
+    if info.stem == "small":
+        raise SettingsError(f"timm's ResNets have a 7×7 stem; {_SMALL_STEM}.")
+    known = name not in OWN_BACKBONES and timm.is_model(name)
+    if known and info.backbone in torchvision_networks():
+        known = _is_same_network(job.network, info, f"timm/{name}")
+    if not known:
+        raise SettingsError(f"timm has no network equal to {info.backbone}; {_ALWAYS}.")
+    return name
+
+
+def _is_same_network(network: nn.Module, info: BackboneInfo, name: str) -> bool:
+    """Whether another library's network takes all weights and gives the same features.
+
+    Equal names and shapes are not enough: strides, paddings and pooling do not show in the weights.
+    """
+    try:
+        other, _ = build_backbone(name, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
+        other.load_state_dict(network.state_dict())
+    except (JclError, RuntimeError):
+        return False
+    return same_features(network, other, info.image_size)
+
+
+def same_features(network: nn.Module, other: nn.Module, image_size: int) -> bool:
+    """Whether two networks give the same features of random images."""
+    images = torch.randn(2, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours, theirs = network.eval()(images), other.eval()(images)
+    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= _TOLERANCE * ours.abs().max())
+
+
+def _detectron2_config(name: str, job: ExportJob) -> str:
+    """Settings for detectron2, whose defaults are for BGR images and other ResNets."""
+    outputs, inputs = weights_of(job.network)["layer1.0.conv2.weight"].shape[:2]
+    depth = re.findall(r"res(?:net|next)(\d+)", name)[0]
+    lines = [
+        "MODEL:",
+        f"  WEIGHTS: {str(job.out)!r}",
+        f"  PIXEL_MEAN: {[round(255 * value, 3) for value in job.info.mean]}",
+        f"  PIXEL_STD: {[round(255 * value, 3) for value in job.info.std]}",
+        "  BACKBONE: {FREEZE_AT: 0}  # as in MoCo and JCL",
+        "  RESNETS:",
+        f"    DEPTH: {depth}",
+        "    STRIDE_IN_1X1: False",
+        "    NORM: SyncBN",
+    ]
+    if (outputs, inputs) != (64, 64):
+        lines += [f"    NUM_GROUPS: {outputs // inputs}", f"    WIDTH_PER_GROUP: {inputs}"]
+    if depth in ("18", "34"):
+        lines.append("    RES2_OUT_CHANNELS: 64")
+    return "\n".join([*lines, "INPUT:", "  FORMAT: RGB"])
+
+
+def _state_dict(job: ExportJob) -> bytes:
+    """A plain state dict as safetensors or torch.save writes it, depending on the name of the file.
+
+    The `BackboneInfo` goes into the metadata, where `load_state_dict` ignores it and `load_backbone` finds it.
+    """
+    if job.out.suffix == ".safetensors":
+        return _safetensors_bytes(job)
+    state: Any = job.network.state_dict()
+    state.update(weights_of(job.network))
+    state._metadata[INFO_KEY] = {"info": job.info.to_text()}
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _safetensors_bytes(job: ExportJob) -> bytes:
+    return save(weights_of(job.network), {"format": "pt", INFO_KEY: job.info.to_text()})
+
+
+def _preprocessing(info: BackboneInfo) -> str:
+    return f"images of {info.image_size} px, RGB in [0, 1], normalized with mean {info.mean} and std {info.std}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,8 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _USUAL_ARGS = (("in_chans", 3), ("global_pool", "avg"), ("global_pool", "token"))  # written by timm 1.0.31
 
 
-@dataclass(frozen=True)
-class HubConfig:
-    """What a `config.json` says about the weights beside it."""
-
-    architecture: str | None  # a name that `build_backbone` takes
-    image_size: int | None
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-
-def read_hub_config(folder: Path) -> HubConfig:
-    """timm's description of a model; what it leaves out is as for ImageNet."""
+def read_hub_config(folder: Path) -> dict[str, Any]:
+    """What a `config.json` of timm says about the weights beside it, as fields of `WeightsFile`."""
     file = folder / CONFIG
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -45,12 +34,12 @@ def read_hub_config(folder: Path) -> HubConfig:
         options.pop("num_classes", None)
         if unknown := [name for name, value in options.items() if (name, value) not in _USUAL_ARGS]:
             raise RunError(f"{file} has unsupported model_args: {', '.join(sorted(unknown))}.")
-        return HubConfig(
-            architecture=f"timm/{name}" if isinstance(name, str) else None,
-            image_size=int(size[-1] if isinstance(size, list) else size) if size else None,
-            mean=channel_values(preprocessing.get("mean", IMAGENET_MEAN)),
-            std=channel_values(preprocessing.get("std", IMAGENET_STD), positive=True),
-        )
+        return {
+            "architecture": f"timm/{name}" if isinstance(name, str) else None,
+            "image_size": int(size[-1] if isinstance(size, list) else size) if size else None,
+            "mean": channel_values(preprocessing.get("mean", IMAGENET_MEAN)),
+            "std": channel_values(preprocessing.get("std", IMAGENET_STD), positive=True),
+        }
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):

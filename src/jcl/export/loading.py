@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -148,11 +149,11 @@ def _network_name(weights: WeightsFile, tensors: Mapping[str, Tensor]) -> str:
 def _is_known(name: str) -> bool:
     if name in OWN_BACKBONES or name in torchvision_networks():
         return True
-    try:
+    with contextlib.suppress(ImportError):
         import timm
-    except ImportError:
-        return False
-    return bool(timm.is_model(name.removeprefix("timm/")))
+
+        return bool(timm.is_model(name.removeprefix("timm/")))
+    return False
 
 
 def _stem(tensors: Mapping[str, Tensor]) -> Literal["imagenet", "small"]:
@@ -164,12 +165,11 @@ def _default_size(name: str, stem: str) -> int:
     if stem == "small" or name in OWN_BACKBONES:
         return 32
     if name not in torchvision_networks():
-        try:
+        with contextlib.suppress(ImportError):
             import timm
-        except ImportError:
-            return 224
-        known = timm.get_pretrained_cfg(name.removeprefix("timm/"))
-        return int(known.input_size[-1]) if known else 224
+
+            known = timm.get_pretrained_cfg(name.removeprefix("timm/"))
+            return int(known.input_size[-1]) if known else 224
     return 224
 
 

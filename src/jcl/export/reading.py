@@ -95,16 +95,7 @@ def _read_hub_folder(path: Path) -> WeightsFile:
     file = next((file for name in (WEIGHTS, "pytorch_model.bin") if (file := path / name).is_file()), None)
     if file is None:
         raise RunError(f"{path} has a config.json but no {WEIGHTS}; copy the whole folder.")
-    return replace(
-        read_weights(file),
-        path=path,
-        kind="hub folder",
-        architecture=config.architecture,
-        image_size=config.image_size,
-        mean=config.mean,
-        std=config.std,
-        ignored=(),
-    )
+    return replace(read_weights(file), path=path, kind="hub folder", ignored=(), **config)
 
 
 def _load_torch_file(path: Path) -> Any:
@@ -136,7 +127,11 @@ def _find_weights(path: Path, kind: str, content: object) -> WeightsFile:
     outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[key] for key in _WEIGHTS_KEYS if isinstance(outer.get(key), Mapping)), outer)
     around = {} if inner is outer else outer
-    tensors = {name: _as_tensor(value) for name, value in inner.items() if isinstance(name, str) and _is_tensor(value)}
+    tensors = {}
+    for name, value in inner.items():
+        tensor = torch.from_numpy(value.to_numpy()) if isinstance(value, PickledArray) else value
+        if isinstance(name, str) and isinstance(tensor, Tensor):
+            tensors[name] = tensor
     if not tensors:
         raise RunError(f"{path} holds no weights: there are no named tensors in it.")
     architecture = around.get("arch")
@@ -148,14 +143,6 @@ def _find_weights(path: Path, kind: str, content: object) -> WeightsFile:
         architecture=architecture if isinstance(architecture, str) else None,
         ignored=tuple(str(name) for name, value in around.items() if value is not inner),
     )
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor | PickledArray)
-
-
-def _as_tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.from_numpy(value.to_numpy())
 
 
 def _info_in_state_dict(state: object) -> BackboneInfo | None:

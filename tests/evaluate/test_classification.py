@@ -9,8 +9,16 @@ import torch
 from jcl.data import ArrayImages, BatchLoader, ImageData, open_data
 from jcl.data.subset import select_images
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import class_positions, classification_task, scores
-from jcl.evaluate.splits import LabelAmount, balanced_split, label_amount, label_subset, leave_out_split
+from jcl.evaluate.classification import (
+    LabelAmount,
+    balanced_split,
+    class_positions,
+    classification_task,
+    label_amount,
+    label_subset,
+    leave_out_split,
+    scores,
+)
 
 # 100 images of class 0, 40 of class 3, 7 of class 5, 1 of class 9, 12 without a label, mixed up.
 LABELS = torch.tensor([0] * 100 + [3] * 40 + [5] * 7 + [9] + [-1] * 12)
