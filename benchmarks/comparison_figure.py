@@ -1,14 +1,12 @@
-"""How the rows of a comparison come along: kNN against epochs, and against arithmetic.
+"""Plots the kNN accuracy of the rows of a comparison against epochs and against compute.
 
     python benchmarks/comparison_figure.py benchmarks/results/cifar10-compare.json -o docs/images/results-cifar10.png
 
-Reads what `benchmarks/compare.py` has written and trains nothing. A line is the mean over a row's seeds, with a band
-from the lowest to the highest of them. The learning rate of a run falls until its own last epoch, so only the ends of
-the lines, which are marked, can be compared; what comes before shows how they got there.
+Reads the results of `benchmarks/compare.py`. A line is the mean over a row's seeds, with a band from the lowest to the
+highest. The learning rate decays to 0 at a run's last epoch, so only the ends of the lines can be compared.
 """
 
 import argparse
-import contextlib
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from comparison_rows import BASELINE, LEADING, ROWS
-from comparison_table import accuracies, compute_of_an_epoch, rows_in_order, seeds_of, views_not_told
+from comparison import BASELINE, LEADING, ROWS, accuracies, measured_rows, relative_compute, results_of, row_title
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -27,7 +24,7 @@ from jcl.runs.json_object import read_object
 
 LEGEND_COLUMNS = 2
 DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))
-# Variants have their method's colour and dashes of their own; what lies on JCL's line differs from it in both.
+# Variants of a method share its colour; rows that may coincide with JCL differ in colour and dashes.
 VARIANTS: dict[str, dict[str, Any]] = {
     "jcl-one-query": {"color": style.BLUE, "linestyle": DASHED},
     "moco-v2-two-queries": {"color": style.ORANGE, "linestyle": DOTTED},
@@ -39,28 +36,25 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="the file that compare.py has written")
-    parser.add_argument("-o", "--out", type=Path, required=True, help="the figure, a .png file")
+    parser.add_argument("results", type=Path, help="file written by compare.py")
+    parser.add_argument("-o", "--out", type=Path, required=True, help=".png file")
     arguments = parser.parse_args()
-    if arguments.out.suffix != ".png":
-        parser.error(f"--out {arguments.out}: the figure is a .png file")
     try:
-        print(f"Drawn in {draw(results_in(arguments.results), arguments.out)}.")
+        print(f"The plot is in {draw(read_results(arguments.results), arguments.out)}.")
     except JclError as error:
         raise SystemExit(f"Error: {error}") from None
 
 
-def results_in(file: Path) -> dict[str, Any]:
-    with contextlib.suppress(RunError):  # what it says is meant for a run's own files
-        found = read_object(file)
-        if isinstance(found.get("rows"), dict) and rows_in_order(found):
-            return found
-    raise RunError(f"{file} holds no results of a comparison; give the file that compare.py wrote with --json.")
+def read_results(file: Path) -> dict[str, Any]:
+    found = read_object(file)
+    if not isinstance(found.get("rows"), dict) or not measured_rows(found):
+        raise RunError(f"{file} holds no results of a comparison.")
+    return found
 
 
 def draw(found: dict[str, Any], path: Path) -> Path:
     """Both panels, as a PNG 1500 pixels wide."""
-    rows = {name: found["rows"][name] for name in rows_in_order(found)}
+    rows = {name: found["rows"][name] for name in measured_rows(found)}
     height = 4.6 + 0.22 * math.ceil(len(rows) / LEGEND_COLUMNS)
     figure = style.new_figure(10, height)
     over_epochs, over_compute = figure.subplots(1, 2, sharey=True)
@@ -70,12 +64,11 @@ def draw(found: dict[str, Any], path: Path) -> Path:
         for name, colour in zip(rows, style.colours_for(list(rows)), strict=True)
     }
     for name, row in rows.items():
-        results = list(seeds_of(found, name).values())
+        results = list(results_of(found, name).values())
         draw_row(over_epochs, looks[name], results, 1)
-        draw_row(over_compute, looks[name], results, compute_of_an_epoch(row, results[0]) / found["epochs"])
-    style.dress(over_epochs, "At equal epochs", "kNN in percent, against the epochs")
-    times = f"MoCo v2's {found['epochs']} epochs being one"
-    style.dress(over_compute, "At equal compute", f"the same against the arithmetic done, {times}")
+        draw_row(over_compute, looks[name], results, relative_compute(row, results[0]) / found["epochs"])
+    style.dress(over_epochs, "At equal epochs", "kNN in percent against epochs")
+    style.dress(over_compute, "At equal compute", f"kNN against compute, in {found['epochs']} epochs of MoCo v2")
     handles = [Line2D([], [], linewidth=2.2, **look) for look in looks.values()]
     labels, place = [label(name, found) for name in rows], (0.015, 1 - 0.62 / height)
     figure.legend(
@@ -87,30 +80,28 @@ def draw(found: dict[str, Any], path: Path) -> Path:
 
 
 def title_of(found: dict[str, Any], rows: Iterable[str]) -> tuple[str, str]:
-    """By how much the first row leads, where that is known, and of how many seeds the lines are."""
+    """Which of JCL and MoCo v2 is ahead, and the number of seeds."""
     title = f"{found['recipe']}, {found['epochs']} epochs"
-    compared = [name for name in (LEADING, BASELINE) if seeds_of(found, name)]
+    compared = [name for name in (LEADING, BASELINE) if results_of(found, name)]
     ends = {last_accuracy(found, name): ROWS[name].words for name in compared}
     if len(ends) > 1:
         title += f": {ends[max(ends)]} leads {ends[min(ends)]} by {max(ends) - min(ends):.1f} points"
-    counts = sorted({len(seeds_of(found, name)) for name in rows})
+    counts = sorted({len(results_of(found, name)) for name in rows})
     seeds = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
-    ends_only = "only the ends, marked by dots, can be compared: there the learning rate has fallen to 0"
-    return title, f"{seeds} a row; {ends_only}"
+    return title, f"{seeds} per row; compare only the ends, where the learning rate is 0"
 
 
 def label(name: str, found: dict[str, Any]) -> str:
-    words, one = found["rows"][name]["words"], next(iter(seeds_of(found, name).values()))
-    views = views_not_told(words, one["num_queries"], one["num_keys"])
-    return style.plain(f"{words}{views}: {last_accuracy(found, name):.1f} %", 70)
+    words, one = found["rows"][name]["words"], next(iter(results_of(found, name).values()))
+    return style.plain(f"{row_title(words, one)}: {last_accuracy(found, name):.1f} %", 70)
 
 
 def last_accuracy(found: dict[str, Any], name: str) -> float:
-    return fmean(accuracies(list(seeds_of(found, name).values()), "kNN"))
+    return fmean(accuracies(list(results_of(found, name).values()), "kNN"))
 
 
 def draw_row(axes: Axes, look: dict[str, Any], results: list[dict[str, Any]], scale: float) -> None:
-    """The mean and the band of a row over the epochs that all of its seeds were measured at."""
+    """Mean and range of a row at the epochs that all its seeds have."""
     epochs = sorted(set.intersection(*(set(result["online_knn"]) for result in results)), key=float)
     values = np.array([[result["online_knn"][epoch] for epoch in epochs] for result in results])
     where = np.array([float(epoch) for epoch in epochs]) * scale

@@ -1,94 +1,84 @@
-"""Commands of `jcl` as processes of their own, which save themselves when the one that started them ends."""
+"""Runs `jcl` commands as subprocesses that save their work when the benchmark is stopped."""
 
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
-from jcl.errors import Interrupted
+from jcl.errors import Interrupted, JclError
 from jcl.runs.folder import RunFolder
-from jcl.studies.cell_process import STARTED_BY
+from jcl.studies.engines import PARENT_VARIABLE
 from jcl.train.stop import StopRequest
 
-Result = TypeVar("Result")
-Commands = Generator[subprocess.Popen[bytes], None, Result]
-"""Gives each command it starts, to be gone on with when that has ended; at last returns what came of them."""
+POLL_SECONDS = 0.2
+# Like `python -m jcl`, but also stops when this process is killed.
+_JCL = "from jcl.studies.engines import stop_with_parent; from jcl.__main__ import main; stop_with_parent(); main()"
 
-SECONDS_BETWEEN_LOOKS = 0.2
-# `jcl`, which also saves itself and ends when we are killed and cannot ask it to.
-_JCL = (
-    "from jcl.studies.cell_process import stop_with_parent; from jcl.__main__ import main; stop_with_parent(); main()"
-)
+
+class CommandFailed(JclError):
+    """A command exited with an error."""
 
 
 class Processes:
-    """What runs beside this process, for as long as the block lasts.
+    """Runs tasks in threads, each of which starts commands with `run`.
 
-    SIGTERM and Ctrl-C are heard at the next `start` or `pause`, which then leave with the exit code of a run
-    that was asked to stop; at the end of the block, for whatever reason, what is still running is asked to save itself.
+    On SIGTERM or Ctrl-C all commands are asked to save and stop, and the program exits with the code of an interrupted
+    run.
     """
 
     def __init__(self) -> None:
         self._stop = StopRequest()
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._running: set[subprocess.Popen[bytes]] = set()
 
-    def start(self, words: list[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a command that writes what it says to `log`."""
-        self._leave_if_asked()
+    def run(self, command: list[str], log: Path) -> None:
+        """Run a command to its end, with its output in `log`."""
+        self._raise_if_stopped()
         log.parent.mkdir(parents=True, exist_ok=True)
-        # Unbuffered, words and errors stand in the log in the order in which they were said.
-        own = os.environ | {STARTED_BY: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as file:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=own)
-        self._started.append(process)
-        return process
-
-    def work_through(self, tasks: Iterable[Commands[None]], at_once: int) -> None:
-        """Do all tasks, `at_once` of them at a time; one begins as soon as another has done its last command."""
-        waiting, going = iter(tasks), list[tuple[Commands[None], subprocess.Popen[bytes]]]()
-
-        def go_on(task: Commands[None]) -> None:
-            if (process := next(task, None)) is not None:
-                going.append((task, process))
-
-        while True:
-            ended = [pair for pair in going if pair[1].poll() is not None]
-            for pair in ended:
-                going.remove(pair)
-                go_on(pair[0])
-            while len(going) < at_once and (task := next(waiting, None)) is not None:
-                go_on(task)
-            if not going:
-                return
-            self.pause()
-
-    def pause(self) -> None:
-        """Let them work for a moment."""
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-        self._leave_if_asked()
-
-    def __enter__(self) -> Self:
-        self._stop.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self._started:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+            )
+        self._running.add(process)
+        if self._stop.requested:  # since the check above
             process.terminate()
-        for process in self._started:  # whoever sees us gone may switch off the machine
-            process.wait()
-        self._stop.__exit__(kind, error, trace)
+        code = process.wait()
+        self._running.discard(process)
+        self._raise_if_stopped()
+        if code != 0:
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            raise CommandFailed(f"{log} ends with: {lines[-1] if lines else 'nothing'}")
 
-    def _leave_if_asked(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stop.requested:
-            name = self._stop.signal_name
-            print(f"{name} received: what was running saves itself; the same command goes on there.", file=sys.stderr)
+            raise Interrupted("stopped")
+
+    def run_tasks(self, tasks: Iterable[Callable[[], None]], at_once: int) -> list[str]:
+        """Run all tasks, `at_once` at a time; returns the messages of those that failed."""
+        failed = []
+        with self._stop, ThreadPoolExecutor(at_once) as pool:
+            pending = {pool.submit(task) for task in tasks}
+            try:
+                while pending:
+                    done, pending = wait(pending, timeout=POLL_SECONDS)
+                    for future in done:
+                        if isinstance(error := future.exception(), JclError):
+                            failed.append(str(error))
+                        elif error is not None:
+                            raise error
+                    if self._stop.requested:
+                        break
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(self._running):
+                    process.terminate()
+        if self._stop.requested:
+            print(f"{self._stop.signal_name}: stopped; the same command continues.", file=sys.stderr)
             sys.exit(Interrupted.exit_code)
+        return failed
 
 
 def jcl_command(*words: Any) -> list[str]:
@@ -98,11 +88,8 @@ def jcl_command(*words: Any) -> list[str]:
 def training_command(
     folder: Path, result: Path, data: Path, options: Mapping[str, Any], settings: Iterable[str]
 ) -> list[str]:
-    """What begins a run in a folder, or goes on with one that got as far as a checkpoint.
-
-    `options` are those of `jcl pretrain` that have a flag of their own, `settings` go through `--set`.
-    """
-    if begun(folder):
+    """Start a run, or resume one that has a checkpoint; `settings` are passed with --set."""
+    if has_checkpoints(folder):
         return jcl_command("resume", folder, "--json", result)
     RunFolder(folder).remove_unless_begun()
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
@@ -110,12 +97,5 @@ def training_command(
     return jcl_command("pretrain", data, *flags, "--out", folder, "--json", result)
 
 
-def begun(folder: Path) -> bool:
-    """Whether there is a run that can be gone on with."""
+def has_checkpoints(folder: Path) -> bool:
     return RunFolder(folder).checkpoints.exists()
-
-
-def last_line(log: Path) -> str:
-    """How a command's words end, which is where an error stands."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "nothing"

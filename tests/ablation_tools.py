@@ -1,4 +1,4 @@
-"""Small ablations, and an engine that carries cells out in this very process."""
+"""Small ablations, and an engine that runs cells in this process."""
 
 import json
 import time
@@ -8,24 +8,22 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.commands.ablate import Ablation, ablate
+from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation
 from jcl.commands.ablation_cell import run_cell
-from jcl.commands.ablation_plan import Plan, plan_ablation
 from jcl.errors import Interrupted, JclError
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
-from jcl.studies.cell_process import Outcome
 from jcl.studies.cells import parse_axis
-from jcl.studies.local_engine import Engine
+from jcl.studies.engines import Engine, Outcome
 from jcl.train.stop import StopRequest
 from small_runs import TINY_VALUES
 
 QUIET = Console(quiet=True)
-# What differs between two equal cells: clocks, and the memory of whatever else the process did.
+# Differ between equal cells: timings, and memory used by other tests.
 NOT_COMPARED = {"seconds", "images_per_second", "peak_memory_bytes"}
 
 
-def carry_out_here(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
+def run_here(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
     """One after another, until asked to stop."""
     for folder in folders:
         if stop.requested:
@@ -59,12 +57,12 @@ def small_plan(
     return plan_ablation(axes, seeds, build, console, alone=alone)
 
 
-def ablated(plan: Plan, out: Path, engine: Engine = carry_out_here) -> Ablation:
-    return ablate(plan, out, engine, console=QUIET)
+def ablated(plan: Plan, out: Path, engine: Engine = run_here) -> Ablation:
+    return run_ablation(plan, out, engine, QUIET)
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:
-    """The figures of all cells that are done, by the cells' names, without clocks."""
+    """The results of finished cells by name, without timings."""
     found = {}
     for file in sorted((out / "cells").glob("*/result.json")):
         figures = json.loads(file.read_text())

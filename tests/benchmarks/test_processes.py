@@ -1,18 +1,21 @@
-"""Commands that benchmarks run as processes of their own: how they end."""
+"""Commands that benchmarks run as subprocesses."""
 
 import importlib
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from launch_tools import wait_until
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SAVES_ITSELF = """
 import os, signal, sys, time
 def save(*_):
-    os.write(1, b"saved\\n")  # a second print inside the first one is refused
+    os.write(1, b"saved\\n")
     sys.exit(75)
 signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
@@ -27,49 +30,39 @@ def processes(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_what_runs_saves_itself_when_we_are_asked_to_end(processes, tmp_path, capsys, number):
-    log, before = tmp_path / "log.txt", signal.getsignal(number)
-    with pytest.raises(SystemExit) as stop, processes.Processes() as running:
-        process = running.start([sys.executable, "-c", SAVES_ITSELF], log)
-        while "ready" not in log.read_text():
-            assert process.poll() is None
+def test_commands_save_their_work_on_a_signal(processes, tmp_path, number):
+    log, before, running = tmp_path / "log.txt", signal.getsignal(number), processes.Processes()
+
+    def interrupt():
+        wait_until(lambda: log.exists() and "ready" in log.read_text())
         os.kill(os.getpid(), number)
-        running.pause()
-    assert stop.value.code == 75
-    assert log.read_text().split() == ["ready", "saved"] and process.returncode == 75
-    assert f"{number.name} received" in capsys.readouterr().err
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    tasks = [lambda: running.run([sys.executable, "-c", SAVES_ITSELF], log), lambda: pytest.fail("started")]
+    with pytest.raises(SystemExit) as stop:
+        running.run_tasks(tasks, at_once=1)
+    assert stop.value.code == 75 and log.read_text().split() == ["ready", "saved"]
     assert signal.getsignal(number) == before
 
 
-def test_nothing_is_begun_any_more_once_we_are_asked_to_end(processes, tmp_path):
-    with pytest.raises(SystemExit), processes.Processes() as running:
-        os.kill(os.getpid(), signal.SIGTERM)
-        running.start([sys.executable, "-c", ""], tmp_path / "log.txt")
-    assert not (tmp_path / "log.txt").exists()
+def test_failures_are_returned_and_other_tasks_run(processes, tmp_path):
+    running, done = processes.Processes(), []
+    command = [sys.executable, "-S", "-c", "raise SystemExit('Error: no good.')"]
+    tasks = [lambda: running.run(command, tmp_path / "log.txt"), lambda: done.append(1)]
+    assert running.run_tasks(tasks, at_once=2) == [f"{tmp_path / 'log.txt'} ends with: Error: no good."]
+    assert done == [1]
 
 
-@pytest.mark.parametrize(("at_once", "order"), [(1, "a1 a2 b1 b2"), (2, "a1 b1")])
-def test_a_task_does_all_its_commands_before_another_begins_in_its_place(processes, tmp_path, at_once, order):
-    begun = []
-
-    def task(name, running):
-        for number in (1, 2):
-            begun.append(f"{name}{number}")
-            yield running.start([sys.executable, "-S", "-c", ""], tmp_path / f"{begun[-1]}.txt")
-
-    def nothing():
-        yield from ()
-
-    with processes.Processes() as running:
-        running.work_through([nothing(), task("a", running), nothing(), task("b", running)], at_once)
-    assert " ".join(begun).startswith(order) and sorted(begun) == ["a1", "a2", "b1", "b2"]
-    assert len(list(tmp_path.glob("*.txt"))) == 4
-
-
-def test_what_lies_beside_a_run_that_never_began_stays(processes, tmp_path):
+def test_a_run_without_checkpoint_starts_again_and_another_is_resumed(processes, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "settings.yaml").write_text("")
     (folder / "notes.txt").write_text("mine")
-    assert "pretrain" in processes.training_command(folder, tmp_path / "r.json", Path("a.npz"), {"seed": 1}, [])
+    arguments = (folder, tmp_path / "r.json", Path("a.npz"), {"seed": 1}, ["train.lr=1"])
+    assert processes.training_command(*arguments)[3:] == [
+        *("pretrain", "a.npz", "--seed", "1", "--set", "train.lr=1", "--out", str(folder)),
+        *("--json", str(tmp_path / "r.json")),
+    ]
     assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "checkpoints").mkdir()
+    assert processes.training_command(*arguments)[3:5] == ["resume", str(folder)]

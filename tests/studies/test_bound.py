@@ -5,18 +5,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import jcl
 from jcl.errors import SettingsError
 from jcl.studies.bound import (
     GaussianCase,
     closed_form,
-    gaussian_figures,
     gaussian_keys,
+    gaussian_metrics,
+    gaussian_reference,
     gaussian_rows,
     gaussian_sweep,
     infinite_keys,
     jensen_bound,
+    normality,
     sampled_closed_form,
     sampled_row,
 )
@@ -53,14 +56,14 @@ def test_order_holds_over_many_gaussian_cases() -> None:
         assert 0.8 < float(scores.std()) < 1.2
 
 
-def test_knowing_the_mean_takes_error_away_and_nothing_else() -> None:
+def test_control_variate_reduces_the_error_without_bias() -> None:
     cases = random_cases(100)
     mean, variance, negative = (torch.tensor(column, dtype=torch.float64) for column in zip(*cases, strict=True))
     noise = torch.randn(100, 5_000, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     sample = mean[:, None] + variance.sqrt()[:, None] * noise
     exact = torch.tensor([integral(*case) for case in cases], dtype=torch.float64)
     plain = infinite_keys(sample, negative)
-    better = plain.knowing_mean(sample, mean)
+    better = plain.control_mean(sample, mean)
     assert (better.error() <= plain.error()).all() and float((better.error() / plain.error()).median()) < 0.5
     scores = (better.value - exact) / better.error()
     assert scores.abs().max() < 4.5 and 0.8 < float(scores.std()) < 1.25
@@ -120,7 +123,7 @@ def test_influences_are_what_a_key_contributes(figure: str) -> None:
 def test_large_exponents_do_not_overflow() -> None:
     sample, negative = torch.tensor([[900.0, 1000.0], [-900.0, -1000.0]]).double(), torch.tensor([950.0, 0.0]).double()
     row = sampled_row(sample, negative, [1.0])
-    assert all(math.isfinite(value) for value in row.figures().values())
+    assert all(math.isfinite(value) for value in row.metrics().values())
 
 
 def test_gaussian_keys_have_the_moments_they_state() -> None:
@@ -145,7 +148,7 @@ def test_a_sweep_keeps_the_order_and_shares_keys() -> None:
         assert row.closed[1.0] <= row.closed[4.0]
     _, alone = next(gaussian_rows(cases[3:4], [1.0], draws=4000, images=4, negatives=64, seed=0))
     assert alone.infinite == pytest.approx(results[3][1].infinite, rel=1e-12)
-    figures = gaussian_figures(results)
+    figures = gaussian_metrics(results)
     assert figures["closed_form_loss_scale4_d16_spread0.5_t0.1"] == results[6][1].closed[4.0]
 
 
@@ -153,3 +156,31 @@ def test_a_sweep_keeps_the_order_and_shares_keys() -> None:
 def test_impossible_cases_are_refused(case: tuple[int, float, float]) -> None:
     with pytest.raises(SettingsError, match=r"--(dimension|spread|temperature)"):
         GaussianCase(*case)
+
+
+@pytest.mark.parametrize("count", [20, 57, 1000])
+def test_normality_equals_scipy(count: int) -> None:
+    draw = np.random.default_rng(count)
+    samples = np.stack([draw.normal(3, 2, count), draw.exponential(1, count), draw.uniform(0, 1, count)])
+    found = normality(torch.from_numpy(samples))
+    assert found.p_value.tolist() == pytest.approx(stats.normaltest(samples, axis=1).pvalue.tolist(), rel=1e-9)
+    assert found.skewness.tolist() == pytest.approx(stats.skew(samples, axis=1).tolist())
+    assert found.excess_kurtosis.tolist() == pytest.approx(stats.kurtosis(samples, axis=1).tolist())
+
+
+def test_gaussian_samples_are_rejected_as_often_as_the_level_says() -> None:
+    reference = gaussian_reference(4000, 64, seed=0)
+    for level, least, most in ((0.05, 4, 7), (0.2, 17, 23)):  # in percent; the test is a little too strict at 5 %
+        assert least < reference.rejected(level) < most
+    assert abs(float(reference.skewness.median())) < 0.02
+    assert torch.equal(reference.p_value, gaussian_reference(4000, 64, seed=0).p_value)
+
+
+def test_other_samples_are_found_out() -> None:
+    skewed = torch.distributions.Exponential(1.0).sample((300, 100))
+    assert normality(skewed).rejected() == 100
+
+
+def test_too_few_values_for_the_test() -> None:
+    with pytest.raises(ValueError, match="at least 20"):
+        normality(torch.zeros(3, 19))

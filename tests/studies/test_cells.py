@@ -13,7 +13,7 @@ from jcl.runs.json_object import written
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.studies.cells import (
-    LONGEST_NAME,
+    MAX_NAME_LENGTH,
     Axis,
     Cell,
     base_settings,
@@ -21,10 +21,10 @@ from jcl.studies.cells import (
     grid,
     parse_axis,
     parse_seeds,
-    refuse_repeated,
+    refuse_ignored,
+    require_distinct,
     shared_values,
 )
-from jcl.studies.relevance import refuse_ignored
 
 
 def build(own: Mapping[str, Any]) -> Settings:
@@ -50,18 +50,17 @@ def test_axes_are_read(text, name, values):
     ("text", "said"),
     [
         ("num_keys", "NAME=VALUE"),
-        ("nonsense=1", "unknown setting 'nonsense'"),
-        ("num_kyes=1", "did you mean method.num_keys?"),
-        ("method.momentum=1", "did you mean"),
-        ("num_keys=", "no values to try"),
-        ("num_keys=1], [2", "cannot make sense"),
-        ("num_keys={1", "cannot make sense"),
-        ("num_keys=!!python/object/apply:os.system ['true']", "cannot make sense"),
+        ("nonsense=1", "nonsense"),
+        ("num_kyes=1", "method.num_keys"),
+        ("num_keys=", "method.num_keys"),
+        ("num_keys=1], [2", "num_keys=1], [2"),
+        ("num_keys={1", "num_keys={1"),
+        ("num_keys=!!python/object/apply:os.system ['true']", "os.system"),
         ("recipe=cifar10", "views.recipe"),
         ("seed=1,2", "--seeds"),
-        ("location=/a,/b", "the same images"),
-        ("device=cpu,cuda", "does not change what is learned"),
-        ("record.keep=1,2", "does not change what is learned"),
+        ("location=/a,/b", "data.location"),
+        ("device=cpu,cuda", "train.device"),
+        ("record.keep=1,2", "record.keep"),
     ],
 )
 def test_axes_that_make_no_sense(text, said):
@@ -72,7 +71,7 @@ def test_axes_that_make_no_sense(text, said):
 
 def test_a_name_in_two_sections_must_be_whole(monkeypatch):
     monkeypatch.setattr("jcl.studies.cells.setting_names", lambda: ["a.size", "b.size"])
-    with pytest.raises(SettingsError, match=r"'size' may be a.size or b.size; give the whole name"):
+    with pytest.raises(SettingsError, match=r"a.size or b.size"):
         parse_axis("size=1")
 
 
@@ -95,7 +94,7 @@ def test_a_grid_has_every_combination_once_and_the_first_seed_first():
     assert all(cell.settings.train.seed == cell.seed for cell in cells)
     assert len({cell.name for cell in cells}) == 12
     assert cells[0].name.startswith("num_keys-1-temperature-0.1-seed-0-")
-    assert cells[0].words == "num_keys 1, temperature 0.1, seed 0"
+    assert cells[0].title == "num_keys 1, temperature 0.1, seed 0"
 
 
 KEYS, TEMPERATURE = "method.num_keys", "method.temperature"
@@ -116,7 +115,7 @@ def test_alone_each_axis_is_varied_around_a_centre_that_all_share_once():
 
 def test_a_value_that_changes_another_axis_cannot_be_tried_alone():
     axes = [Axis("method.name", ("jcl", "moco-v1")), Axis("train.lr", (0.1,)), Axis(TEMPERATURE, (0.1,))]
-    with pytest.raises(SettingsError, match=r"method moco-v1 cannot be tried alone.*makes method.temperature 0.07"):
+    with pytest.raises(SettingsError, match=r"method moco-v1 .*method.temperature .*0.07"):
         each_alone(axes, (0,), build)
     assert len(each_alone(axes[:2], (0,), build)) == 3
 
@@ -145,7 +144,7 @@ def test_hostile_values_cannot_leave_the_folder(value, seed):
     cell = Cell({"model.backbone": value}, seed, Settings())
     assert Path(cell.name).name == cell.name and cell.name not in (".", "..")
     assert cell.name.isascii() and cell.name.isprintable() and not set(cell.name) & set("/\\ :*?\"'<>|$`")
-    assert len(cell.name) <= LONGEST_NAME
+    assert len(cell.name) <= MAX_NAME_LENGTH
 
 
 def test_names_differ_where_values_do():
@@ -157,19 +156,19 @@ def test_names_differ_where_values_do():
 @pytest.mark.parametrize(
     ("values", "over", "said"),
     [
-        ({"method.name": "moco-v2"}, ["num_keys=1,2"], "moco-v2 makes do with one key"),
-        ({"method.name": "moco-v1"}, ["covariance_scale=1,2"], "moco-v1 does without the keys' covariance"),
-        ({"method.name": "multi-key"}, ["covariance_scale=1,2"], "multi-key does without"),
-        ({"method.num_keys": 1}, ["covariance_scale=1,2"], "with one key per image there is no covariance"),
-        ({}, ["num_keys=1,2", "method=moco-v1,moco-v2"], "moco-v1 and moco-v2 make do with one key"),
-        ({"model.head": "linear"}, ["head_width=8,16"], "a linear head has no hidden layer"),
+        ({"method.name": "moco-v2"}, ["num_keys=1,2"], "moco-v2"),
+        ({"method.name": "moco-v1"}, ["covariance_scale=1,2"], "moco-v1"),
+        ({"method.name": "multi-key"}, ["covariance_scale=1,2"], "multi-key"),
+        ({"method.num_keys": 1}, ["covariance_scale=1,2"], "num_keys=1"),
+        ({}, ["num_keys=1,2", "method=moco-v1,moco-v2"], "moco-v1 and moco-v2"),
+        ({"model.head": "linear"}, ["head_width=8,16"], "linear"),
     ],
 )
 def test_methods_that_ignore_a_setting(values, over, said):
     axes = [parse_axis(text) for text in over]
     with pytest.raises(SettingsError) as error:
         refuse_ignored(axes, base_settings(axes, lambda own: build(values | dict(own))))
-    assert said in str(error.value) and "nothing to see over it" in str(error.value)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -189,14 +188,14 @@ def test_a_setting_that_some_method_of_the_grid_looks_at(over):
 
 def test_a_setting_given_twice():
     axis = parse_axis("num_keys=1,2")
-    with pytest.raises(SettingsError, match="given twice"):
-        refuse_repeated([axis, axis], {})
-    with pytest.raises(SettingsError, match="both with --over and as 5"):
-        refuse_repeated([axis], {"method.num_keys": 5})
-    refuse_repeated([axis], {"method.temperature": 0.1})
-    refuse_repeated([axis], {"method.num_keys": 5}, alone=True)  # for the cells of the others
-    with pytest.raises(SettingsError, match="given twice"):
-        refuse_repeated([axis, axis], {}, alone=True)
+    with pytest.raises(SettingsError, match=r"method.num_keys"):
+        require_distinct([axis, axis], {})
+    with pytest.raises(SettingsError, match=r"method.num_keys"):
+        require_distinct([axis], {"method.num_keys": 5})
+    require_distinct([axis], {"method.temperature": 0.1})
+    require_distinct([axis], {"method.num_keys": 5}, alone=True)  # for the cells of the others
+    with pytest.raises(SettingsError, match=r"method.num_keys"):
+        require_distinct([axis, axis], {}, alone=True)
 
 
 def test_what_cells_share_leaves_out_axes_seeds_and_how_a_run_is_carried_out():

@@ -2,275 +2,227 @@
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import typer
+from rich.table import Table
 
-from jcl.cli.app import STUDY, ForceOption, JsonOption, WorkersOption, app, seed_option, typed_options
-from jcl.cli.location import location_argument, tell_passed_over
-from jcl.cli.printing import demand_free_picture, say, write_json
+from jcl.cli.app import STUDY, out
+from jcl.cli.location import tell_passed_over
+from jcl.cli.options import command
+from jcl.cli.printing import demand_free_picture, in_table, say, write_json
 from jcl.cli.progress import counting
-from jcl.console import pluralize
+from jcl.console import pluralize, readable_size
 from jcl.errors import SettingsError
 
-PictureOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also draw it as a .png file.")]
-
-# Options of `jcl bound` that one of its two kinds of keys has no use for.
-_OF_GAUSSIAN_KEYS = ("dimensions", "spreads", "temperatures", "negatives", "draws")
-_OF_A_RUN = ("keys", "batch_size", "workers", "device", "precision")
-
-
-class FeatureKind(StrEnum):
-    """Which features are compared."""
-
-    backbone = "backbone"
-    projection = "projection"
+if TYPE_CHECKING:
+    from jcl.commands.cost import CostReport
+    from jcl.commands.distribution import DistributionReport
+    from jcl.settings.studies import BoundOptions, CostOptions, DistributionOptions
+    from jcl.studies.bound import BoundRow, GaussianCase, RunBounds
 
 
-@app.command(rich_help_panel=STUDY)
-def distribution(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="RUN", help="Runs or weights files, the first compared with the others; the last may be the data."
-        ),
-    ],
-    of: Annotated[FeatureKind, typer.Option("--of", help="The features of the backbone or of its projection head.")] = (
-        FeatureKind.backbone
-    ),
-    images: Annotated[int, typer.Option(min=1, help="Images to look at, drawn by the seed.")] = 32_768,
-    views_per_image: Annotated[int, typer.Option(min=1, help="Views of each image.")] = 32,
-    views: Annotated[
-        str | None, typer.Option(metavar="RECIPE", help="moco-v2, moco-v1 or small (default: the first run's own).")
-    ] = None,
-    split: Annotated[str, typer.Option(help="train or test.")] = "train",
-    picture: PictureOption = None,
-    force: ForceOption = False,
-    values: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write each image's figures, as .csv or .npz.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
-    workers: WorkersOption = None,
-    seed: Annotated[int, seed_option("Same seed, same images and views.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
-    json_file: JsonOption = None,
-) -> None:
-    """Compare how alike runs make the views of an image (Figure 3).
+@command("distribution", "studies.DistributionOptions", group=STUDY)
+def distribution(options: DistributionOptions) -> None:
+    """Compare how similar the views of an image are to networks (Figure 3).
 
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
-    from jcl.cli.study_tables import print_distribution
     from jcl.commands.distribution import compare_views, split_arguments
-    from jcl.evaluate.spread_file import check_values_file, write_values
     from jcl.runs.atomic import refuse_overwrite
+    from jcl.studies.distribution import VALUES_SUFFIXES, write_values
 
-    demand_free_picture(picture, force=force)
-    if views is not None and views.isdecimal():
-        raise SettingsError(f"--views names a kind of views; for {views} of each image say --views-per-image {views}.")
-    if values is not None:
-        check_values_file(values)
-        refuse_overwrite(values, force=force)
-    paths, location = split_arguments(arguments)
-    tell_passed_over(location)
+    demand_free_picture(options.plot, force=options.force)
+    if options.values is not None:
+        if options.values.suffix.lower() not in VALUES_SUFFIXES:
+            raise SettingsError(f"--values must end in {' or '.join(VALUES_SUFFIXES)}, but got {options.values}.")
+        refuse_overwrite(options.values, force=options.force)
+    tell_passed_over(split_arguments(options.weights)[1])
     with counting("views") as progress:
-        report = compare_views(
-            paths,
-            location,
-            of=of.value,
-            views=views,
-            views_per_image=views_per_image,
-            images=images,
-            split=split,
-            batch_size=batch_size,
-            workers=workers,
-            seed=seed,
-            device=device,
-            precision=precision,
-            progress=progress,
+        report = compare_views(options, progress)
+    _print_distribution(report)
+    write_json(report.metrics(), options.json_file)
+    if options.values is not None:
+        write_values(options.values, report.image_names, report.by_key())
+        say(f"The values of each image are in {options.values}.")
+    if options.plot is not None:
+        from jcl.report.study_plots import plot_spreads
+
+        plot_spreads(dict(zip(report.names, report.spreads, strict=True)), options.plot, subtitle=report.describe())
+        say(f"The plot is in {options.plot}.")
+
+
+def _print_distribution(report: DistributionReport) -> None:
+    from jcl.studies.distribution import paired_shares
+
+    table = _table("", "similarity", "without self-pairs", "variance", "width")
+    for name, spread in zip(report.names, report.spreads, strict=True):
+        table.add_row(
+            in_table(name),
+            f"{spread.similarity.quantile(0.5):.4f}",
+            f"{spread.similarity_of_different_views.quantile(0.5):.4f}",
+            f"{spread.variance.quantile(0.5):.3e}",
+            str(spread.width),
         )
-    print_distribution(report)
-    write_json(report.figures(), json_file)
-    if values is not None:
-        names = [report.source.name_of(row) for row in report.rows.tolist()]
-        write_values(values, names, dict(zip(report.keys(), report.spreads, strict=True)))
-        say(f"The figures of each image are in {values}.")
-    if picture is not None:
-        from jcl.report.histograms import plot_spreads
+    out.print(table)
+    views = report.summary["views_per_image"]
+    say(f"Medians over {report.describe()}. Similarity is over all {views} × {views} pairs of views, as in the paper.")
+    for name, spread in zip(report.names[1:], report.spreads[1:], strict=True):
+        share = paired_shares(report.spreads[0], spread).more_alike
+        say(f"The views of an image are more similar to {report.names[0]} than to {name} on {share:.1f} % of images.")
+    say("The variance of unit features is (1 - similarity) / width.")
+    if len({spread.width for spread in report.spreads}) > 1:
+        say("The features differ in width: compare their similarities, not their variances.")
+    for note in report.notes:
+        say(f"Note: {note}")
+    if report.summary["skipped"]:
+        say(f"Skipped {pluralize(report.summary['skipped'], 'unreadable image')}.")
 
-        plot_spreads(dict(zip(report.names, report.spreads, strict=True)), picture, subtitle=report.described())
-        say(f"The histograms are drawn in {picture}.")
 
-
-@app.command(rich_help_panel=STUDY)
-def bound(
-    context: typer.Context,
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="A run or one of its checkpoints (default: Gaussian keys).")
-    ] = None,
-    data: Annotated[str | None, location_argument("Images (default: what the run was trained on).")] = None,
-    scales: Annotated[str, typer.Option(metavar="LIST", help="Covariance scales at which Eq. 8 is taken.")] = "1,4",
-    dimensions: Annotated[str, typer.Option(metavar="LIST", help="Of Gaussian keys.")] = "32,128",
-    spreads: Annotated[str, typer.Option(metavar="LIST", help="Of Gaussian keys, 0 to 1.")] = "0.1,0.2,0.4,0.6",
-    temperatures: Annotated[
-        str, typer.Option(metavar="LIST", help="For Gaussian keys; a run has its own.")
-    ] = "0.1,0.2",
-    negatives: Annotated[int, typer.Option(min=1, help="For Gaussian keys; a run has its queue.")] = 4096,
-    draws: Annotated[int, typer.Option(min=100, help="Gaussian keys drawn for each image.")] = 16_384,
-    images: Annotated[
-        int | None, typer.Option(min=1, help="Images (default: 256 of a run, 16 with Gaussian keys).")
-    ] = (None),
-    keys: Annotated[int, typer.Option(min=1, help="Views of each image of a run that serve as keys.")] = 256,
-    picture: PictureOption = None,
-    force: ForceOption = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Views per forward pass.")] = 512,
-    workers: WorkersOption = None,
-    seed: Annotated[int, seed_option()] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    precision: Annotated[str, typer.Option(help="Of the networks: auto, float32 or bfloat16.")] = "auto",
-    json_file: JsonOption = None,
-) -> None:
+@command("bound", "studies.BoundOptions", group=STUDY)
+def bound(options: BoundOptions) -> None:
     """Measure how tight the bound of Eq. 8 is and how Gaussian keys are.
 
     [dim]jcl bound -o gaussian.png[/]
     [dim]jcl bound runs/photos -o bound.png[/]
     """
-    demand_free_picture(picture, force=force)
-    _refuse_without_effect(typed_options(context), of_run=run is not None)
-    wanted = numbers_in(scales, "--scales")
-    if min(wanted) < 0:
-        raise SettingsError(f"a covariance scale must not be negative, but --scales is {scales}.")
-    if run is None:
-        cases = (dimensions, spreads, temperatures)
-        _gaussian_bound(cases, wanted, draws, images or 16, negatives, seed, picture, json_file)
+    from jcl.commands.bound import bound_along_training, bound_of_gaussian_keys
+    from jcl.studies.bound import gaussian_metrics
+
+    demand_free_picture(options.plot, force=options.force)
+    options.require_effect()
+    if options.run is None:
+        results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
+        _print_gaussian_bound(results, options.draws, images)
+        write_json(gaussian_metrics(results), options.json_file)
+        if options.plot is not None:
+            from jcl.report.study_plots import plot_gaussian_bound
+
+            subtitle = f"{options.draws:,} keys per image, {images}, {options.negatives:,} negatives"
+            plot_gaussian_bound(results, options.plot, subtitle=subtitle)
     else:
-        from jcl.cli.study_tables import print_run_bound
-        from jcl.commands.bound import bound_along_training
-
         with counting("checkpoints") as progress:
-            bounds = bound_along_training(
-                run,
-                data,
-                scales=wanted,
-                images=images or 256,
-                keys=keys,
-                batch_size=batch_size,
-                workers=workers,
-                seed=seed,
-                device=device,
-                precision=precision,
-                progress=progress,
-            )
-        print_run_bound(bounds)
-        write_json(bounds.figures(), json_file)
-        if picture is not None:
-            from jcl.report.bound_plots import plot_training_bound
+            bounds = bound_along_training(options, progress)
+        _print_run_bound(bounds)
+        write_json(bounds.metrics(), options.json_file)
+        if options.plot is not None:
+            from jcl.report.study_plots import plot_training_bound
 
-            plot_training_bound(bounds, picture, name=str(run))
-    if picture is not None:
-        say(f"The losses are drawn in {picture}.")
+            plot_training_bound(bounds, options.plot, name=str(options.run))
+    if options.plot is not None:
+        say(f"The plot is in {options.plot}.")
 
 
-def _refuse_without_effect(typed: set[str], *, of_run: bool) -> None:
-    """Raise where an option is for the keys of a run and there is none, or for Gaussian keys and there is a run."""
-    idle = next((name for name in (_OF_GAUSSIAN_KEYS if of_run else _OF_A_RUN) if name in typed), None)
-    if idle is not None:
-        whose = "Gaussian keys; leave it or the run out" if of_run else "the keys of a run; name one, or leave it out"
-        raise SettingsError(f"--{idle.replace('_', '-')} is for {whose}.")
-
-
-def _gaussian_bound(
-    lists: tuple[str, str, str],
-    scales: list[float],
-    draws: int,
-    images: int,
-    negatives: int,
-    seed: int,
-    picture: Path | None,
-    json_file: Path | None,
-) -> None:
-    from jcl.cli.study_tables import print_gaussian_bound
-    from jcl.studies.bound import gaussian_figures, gaussian_rows, gaussian_sweep
-
-    dimensions, spreads, temperatures = lists
-    cases = gaussian_sweep(
-        whole_numbers_in(dimensions, "--dimensions"),
-        numbers_in(spreads, "--spreads"),
-        numbers_in(temperatures, "--temperatures"),
+def _print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: int, images: str) -> None:
+    scales = list(results[0][1].closed)
+    table = _table("d", "spread", "t", "sd", "Eq. 4", "±", "Eq. 7", *(f"Eq. 8, {scale:g}" for scale in scales))
+    for case, row in results:
+        table.add_row(str(case.dimension), f"{case.spread:g}", f"{case.temperature:g}", *_losses(row))
+    out.print(table)
+    say(
+        f"Gaussian keys, {draws:,} for each of {images}. sd: of q·k/t. Eq. 4: loss with infinitely many keys, "
+        "± standard error. Eq. 7: Jensen's bound, sampled. Eq. 8: closed form, by its scale."
     )
-    results = list(gaussian_rows(cases, scales, draws=draws, images=images, negatives=negatives, seed=seed))
-    print_gaussian_bound(results, draws, images)
-    write_json(gaussian_figures(results), json_file)
-    if picture is not None:
-        from jcl.report.bound_plots import plot_gaussian_bound
-
-        subtitle = f"{draws:,} keys per image, {pluralize(images, 'image')}, {negatives:,} negatives"
-        plot_gaussian_bound(results, picture, subtitle=subtitle)
+    if 1.0 in scales:
+        case, row = max(results, key=lambda result: result[1].gap(1.0))
+        where = f"d = {case.dimension}, spread {case.spread:g}, t = {case.temperature:g}"
+        say(f"At scale 1 the bound is at most {row.gap(1.0):.3g} above Eq. 4, at {where}.")
+    _warn_about_scales(scales)
 
 
-@app.command(rich_help_panel=STUDY)
-def cost(
-    keys: Annotated[str, typer.Option(metavar="LIST", help="Numbers of keys M.")] = "1,2,4,8,16,32",
-    recipe: Annotated[
-        str | None, typer.Option(help="Recipe (default: the paper's on a GPU, a small network on a CPU).")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Network, such as resnet18.")] = None,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Side of the views in pixels.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=2, help="Images per step.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed steps for each figure.")] = 5,
-    picture: PictureOption = None,
-    force: ForceOption = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, ...")] = "auto",
-    json_file: JsonOption = None,
-) -> None:
+def _print_run_bound(bounds: RunBounds) -> None:
+    scales = list(bounds.steps[0].row.closed)
+    table = _table("step", "sd", "Eq. 4", "±", "Eq. 7", *(f"Eq. 8, {scale:g}" for scale in scales))
+    for each in bounds.steps:
+        table.add_row(str(each.step), *_losses(each.row))
+    out.print(table)
+    say(
+        f"{bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
+        "the run's queue as negatives. sd: of q·k/t. Eq. 4: mean over the keys, ± standard error. Eq. 7: "
+        f"Jensen's bound. Eq. 8: closed form, by its scale (the run's is {bounds.own_scale:g})."
+    )
+    table = _table("step", "skewness", "excess kurtosis", "not Gaussian", "queue filled")
+    for each in bounds.steps:
+        test = each.normality
+        table.add_row(
+            str(each.step),
+            f"{test.skewness.quantile(0.5):+.2f}",
+            f"{test.excess_kurtosis.quantile(0.5):+.2f}",
+            f"{test.rejected():.1f} %",
+            f"{100 * each.queue_filled:.0f} %",
+        )
+    out.print(table)
+    say(
+        "Of q·k over the views of an image: medians, and the share of images for which D'Agostino and Pearson's test "
+        f"rejects normality at 5 % ({bounds.reference.rejected():.1f} % for Gaussian samples of the same size)."
+    )
+    last = bounds.steps[-1].row
+    say(
+        f"At the last checkpoint Jensen's bound is {last.jensen - last.infinite:.3g} above Eq. 4; Eq. 8 at scale 1, "
+        f"which assumes Gaussian keys, differs from it by {last.closed[1.0] - last.jensen:+.3g}."
+    )
+    _warn_about_scales(scales)
+
+
+def _warn_about_scales(scales: Sequence[float]) -> None:
+    if min(scales) < 1:
+        say("Eq. 8 is a bound for scales of at least 1; below 1 it may be less than Eq. 4.")
+
+
+def _losses(row: BoundRow) -> list[str]:
+    closed = [f"{value:.4f}" for value in row.closed.values()]
+    return [f"{row.deviation:.2f}", f"{row.infinite:.4f}", f"{row.infinite_error:.0e}", f"{row.jensen:.4f}", *closed]
+
+
+@command("cost", "studies.CostOptions", group=STUDY)
+def cost(options: CostOptions) -> None:
     """Measure memory and time of a step over the number of keys.
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """
-    from jcl.cli.study_tables import print_cost
-    from jcl.commands.cost import TITLES, measure_cost
+    from jcl.commands.cost import measure_cost
 
-    demand_free_picture(picture, force=force)
-    counts = whole_numbers_in(keys, "--keys")
-    own = {"model.backbone": backbone, "views.image_size": image_size, "train.batch_size": batch_size}
-    values = {name: value for name, value in own.items() if value is not None}
-    with counting("methods and keys") as progress:
-        report = measure_cost(
-            counts,
-            recipe=recipe,
-            values=values,
-            repeats=repeats,
-            device=device,
-            progress=progress,
-        )
-    print_cost(report)
+    demand_free_picture(options.plot, force=options.force)
+    with counting("measurements") as progress:
+        report = measure_cost(options, progress)
+    _print_cost(report)
+    write_json(report.metrics(), options.json_file)
+    if options.plot is not None:
+        from jcl.report.study_plots import plot_cost
+
+        plot_cost(report.cells, options.plot, of=report.describe(), finding=report.finding())
+        say(f"The plot is in {options.plot}.")
+
+
+def _print_cost(report: CostReport) -> None:
+    from jcl.core.registry import METHODS
+    from jcl.studies.cost import baseline
+
+    base, before = baseline(report.cells), ""
+    table = _table("method", "keys", "memory", "× MoCo v2", "ms per step", "× MoCo v2")
+    for cell in report.cells:
+        title = METHODS[cell.method].title if cell.method != before else ""
+        if title:
+            table.add_section()
+        before = cell.method
+        if cell.cost is None:
+            table.add_row(title, str(cell.keys), "out of memory", "", "", "")
+            continue
+        memory, taken = cell.cost.bytes, cell.cost.milliseconds
+        ratios = ("", "") if base is None else (f"{memory / base.bytes:.2f}", f"{taken / base.milliseconds:.2f}")
+        table.add_row(title, str(cell.keys), readable_size(memory), ratios[0], f"{taken:,.1f}", ratios[1])
+    out.print(table)
+    say(f"{report.describe()}. Memory is the peak of a step that PyTorch allocated, weights included.")
+    for line in (*report.growth_lines(), report.warning()):
+        if line:
+            say(line)
+    say("Without gradients, keys are encoded in train.key_passes parts, which keeps memory constant but takes time.")
     say(f"{report.finding()}.")
-    write_json(report.figures(), json_file)
-    if picture is not None:
-        from jcl.report.cost_plots import plot_cost
-
-        plot_cost(report.cells, TITLES, picture, of=report.described(), finding=report.finding())
-        say(f"Both are drawn in {picture}.")
 
 
-def numbers_in(text: str, option: str) -> list[float]:
-    """The numbers of a list such as 0.1,0.2."""
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or not all(math.isfinite(number) for number in numbers):
-        raise SettingsError(f"{option} takes numbers with commas between them, such as 1,2,4, but got {text!r}.")
-    return list(dict.fromkeys(numbers))
-
-
-def whole_numbers_in(text: str, option: str) -> list[int]:
-    """The whole numbers of a list such as 1,2,4."""
-    numbers = numbers_in(text, option)
-    if not all(number.is_integer() for number in numbers):
-        raise SettingsError(f"{option} takes whole numbers, but got {text!r}.")
-    return [int(number) for number in numbers]
+def _table(first: str, *others: str) -> Table:
+    table = Table(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

@@ -1,146 +1,328 @@
-"""An ablation from its plan to its figure: an engine carries the cells out, and table and figure are made of them."""
+"""An ablation from its plan to its plot: plans the cells, has an engine run them, and writes the tables."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
+import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from jcl.commands.ablation_plan import Plan
-from jcl.commands.run_data import refuse_inside_data
-from jcl.console import StderrConsole, tell_left_out
-from jcl.errors import Interrupted, RunError
+from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, with_absolute_location
+from jcl.console import duration, pluralize, print_line, tell_left_out
+from jcl.data import ImageData, ImageSource
+from jcl.data.loader import refuse_large_batch
+from jcl.data.source import fingerprint
+from jcl.distributed.device import choose_device
+from jcl.distributed.launch import launch_environment
+from jcl.errors import Interrupted, RunError, SettingsError
+from jcl.evaluate.classification import classification_task
 from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import write_object
+from jcl.runs.lock import NAME as LOCK
 from jcl.runs.lock import RunLock
-from jcl.studies.ablation import Point, as_csv, plain_figures, points_of
-from jcl.studies.ablation_folder import AblationFolder, CellFolder, CellRecord
-from jcl.studies.local_engine import Engine
-from jcl.studies.progress import AblationDisplay
+from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.schema import Settings, values_of, with_values
+from jcl.settings.studies import AblateOptions
+from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, as_csv, flat_results, points_of
+from jcl.studies.cells import (
+    Axis,
+    Build,
+    Cell,
+    base_settings,
+    describe,
+    each_alone,
+    grid,
+    parse_axis,
+    parse_seeds,
+    refuse_ignored,
+    require_distinct,
+    shared_values,
+    short_name,
+)
+from jcl.studies.engines import Engine, Outcome, connect_ray, default_share, local_engine, local_slots, ray_engine
+from jcl.train.build import build_learner, run_view_recipe
 from jcl.train.stop import StopRequest
+
+_TAIL_BYTES = 4096  # of metrics.jsonl: more than a line
+_MAX_EPOCHS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells, the settings by which they differ, and everything they share."""
+
+    names: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    study: Mapping[str, Any]
+    default_folder: Path
+    center: Mapping[str, Any] | None = None  # the shared values, if each setting is varied alone
+
+    def folder(self, out: Path | None) -> AblationFolder:
+        """The folder of the plan; raises if it holds something else."""
+        folder = AblationFolder(out or self.default_folder)
+        refuse_inside_data(folder.path, self.cells[0].settings.data.location)
+        folder.require_same_study(self.study)
+        return folder
+
+
+def plan_ablation(
+    axes: Sequence[Axis], seeds: Sequence[int], build: Build, console: Console, *, alone: bool = False
+) -> Plan:
+    """Check all values and the data, and plan the cells. Writes nothing.
+
+    The cells are all combinations of the axes' values or, with `alone`, one axis at a time.
+    """
+    if launch_environment().world_size > 1:
+        raise SettingsError("`jcl ablate` starts its own processes; run it without a launcher such as torchrun.")
+    if not axes:
+        raise SettingsError("give at least one --over, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
+    names = tuple(axis.name for axis in axes)
+    base = with_absolute_location(build({}) if alone else base_settings(axes, build))
+    for together in [[axis] for axis in axes] if alone else [axes]:
+        refuse_ignored(together, base)
+    arrange = each_alone if alone else grid
+    cells = arrange(axes, seeds, build)  # checks the values before the data is opened
+    data = open_run_data(base, console)
+    facts = data_facts(data.train)
+    if alone and (chosen := _resolved_center(base, names, facts)):
+        base = with_absolute_location(build(chosen))
+        resolved = [
+            replace(axis, values=tuple(chosen.get(axis.name, v) if v == "auto" else v for v in axis.values))
+            for axis in axes
+        ]
+        cells = arrange(resolved, seeds, lambda values: build(chosen | dict(values)))
+    cells = _without_duplicates(
+        [replace(c, settings=with_absolute_location(c.settings)) for c in cells], facts, console
+    )
+    study = {"over": list(names), "settings": shared_values(base, names), "data": _data_summary(data)}
+    _check_cells(cells, data.train, facts)
+    default_folder = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
+    return Plan(names, tuple(cells), study, default_folder, values_of(base, names) if alone else None)
+
+
+def _resolved_center(base: Settings, names: Sequence[str], facts: DataFacts) -> dict[str, Any]:
+    """What "auto" becomes at the center, so that the center has a position among the other values."""
+    if "method.num_keys" in names and base.method.num_queries == "auto":
+        base = with_values(base, {"method.num_queries": 1})  # as in all cells with an explicit number of keys
+    chosen = values_of(resolve(base, facts)[0], names)
+    return {name: chosen[name] for name, value in values_of(base, names).items() if value == "auto"}
+
+
+def _without_duplicates(cells: Sequence[Cell], facts: DataFacts, console: Console) -> list[Cell]:
+    """Drop cells that equal another one once "auto" is resolved; of equal cells the most explicit one stays."""
+    kept: dict[str, Cell] = {}
+    reported = set()
+    for cell in sorted(cells, key=lambda cell: list(cell.values.values()).count("auto")):
+        same = kept.setdefault(resolve(cell.settings, facts)[0].model_dump_json(), cell)
+        if same is not cell and describe(cell.values) not in reported:
+            reported.add(describe(cell.values))
+            print_line(console, f"Skipping {describe(cell.values)}: same as {describe(same.values)}.")
+    return [cell for cell in cells if any(cell is each for each in kept.values())]
+
+
+def _data_summary(data: ImageData) -> dict[str, Any]:
+    """Identifies the data when the ablation is resumed."""
+    task = classification_task(data)  # raises if there are no labels
+    return {
+        "train_images": len(data.train),
+        "test_images": len(task.test),
+        "classes": len(task.classes),
+        "train_content": fingerprint(data.train),
+        "test_content": fingerprint(task.test),
+    }
+
+
+def _check_cells(cells: Sequence[Cell], images: ImageSource, facts: DataFacts) -> None:
+    """Raise the error that a cell would fail with at its start; builds each kind of network once, on the CPU."""
+    built = set()
+    for cell in cells:
+        settings, _ = resolve(cell.settings, facts)
+        refuse_large_batch(images, settings.train.batch_size)
+        run_view_recipe(settings)
+        network = (settings.model, settings.views.image_size)
+        if network not in built:
+            build_learner(settings, torch.device("cpu"))
+            built.add(network)
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What was found, and what is missing of the cells that were asked for."""
+    """The results, and which of the requested cells are missing."""
 
     folder: Path
     names: tuple[str, ...]
     points: Sequence[Point]
-    figures: Mapping[str, Any]
-    failed: Mapping[str, str] = field(default_factory=dict)  # the cells, in words, and their sentences
+    results: Mapping[str, Any]
+    failed: Mapping[str, str] = field(default_factory=dict)  # errors by the cells' titles
     unfinished: int = 0
-    stopped_by: str = ""  # a signal's name
+    signal_name: str = ""
 
     def raise_if_incomplete(self) -> None:
         if self.unfinished:
-            by = f"{self.stopped_by} received: " if self.stopped_by else ""
-            cells = "1 cell is" if self.unfinished == 1 else f"{self.unfinished} cells are"
+            prefix = f"{self.signal_name} received: " if self.signal_name else ""
             raise Interrupted(
-                f"{by}{cells} unfinished, and everything is saved in {self.folder}; "
-                "give the same command again to go on."
+                f"{prefix}{pluralize(self.unfinished, 'cell')} unfinished; everything is saved in {self.folder}. "
+                "Run the same command again to continue."
             )
         if self.failed:
-            raise RunError(f"{self._about_failures()} Give the same command again to try anew.")
-
-    def _about_failures(self) -> str:
-        cells = "1 cell" if len(self.failed) == 1 else f"{len(self.failed)} cells"
-        sentences = list(dict.fromkeys(self.failed.values()))
-        if len(sentences) == 1:
-            named = ", ".join(self.failed) if len(self.failed) <= 3 else "all for the same reason"
-            return f"{cells} failed ({named}): {sentences[0]}"
-        first, sentence = next(iter(self.failed.items()))
-        return (
-            f"{cells} failed; the first ({first}): {sentence} {self.folder / 'ablation.csv'} has the others' reasons."
-        )
+            cells, errors = pluralize(len(self.failed), "cell"), list(dict.fromkeys(self.failed.values()))
+            titles = ", ".join(list(self.failed)[:3]) + (", ..." if len(self.failed) > 3 else "")
+            others = f" See {self.folder / 'ablation.csv'} for the other errors." if len(errors) > 1 else ""
+            raise RunError(f"{cells} failed ({titles}): {errors[0]}{others} Run the same command again to retry.")
 
 
-def prepare(plan: Plan, out: Path | None) -> AblationFolder:
-    """Only write down the study and its cells, for others to carry out."""
-    folder = _folder_for(plan, out)
-    with RunLock(folder.path, warn=AblationDisplay(StderrConsole()).say):
+def write_plan(options: AblateOptions, console: Console) -> tuple[AblationFolder, int, int]:
+    """Write the study and its cells without running them; returns the folder, and how many cells there are and done."""
+    if options.json_file is not None:
+        raise SettingsError("--plan-only has no results for --json; remove one of them.")
+    plan = _plan(options, console)
+    folder = plan.folder(options.out)
+    with RunLock(folder.path, warn=lambda text: print_line(console, text)):
         folder.begin(plan.study, plan.cells)
-    return folder
+    return folder, len(plan.cells), sum(folder.cell(cell).result() is not None for cell in plan.cells)
 
 
-def _folder_for(plan: Plan, out: Path | None) -> AblationFolder:
-    """The folder of a plan, unless it is, or holds, something else."""
-    folder = AblationFolder(out or plan.usual_folder)
-    refuse_inside_data(folder.path, plan.cells[0].settings.data.location)
-    folder.refuse_other(plan.study)
-    return folder
+def ablate(options: AblateOptions, console: Console) -> Ablation:
+    """Plan an ablation and run it on this machine or on a Ray cluster."""
+    for_ray = (options.address, options.gpus_per_cell, options.cpus_per_cell)
+    if options.engine == "local" and any(value is not None for value in for_ray):
+        raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell need --engine ray.")
+    plan = _plan(options, console)
+    device = plan.cells[0].settings.train.device
+    if options.engine == "local":
+        choose_device(device)  # raises if there is no such device
+        return run_ablation(plan, options.out, local_engine(local_slots(device, options.at_once)), console)
+    with connect_ray(options.address) as ray:
+        share = default_share(ray, device, options.at_once, options.gpus_per_cell, options.cpus_per_cell)
+        workers = None if options.cpus_per_cell is None else max(1, math.floor(options.cpus_per_cell))
+        engine = ray_engine(ray, share, lambda text: print_line(console, text), workers)
+        return run_ablation(plan, options.out, engine, console)
 
 
-def ablate(plan: Plan, out: Path | None, engine: Engine, *, console: Console | None = None) -> Ablation:
-    """Carry out the cells that have no result yet, and write table and figure of all that the folder holds."""
-    folder = _folder_for(plan, out)
-    told = console or StderrConsole()
-    display = AblationDisplay(told)
+def _plan(options: AblateOptions, console: Console) -> Plan:
+    values = options.values()
+    axes = [parse_axis(text) for text in options.over]
+    require_distinct(axes, values, alone=options.each_alone)
+    if "," in options.seeds and "train.seed" in values:
+        raise SettingsError("--seeds is a list of seeds; remove --seed.")
+
+    def build(own: Mapping[str, Any]) -> Settings:
+        return options.settings(values | dict(own))
+
+    first = build({}).train.seed if "train.seed" in values else 0
+    return plan_ablation(axes, parse_seeds(options.seeds, first), build, console, alone=options.each_alone)
+
+
+def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console) -> Ablation:
+    """Run the cells without a result, and write tables and plot of everything in the folder."""
+    folder = plan.folder(out)
     started = time.perf_counter()
-    with RunLock(folder.path, warn=display.say):
+    with RunLock(folder.path, warn=lambda text: print_line(console, text)):
         folder.begin(plan.study, plan.cells)
-        folders = [folder.cell(cell) for cell in plan.cells]
         with StopRequest() as stop:
-            failed = _carry_out(folder, plan, folders, engine, stop, display)
-        records = _write_table(folder, plan)
+            failed = _run_cells(folder, plan, engine, stop, console)
+        records = _write_csv(folder, plan)
         points = points_of(records, plan.names)
-        about = _about(plan, records, time.perf_counter() - started)
-        figures = about | plain_figures(points)
-        write_object(folder.path / "ablation.json", figures)
-        _draw(folder, plan, points, about, display)
-    left_out: dict[str, str] = {}
-    for each in folders:
-        left_out |= each.left_out()
-    tell_left_out(told, left_out)
+        summary = _summary(plan, records, time.perf_counter() - started)
+        results = summary | flat_results(points)
+        write_object(folder.path / "ablation.json", results)
+        if any(point.results for point in points):
+            data, chance = Path(summary["data"]).name, 100 / summary["classes"]
+            try:
+                plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, center=plan.center)
+            except RunError as error:
+                print_line(console, f"Cannot write the plot: {error}")
+    folders = [folder.cell(cell) for cell in plan.cells]
+    tell_left_out(console, {name: why for each in folders for name, why in each.skipped().items()})
     missing = sum(each.result() is None for each in folders) - len(failed)
-    return Ablation(folder.path, plan.names, points, figures, failed, missing, stop.signal_name)
+    return Ablation(folder.path, plan.names, points, results, failed, missing, stop.signal_name)
 
 
-def _carry_out(
-    folder: AblationFolder,
-    plan: Plan,
-    folders: Sequence[CellFolder],
-    engine: Engine,
-    stop: StopRequest,
-    display: AblationDisplay,
+def _run_cells(
+    folder: AblationFolder, plan: Plan, engine: Engine, stop: StopRequest, console: Console
 ) -> dict[str, str]:
-    """Have the engine carry out what has no result yet; gives the cells that failed, in words, and their sentences."""
-    todo = {each.path: cell for each, cell in zip(folders, plan.cells, strict=True) if each.result() is None}
+    """Run the cells without a result; returns the errors of failed cells by title."""
+    todo = {folder.cell(cell).path: cell for cell in plan.cells if folder.cell(cell).result() is None}
+    total, done = len(plan.cells), len(plan.cells) - len(todo)
+    kept = f"; {done} already done" if done else ""
+    print_line(console, f"{pluralize(total, 'cell')} in {folder.path}{kept}. Each cell writes a log.txt.")
     failed = {}
-    with display.of(folder.path, len(plan.cells), todo):
+    bar = Progress(
+        TextColumn("cells"), BarColumn(), MofNCompleteColumn(), _RunningEpochs(todo), TimeElapsedColumn(),
+        console=console, transient=True, disable=not console.is_terminal, refresh_per_second=1,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("cells", total=total, completed=done)
         for outcome in engine(list(todo), stop):
             cell, ended = todo[outcome.folder], CellFolder(outcome.folder)
-            if outcome.state == "stopped" and not RunFolder(outcome.folder).holds_run():
-                continue  # it had not begun
+            if outcome.state == "stopped":
+                if RunFolder(outcome.folder).holds_run():
+                    print_line(console, f"{cell.title}: stopped; it continues when the command is run again.")
+                continue
             if outcome.state == "failed":
-                failed[cell.words] = outcome.sentence
+                failed[cell.title] = outcome.error
                 if ended.failure() is None:
-                    ended.fail(outcome.sentence)
-            display.tell(cell, outcome, ended.result())
-            _write_table(folder, plan)
+                    ended.fail(outcome.error)
+            done += 1
+            bar.update(task, completed=done)
+            print_line(console, f"[{done}/{total}] {cell.title}: {_describe_outcome(outcome, ended.result())}")
+            _write_csv(folder, plan)
     return failed
 
 
-def _write_table(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
-    """The plan's cells, then those of earlier plans that have figures, as CSV and as they are.
+def _describe_outcome(outcome: Outcome, result: Mapping[str, Any] | None) -> str:
+    if result is None:
+        return f"failed: {outcome.error}"
+    accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
+    return f"{accuracies} ({duration(result['seconds'])} of training)"
 
-    One that failed, or never ended, and is not asked for any more has nothing to show; its folder stays.
-    """
-    order = {cell.name: place for place, cell in enumerate(plan.cells)}
-    known = [each for each in folder.records() if each.result is not None or each.cell.name in order]
-    records = sorted(known, key=lambda record: order.get(record.cell.name, len(order)))
+
+class _RunningEpochs(ProgressColumn):
+    """The epochs of the cells that are training."""
+
+    def __init__(self, todo: Mapping[Path, Cell]) -> None:
+        super().__init__()
+        self._todo = todo
+
+    def render(self, task: Task) -> Text:
+        found = [text for folder, cell in self._todo.items() if (text := _epoch(folder, cell)) is not None]
+        more = ", ..." if len(found) > _MAX_EPOCHS_SHOWN else ""
+        return Text(f"epoch {', '.join(found[:_MAX_EPOCHS_SHOWN])}{more}" if found else "")
+
+
+def _epoch(folder: Path, cell: Cell) -> str | None:
+    """The epoch of a cell that is training, from the last line of its metrics."""
+    if not (folder / LOCK).exists():
+        return None
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError), (folder / "metrics.jsonl").open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        last = json.loads(file.read().splitlines()[-1])
+        return f"{math.ceil(last['epoch'])}/{cell.settings.train.epochs}"
+    return None
+
+
+def _write_csv(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
+    """Write the plan's cells and, after them, finished cells of earlier plans; returns them in that order."""
+    order = {cell.name: number for number, cell in enumerate(plan.cells)}
+    records = [each for each in folder.records() if each.result is not None or each.cell.name in order]
+    records.sort(key=lambda record: order.get(record.cell.name, len(order)))
     write_atomically(folder.path / "ablation.csv", as_csv(records, plan.names).encode())
     return records
 
 
-def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[str, Any]:
-    """What the figures rest on."""
+def _summary(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[str, Any]:
     settings, counts = plan.study["settings"], plan.study["data"]
     results = [record.result for record in records if record.result is not None]
     return {
@@ -148,27 +330,13 @@ def _about(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[st
         "over": ",".join(plan.names),
         "cells": len(records),
         "cells_done": len(results),
-        "cells_failed": sum(record.result is None and record.failure is not None for record in records),
+        "cells_failed": sum(record.state == "failed" for record in records),
         "train_images": counts["train_images"],
-        # Of all cells the same: those that could be read.
+        # All cells use the same images; this counts the readable ones.
         "test_images": max((result["test_images"] for result in results), default=counts["test_images"]),
         "test_held_out": any(result["test_held_out"] for result in results),
-        "unseen_class_images": max(
-            (result.get("unseen_class_images", 0) for result in results), default=0
-        ),  # all had the same images
+        "unseen_class_images": max((result.get("unseen_class_images", 0) for result in results), default=0),
         "classes": counts["classes"],
         "training_seconds": sum(result["seconds"] for result in results),
         "seconds": seconds,
     }
-
-
-def _draw(
-    folder: AblationFolder, plan: Plan, points: Sequence[Point], about: Mapping[str, Any], display: AblationDisplay
-) -> None:
-    if not any(point.results for point in points):
-        return
-    data, chance = Path(about["data"]).name, 100 / about["classes"]
-    try:
-        plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, centre=plan.centre)
-    except RunError as error:
-        display.say(f"The figure could not be drawn: {error}")

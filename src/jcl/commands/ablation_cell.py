@@ -1,4 +1,4 @@
-"""One cell of an ablation from its plan to its figures: pre-training, then what the frozen features are worth."""
+"""One cell of an ablation: pre-training, then kNN and a linear probe on the frozen features."""
 
 from __future__ import annotations
 
@@ -21,36 +21,34 @@ from jcl.evaluate.linear import linear_probe
 from jcl.runs.folder import RunFolder
 from jcl.runs.lock import RunHeld
 from jcl.settings.schema import Settings, with_values
-from jcl.studies.ablation_folder import CellFolder
+from jcl.studies.ablation import CellFolder
 
-_SECONDS_TO_WAIT = 600.0  # for a process that has lost its place but still has the folder, and saves itself
-_KEPT_FROM_SUMMARY = (
+_LOCK_SECONDS = 600.0  # how long to wait for a process on a lost node to save and release the folder
+_SUMMARY_KEYS = (
     *("loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"),
 )
 
 
 def run_cell(path: Path, *, workers: int | None = None, console: Console | None = None) -> dict[str, Any]:
-    """Carry out what `cell.json` in a folder plans, from wherever it stopped, and give the figures.
+    """Run the cell that `cell.json` in a folder plans, or continue it, and return its result.
 
-    What goes wrong is written down before it is raised. `workers` replaces an automatic choice.
+    Errors are written to the folder before they are raised. `workers` replaces "auto".
     """
     folder = CellFolder(path)
     cell = folder.cell()
-    found = folder.result()
-    if found is not None:
-        return found
-    folder.forget_failure()
+    existing = folder.result()
+    if existing is not None:
+        return existing
+    folder.clear_failure()
     settings = cell.settings
     if workers is not None and settings.data.workers == "auto":
         settings = with_values(settings, {"data.workers": workers})
-    told = console or StderrConsole()
+    console = console or StderrConsole()
     try:
-        run = _trained(path, settings, told)
-        summary = run.summary
-        kept = {name: summary[name] for name in _KEPT_FROM_SUMMARY}
-        probed, left_out = _probed(run, told)
-        figures = {"seed": cell.seed} | probed | kept
-        folder.leave_out(left_out)
+        run = _train(path, settings, console)
+        accuracies, skipped = _evaluate(run, console)
+        result = {"seed": cell.seed} | accuracies | {name: run.summary[name] for name in _SUMMARY_KEYS}
+        folder.finish(result, skipped)
     except Interrupted:
         raise
     except JclError as error:
@@ -59,48 +57,47 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
     except Exception as error:
         folder.fail(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
         raise
-    folder.finish(figures)
-    return figures
+    return result
 
 
-def _trained(path: Path, settings: Settings, console: Console) -> Run:
-    """The finished run of the cell: begun, or gone on with."""
-    deadline = time.monotonic() + _SECONDS_TO_WAIT
-    said = False
+def _train(path: Path, settings: Settings, console: Console) -> Run:
+    """Start or resume the run of the cell and finish it."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    waiting = False
     while True:
         try:
             if RunFolder(path).holds_run():
                 return resume(path, console=console)
             return pretrain(settings, path, console=console)
-        except RunHeld as error:  # a process on a node that was given up may take a moment to notice
+        except RunHeld as error:  # a process on a lost node may take a moment to notice
             if time.monotonic() > deadline:
                 raise
-            if not said:
-                print_line(console, f"Waiting, because {error}")
-            said = True
+            if not waiting:
+                print_line(console, f"Waiting: {error}")
+            waiting = True
         time.sleep(0.5)
 
 
-def _probed(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    """kNN and the linear probe on the same features; the probe is chosen on a part of the training images.
+def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
+    """kNN and linear probe on the same features, and the unreadable images with the reasons.
 
-    Gives the figures, and which images could not be read and why.
+    The probe selects its hyperparameters on held-out training images.
     """
     settings = run.settings
     workers, record = settings.data.workers, settings.record
-    subject = open_target(run.path, None, settings.train.device, Console(quiet=True))  # the training has told
-    task = classification_task(subject.data)
+    target = open_target(run.path, None, settings.train.device, Console(quiet=True))
+    task = classification_task(target.data)
 
     def features(source: ImageSource) -> Features:
-        return subject.features(source, batch_size=None, workers=workers, console=console, progress=None)
+        return target.features(source, batch_size=None, workers=workers, console=console, progress=None)
 
     train, test = features(task.train), features(task.test)
     assert train.labels is not None and test.labels is not None, "a task has labels"
     labelled = (train.values, train.labels, test.values, test.labels)
     k, temperature = [record.knn_k], [record.knn_temperature]
-    knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=subject.device)[0]
-    linear = linear_probe(*labelled, device=subject.device)
-    figures = {
+    knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=target.device)[0]
+    linear = linear_probe(*labelled, device=target.device)
+    accuracies = {
         "linear_top1": linear.scores.top1,
         "linear_top5": linear.scores.top5,
         "knn_top1": knn.top1,
@@ -114,4 +111,4 @@ def _probed(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]
         "test_held_out": task.held_out,
         "classes": len(task.classes),
     }
-    return figures, all_skipped(train, test)
+    return accuracies, all_skipped(train, test)

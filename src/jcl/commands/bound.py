@@ -1,125 +1,119 @@
-"""The bound of the paper on a trained run, along its training: what `jcl bound RUN` calls."""
+"""The paper's bound for Gaussian keys, or for the keys of a trained run along its training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.commands.trained import TrainedRun, open_trained
+from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
 from jcl.cores import usual_workers
-from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
-from jcl.evaluate.image_views import ViewedImages, ViewPasses, chosen_rows
-from jcl.studies.bound import sampled_row
-from jcl.studies.normality import LEAST_VALUES, gaussian_reference, normality
-from jcl.studies.run_bound import RunBounds, StepBound
+from jcl.settings.studies import BoundOptions, parse_integers, parse_numbers
+from jcl.studies.bound import (
+    MIN_SAMPLES,
+    BoundRow,
+    GaussianCase,
+    RunBounds,
+    StepBound,
+    gaussian_reference,
+    gaussian_rows,
+    gaussian_sweep,
+    normality,
+    sampled_row,
+)
+from jcl.studies.distribution import ImageViews, ViewSampler, sample_rows
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewRecipe
 
 
-def bound_along_training(
-    path: Path,
-    location: str | None = None,
-    *,
-    scales: Sequence[float] = (),
-    images: int = 256,
-    keys: int = 256,
-    batch_size: int = 512,
-    workers: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    precision: str = "auto",
-    progress: Callable[[int, int], None] | None = None,
-) -> RunBounds:
-    """Eq. 4, 7 and 8 with `keys` views of each of `images` images as keys, at every checkpoint of a run.
+def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, BoundRow]]:
+    """Eq. 4, 7 and 8 for every combination of dimension, spread and temperature."""
+    cases = gaussian_sweep(
+        parse_integers(options.dimensions, "--dimensions"),
+        parse_numbers(options.spreads, "--spreads"),
+        parse_numbers(options.temperatures, "--temperatures"),
+    )
+    counts = {"draws": options.draws, "images": options.images or 16, "negatives": options.negatives}
+    return list(gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
 
-    The query is one more view of the image; the negatives are the queue that the checkpoint holds. Both encoders run
-    in evaluation mode, so that a key depends on its own view alone. Eq. 8 is taken at a scale of 1, at the run's own
-    and at `scales`.
+
+def bound_along_training(
+    options: BoundOptions, progress: Callable[[int, int], None] = lambda done, total: None
+) -> RunBounds:
+    """Eq. 4, 7 and 8 with views of images as keys, at every checkpoint of a run.
+
+    The query is one more view of the image, and the negatives are the checkpoint's queue. Both encoders are in
+    evaluation mode, so that a key depends only on its view. Scales 1 and the run's own are always included.
     """
-    if keys < LEAST_VALUES:
-        raise SettingsError(f"to judge a distribution takes at least {LEAST_VALUES} keys an image; --keys is {keys}.")
-    run = open_trained(path)
-    target = choose_device(device)
-    settings = run.settings
-    console = StderrConsole()
-    data = open_with_warnings(location, console) if location is not None else open_own_data(settings, console)
-    rows = chosen_rows(data.train, images, seed)
-    passes = ViewPasses(
-        seed=seed,
-        device=target,
-        precision=choose_precision(precision, target),
-        batch_size=batch_size,
+    if options.keys < MIN_SAMPLES:
+        raise SettingsError(f"--keys must be at least {MIN_SAMPLES} to test a distribution, but got {options.keys}.")
+    assert options.run is not None, "without a run the keys are Gaussian"
+    run = open_trained(options.run)
+    settings, device = run.settings, choose_device(options.device)
+    data = (
+        open_with_warnings(options.data, StderrConsole()) if options.data else open_own_data(settings, StderrConsole())
+    )
+    rows = sample_rows(data.train, options.images or 256, options.seed)
+    sampler = ViewSampler(
+        seed=options.seed,
+        device=device,
+        precision=choose_precision(options.precision, device),
+        batch_size=options.batch_size,
         canvas=settings.data.canvas,
-        workers=usual_workers() if workers is None else workers,
+        workers=usual_workers() if options.workers is None else options.workers,
     )
     own_scale = float(settings.method.covariance_scale)
-    wanted = sorted({1.0, own_scale, *scales})
+    scales = sorted({1.0, own_scale, *_scales(options)})
     steps = []
-    for number, (learner, step) in enumerate(run.along_training(target)):
-        steps.append(_step_bound(learner, step, data.train, rows, passes, run, keys, wanted))
-        if progress is not None:
-            progress(number + 1, len(run.checkpoints))
+    for number, (learner, step) in enumerate(run.along_training(device), start=1):
+        with evaluation_mode(learner):
+            batches = [
+                _scores(learner, images, run_view_recipe(settings), options.keys)
+                for images in sampler.batches(data.train, rows, options.keys)
+            ]
+        similarities, negatives = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
+        if bool((similarities.std(dim=1) < 1e-9).any()):
+            raise RunError(
+                f"all keys of an image are identical at step {step} of {run.path}: "
+                "the features have collapsed, or the run's views do not vary."
+            )
+        row = sampled_row(similarities, negatives, scales)
+        steps.append(StepBound(step, row, normality(similarities), float(learner.queue.filled())))
+        progress(number, len(run.checkpoints))
     count = len(steps[0].normality.p_value)
     return RunBounds(
         steps=tuple(steps),
-        reference=gaussian_reference(max(count, 2000), keys, seed),
+        reference=gaussian_reference(max(count, 2000), options.keys, options.seed),
         temperature=float(settings.method.temperature),
         own_scale=own_scale,
         images=count,
-        keys=keys,
+        keys=options.keys,
     )
 
 
-def _step_bound(
-    learner: ContrastiveLearner,
-    step: int,
-    source: ImageSource,
-    rows: Tensor,
-    passes: ViewPasses,
-    run: TrainedRun,
-    keys: int,
-    scales: Sequence[float],
-) -> StepBound:
-    recipe, temperature = run_view_recipe(run.settings), learner.temperature
-    similarities, negative = [], []
-    with evaluation_mode(learner):
-        for images in passes.over(source, rows, keys):
-            query, own = _query_and_similarities(learner, images, recipe, keys)
-            similarities.append(own / temperature)
-            negative.append(torch.logsumexp(query @ learner.queue.rows.double().T / temperature, dim=1))
-    scores = torch.cat(similarities).cpu()
-    if bool((scores.std(dim=1) < 1e-9).any()):
-        raise RunError(
-            f"all keys of an image are the same at step {step} of {run.path}, so there is no distribution to look at: "
-            "the features have collapsed, or the run's views do not vary."
-        )
-    return StepBound(
-        step=step,
-        row=sampled_row(scores, torch.cat(negative).cpu(), scales),
-        normality=normality(scores),
-        queue_filled=float(learner.queue.filled()),
-    )
+def _scales(options: BoundOptions) -> Sequence[float]:
+    scales = parse_numbers(options.scales, "--scales")
+    if min(scales) < 0:
+        raise SettingsError(f"--scales must not be negative, but got {options.scales}.")
+    return scales
 
 
-def _query_and_similarities(
-    learner: ContrastiveLearner, images: ViewedImages, recipe: ViewRecipe, keys: int
-) -> tuple[Tensor, Tensor]:
-    """The queries (n, d) of some images and q·k for each of their keys (n, keys), in float64."""
-    # Where gradients pass through the keys, f encodes them too.
+def _scores(learner: ContrastiveLearner, images: ImageViews, recipe: ViewRecipe, keys: int) -> tuple[Tensor, Tensor]:
+    """q·k/t of each of the keys (n, keys), and the logsumexp of q·n/t over the negatives (n,), in float64."""
+    # With gradients through the keys, the query encoder encodes them too.
     encoder: nn.Module = learner.query_encoder if learner.method.gradient_through_keys else learner.key_encoder
-    first = torch.cat(list(images.parts(recipe, range(1))))
-    query = images.encoded(learner.query_encoder, first)[:, 0].double()
+    first = torch.cat(list(images.chunks(recipe, range(1))))
+    query = images.encode(learner.query_encoder, first)[:, 0].double()
     parts = [
-        torch.einsum("nd,nmd->nm", query, images.encoded(encoder, part).double())
-        for part in images.parts(recipe, range(1, keys + 1))
+        torch.einsum("nd,nmd->nm", query, images.encode(encoder, chunk).double())
+        for chunk in images.chunks(recipe, range(1, keys + 1))
     ]
-    return query, torch.cat(parts, dim=1)
+    negatives = torch.logsumexp(query @ learner.queue.rows.double().T / learner.temperature, dim=1)
+    return torch.cat(parts, dim=1) / learner.temperature, negatives

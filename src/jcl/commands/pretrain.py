@@ -29,7 +29,7 @@ from jcl.runs.folder import RunFolder, numbered_folders
 from jcl.runs.lock import held
 from jcl.settings.resolve import Choice, ResolvedSettings, fit_to_ranks, resolve, views_in_words
 from jcl.settings.schema import Settings, TrainSettings, validated, with_values
-from jcl.studies.ablation_folder import AblationFolder
+from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 
 

@@ -16,9 +16,7 @@ from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
 from jcl.data.subset import select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
-from jcl.evaluate.distribution import Viewer, ViewSpread, view_spreads
 from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode
-from jcl.evaluate.image_views import ViewPasses
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
@@ -28,6 +26,7 @@ from jcl.random import permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
 from jcl.report.page import IMAGE_SIDE
 from jcl.settings.resolve import ResolvedSettings
+from jcl.studies.distribution import Viewer, ViewSampler, ViewSpread, view_spreads
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, denormalise
 
@@ -58,7 +57,7 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     if not (bank.values.isfinite().all() and queries.values.isfinite().all()):
         raise DataError("its features hold NaN or infinite values; training has probably diverged.")
     viewer = Viewer("the network", backbone, run_view_recipe(settings))
-    passes = ViewPasses(seed=0, device=device, precision=precision, canvas=settings.data.canvas)
+    passes = ViewSampler(seed=0, device=device, precision=precision, canvas=settings.data.canvas)
     labelled = _labelled(bank) and _labelled(queries)
     return SampleResults(
         bank=len(bank),
@@ -141,7 +140,7 @@ def _linear_top1(bank: Features, queries: Features, device: torch.device) -> flo
     return found.scores.top1
 
 
-def _spread(viewer: Viewer, source: ImageSource, passes: ViewPasses) -> ViewSpread | None:
+def _spread(viewer: Viewer, source: ImageSource, passes: ViewSampler) -> ViewSpread | None:
     """How similar the views of an image are; None if none of the images can be read."""
     with contextlib.suppress(DataError):
         (spread,), _ = view_spreads([viewer], source, torch.arange(len(source)), passes, _VIEWS)

@@ -1,4 +1,4 @@
-"""What a run left of its learner: both encoders with their heads and the queue, not the backbone alone."""
+"""The learner of a finished or stopped run: both encoders with their heads, and the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainedRun:
     checkpoints: tuple[Path, ...]  # oldest first
 
     def learner(self, checkpoint: Path, device: torch.device) -> tuple[ContrastiveLearner, int]:
-        """The learner as a checkpoint has it, in evaluation mode, and how many steps it had been trained for."""
+        """The learner at a checkpoint, in evaluation mode, and its step."""
         state, step = read_learner(checkpoint)
         learner, _ = build_learner(self.settings, device)
         load_weights(learner, state, checkpoint)
@@ -35,26 +35,26 @@ class TrainedRun:
         return self.learner(self.checkpoints[-1], device)[0]
 
     def along_training(self, device: torch.device) -> Iterator[tuple[ContrastiveLearner, int]]:
-        """The learner at each checkpoint that was kept, oldest first, and after how many steps that was."""
+        """The learner and step of each checkpoint, oldest first."""
         for checkpoint in self.checkpoints:
             yield self.learner(checkpoint, device)
 
 
 def open_trained(path: Path) -> TrainedRun:
-    """The run in a folder, or of one checkpoint file in it; other files hold no head, key encoder or queue."""
+    """Open a run folder, or one checkpoint file in it; other files hold no head, key encoder or queue."""
     if not path.exists():
         raise RunError(f"there is no run or checkpoint at {path}.")
     if path.is_dir():
         folder = RunFolder(path)
         settings, found = folder.settings(), list_checkpoints(folder.checkpoints)
         if not found:
-            raise RunError(f"the run in {path} has no checkpoint yet; let it train for a while first.")
+            raise RunError(f"the run in {path} has no checkpoint yet.")
         return TrainedRun(path, settings, tuple(found))
     whole = path.resolve()
     folder = RunFolder(whole.parent.parent)
     if whole not in list_checkpoints(folder.checkpoints):
         raise RunError(
-            f"{path} is no checkpoint of a run, so it has no projection head, key encoder or queue; "
-            "give the run's folder, or a file in its checkpoints/."
+            f"{path} is not a checkpoint of a run, so it has no projection head, key encoder or queue; "
+            "give a run folder, or a file in its checkpoints/."
         )
     return TrainedRun(path, folder.settings(), (path,))

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from jcl.console import plain_names
-from jcl.evaluate.distribution import ViewSpread
 from jcl.evaluate.knn import KnnResult
 from jcl.runs.json_object import is_figure
 from jcl.settings.resolve import Choice, ResolvedSettings
+from jcl.studies.distribution import ViewSpread
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,129 +1,228 @@
-"""What an ablation found: figures by value with their spread over the seeds, as a table, as CSV and by plain names."""
+"""Results of an ablation: its folder on disk, mean and spread over the seeds, and the tables made of them."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from jcl.runs.json_object import written
-from jcl.studies.ablation_folder import CellRecord
-from jcl.studies.cells import short_name
+from jcl.errors import RunError
+from jcl.runs.folder import RunFolder, add_skipped, read_skipped
+from jcl.runs.json_object import named_differences, read_object, write_object, written
+from jcl.settings.schema import affects_results, settings_from
+from jcl.studies.cells import Cell, is_number, short_name, unique
 
 MEASURED = ("linear_top1", "knn_top1")
-"""The figures that are drawn and tabulated."""
-CHOSEN_BY = "validation_top1"
-"""The figure by which a best value is named: of held-out training images, so that no choice rests on the test's."""
+"""The metrics that are plotted and tabulated."""
+SELECTION_METRIC = "validation_top1"
+"""The metric that selects the best value. It uses held-out training images, never the test images."""
+
+
+class CellFolder:
+    """A run folder with `cell.json` (the plan) and `result.json` or `failure.json` (how it ended)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan_file = path / "cell.json"
+        self.result_file = path / "result.json"
+        self.failure_file = path / "failure.json"
+        self.log_file = path / "log.txt"
+        self.left_out_file = path / "left_out.txt"  # unreadable images
+
+    def plan(self, cell: Cell) -> None:
+        """Write the plan. Once training has started, the existing plan is kept.
+
+        Until then a new plan may change settings that do not affect the result, such as the device.
+        """
+        if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
+            settings = cell.settings.model_dump(mode="json")
+            write_object(self.plan_file, {"values": dict(cell.values), "seed": cell.seed, "settings": settings})
+
+    def cell(self) -> Cell:
+        planned = read_object(self.plan_file)
+        try:
+            values, seed, settings = dict(planned["values"]), int(planned["seed"]), dict(planned["settings"])
+        except (KeyError, TypeError, ValueError):
+            raise RunError(f"{self.plan_file} is not a cell plan; remove it and run `jcl ablate` again.") from None
+        return Cell(values, seed, settings_from(settings, str(self.plan_file)))
+
+    def result(self) -> dict[str, Any] | None:
+        return read_object(self.result_file) if self.result_file.exists() else None
+
+    def failure(self) -> str | None:
+        """The error message, if the cell failed."""
+        return str(read_object(self.failure_file).get("error")) if self.failure_file.exists() else None
+
+    def finish(self, result: Mapping[str, Any], skipped: Mapping[str, str]) -> None:
+        """Write the unreadable images and, as the last step of a cell, its result."""
+        add_skipped(self.left_out_file, skipped, anew=True)
+        write_object(self.result_file, result)
+
+    def fail(self, error: str) -> None:
+        """Record the error, if the disk allows it."""
+        with contextlib.suppress(RunError):
+            write_object(self.failure_file, {"error": error})
+
+    def clear_failure(self) -> None:
+        self.failure_file.unlink(missing_ok=True)
+
+    def skipped(self) -> dict[str, str]:
+        """Unreadable images and the reasons."""
+        return read_skipped(self.left_out_file)
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """A cell with its result or its error; neither while it is unfinished."""
+
+    cell: Cell
+    result: dict[str, Any] | None
+    failure: str | None
+
+    @property
+    def state(self) -> str:
+        if self.result is not None:
+            return "done"
+        return "unfinished" if self.failure is None else "failed"
+
+
+class AblationFolder:
+    """`study.json` (what is compared), `cells/`, and the tables and plots of the results."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.study_file = path / "study.json"
+        self.cells = path.resolve() / "cells"  # absolute, because cells may run elsewhere
+
+    def require_same_study(self, study: Mapping[str, Any]) -> None:
+        """Raise if the folder holds anything other than the beginning of this study."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose a folder with --out.")
+        if not self.study_file.exists():
+            if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
+                raise RunError(f"{self.path} is not empty and holds no ablation; choose another folder with --out.")
+            return
+        existing = read_object(self.study_file)
+        if sorted(existing.get("over", [])) != sorted(study["over"]):
+            over = " and ".join(map(str, existing.get("over", [])))
+            raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
+        settings = {name: value for name, value in existing.get("settings", {}).items() if affects_results(name)}
+        before = settings | existing.get("data", {})
+        if differences := named_differences(before, study["settings"] | study["data"]):
+            raise RunError(
+                f"the ablation in {self.path} was started with {differences}. "
+                "Use the same settings and data, or choose another folder with --out."
+            )
+
+    def begin(self, study: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+        """Write the study and the plans of its cells."""
+        if not self.study_file.exists():
+            write_object(self.study_file, study)
+        for cell in cells:
+            self.cell(cell).plan(cell)
+
+    def cell(self, cell: Cell) -> CellFolder:
+        return CellFolder(self.cells / cell.name)
+
+    def records(self) -> list[CellRecord]:
+        """All cells ever planned here."""
+        folders = [CellFolder(file.parent) for file in sorted(self.cells.glob("*/cell.json"))]
+        return [CellRecord(folder.cell(), folder.result(), folder.failure()) for folder in folders]
 
 
 @dataclass(frozen=True)
 class Point:
-    """What the seeds with the same values came to."""
+    """The results of all seeds with the same values."""
 
     values: Mapping[str, Any]
     results: tuple[Mapping[str, Any], ...]
     failed: int = 0
 
-    def each(self, figure: str) -> list[float]:
-        return [float(result[figure]) for result in self.results if result.get(figure) is not None]
+    def each(self, metric: str) -> list[float]:
+        return [float(result[metric]) for result in self.results if result.get(metric) is not None]
 
-    def mean(self, figure: str) -> float | None:
-        found = self.each(figure)
+    def mean(self, metric: str) -> float | None:
+        found = self.each(metric)
         return statistics.fmean(found) if found else None
 
-    def spread(self, figure: str) -> float | None:
-        """The standard deviation over seeds, as estimated from these; None for fewer than two."""
-        found = self.each(figure)
+    def spread(self, metric: str) -> float | None:
+        """The sample standard deviation over seeds; None for fewer than two."""
+        found = self.each(metric)
         return statistics.stdev(found) if len(found) > 1 else None
 
 
 def points_of(records: Sequence[CellRecord], names: Sequence[str]) -> list[Point]:
-    """One point for each combination of values; numbers rise, other values stay in the order in which they come."""
+    """One point for each combination of values; numbers are sorted, other values keep their order."""
     orders = [_order([record.cell.values[name] for record in records]) for name in names]
     groups: dict[tuple[int, ...], list[CellRecord]] = {}
     for record in records:
-        place = tuple(order.index(record.cell.values[name]) for order, name in zip(orders, names, strict=True))
-        groups.setdefault(place, []).append(record)
-    return [_point(groups[place]) for place in sorted(groups)]
+        position = tuple(order.index(record.cell.values[name]) for order, name in zip(orders, names, strict=True))
+        groups.setdefault(position, []).append(record)
+    return [_point(groups[position]) for position in sorted(groups)]
 
 
 def _order(values: Sequence[Any]) -> list[Any]:
-    distinct: list[Any] = []
-    for value in values:  # lists cannot be hashed
-        if value not in distinct:
-            distinct.append(value)
-    return sorted(distinct) if all(is_number(value) for value in distinct) else distinct
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number; true and false are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    distinct = unique(values)
+    return sorted(distinct) if all(map(is_number, distinct)) else distinct
 
 
 def _point(records: Sequence[CellRecord]) -> Point:
     by_seed = sorted(records, key=lambda record: record.cell.seed)
     results = tuple(record.result for record in by_seed if record.result is not None)
-    failed = sum(record.result is None and record.failure is not None for record in records)
-    return Point(records[0].cell.values, results, failed)
+    return Point(records[0].cell.values, results, sum(record.state == "failed" for record in records))
+
+
+def best_points(points: Sequence[Point]) -> list[Point]:
+    """The points with the highest validation accuracy; several if they tie."""
+    scores = [(point, point.mean(SELECTION_METRIC)) for point in points]
+    highest = max((score for _, score in scores if score is not None), default=None)
+    return [point for point, score in scores if score is not None and score == highest]
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
-    """The point that is best on held-out training images, if there are several to choose from and none is as good."""
-    judged = [point for point in points if point.mean(CHOSEN_BY) is not None]
-    ahead = equally_good(judged)
-    return ahead[0] if len(judged) > 1 and len(ahead) == 1 else None
+    """The single best of several points, or None if there is no choice or a tie."""
+    candidates = [point for point in points if point.mean(SELECTION_METRIC) is not None]
+    best = best_points(candidates)
+    return best[0] if len(candidates) > 1 and len(best) == 1 else None
 
 
-def equally_good(points: Sequence[Point]) -> list[Point]:
-    """The points that none is better than on held-out training images."""
-    means = [point.mean(CHOSEN_BY) for point in points]
-    highest = max((mean for mean in means if mean is not None), default=None)
-    return [point for point, mean in zip(points, means, strict=True) if mean is not None and mean == highest]
-
-
-def plain_figures(points: Sequence[Point]) -> dict[str, Any]:
+def flat_results(points: Sequence[Point]) -> dict[str, Any]:
     """One flat object: means under names such as linear_top1_num_keys_5, spreads under linear_top1_std_..."""
-    figures: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for point in points:
-        ending = "_".join(f"{short_name(name)}_{_plain(value)}" for name, value in point.values.items())
-        for figure in (*MEASURED, CHOSEN_BY):
-            figures[f"{figure}_{ending}"] = point.mean(figure)
-            figures[f"{figure}_std_{ending}"] = point.spread(figure)
-        figures[f"seeds_{ending}"] = len(point.results)
+        suffix = "_".join(f"{short_name(name)}_{_plain(value)}" for name, value in point.values.items())
+        for metric in (*MEASURED, SELECTION_METRIC):
+            found[f"{metric}_{suffix}"] = point.mean(metric)
+            found[f"{metric}_std_{suffix}"] = point.spread(metric)
+        found[f"seeds_{suffix}"] = len(point.results)
     best = best_of(points)
     if best is not None:
-        figures |= {f"best_{short_name(name)}": _flat(value) for name, value in best.values.items()}
-        figures |= {f"best_{figure}": best.mean(figure) for figure in MEASURED}
-    return figures
+        found |= {f"best_{short_name(name)}": _scalar(value) for name, value in best.values.items()}
+        found |= {f"best_{metric}": best.mean(metric) for metric in MEASURED}
+    return found
 
 
 def as_csv(records: Sequence[CellRecord], names: Sequence[str]) -> str:
-    """One line for each cell: its values, its seed, every figure, and the sentence it failed with."""
-    figures = list(dict.fromkeys(figure for record in records for figure in record.result or {}))
-    figures = [figure for figure in figures if figure != "seed"]
+    """One line for each cell: its values, seed, state, metrics, and the error if it failed."""
+    metrics = list(dict.fromkeys(metric for record in records for metric in record.result or {} if metric != "seed"))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*map(short_name, names), "seed", "state", *figures, "error"])
+    writer.writerow([*map(short_name, names), "seed", "state", *metrics, "error"])
     for record in records:
-        values = [_flat(record.cell.values[name]) for name in names]
-        found = [(record.result or {}).get(figure, "") for figure in figures]
-        error = "" if record.result is not None else record.failure or ""
-        writer.writerow([*values, record.cell.seed, state_of(record), *found, error])
+        values = [_scalar(record.cell.values[name]) for name in names]
+        found = [(record.result or {}).get(metric, "") for metric in metrics]
+        error = (record.failure or "") if record.result is None else ""
+        writer.writerow([*values, record.cell.seed, record.state, *found, error])
     return text.getvalue()
 
 
-def state_of(record: CellRecord) -> str:
-    """`done`, `failed` or `unfinished`."""
-    if record.result is not None:
-        return "done"
-    return "unfinished" if record.failure is None else "failed"
-
-
-def _flat(value: Any) -> Any:
+def _scalar(value: Any) -> Any:
     return written(value) if isinstance(value, list | dict) else value
 
 

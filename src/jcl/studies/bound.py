@@ -1,15 +1,17 @@
-"""How tight the paper's bound is: Eq. 4 by Monte Carlo, Jensen's bound Eq. 7 and the closed form Eq. 8.
+"""How tight the paper's bound is, and how Gaussian the keys are.
 
 With s = q·k/t for a positive key k, and A = log Σ_j exp(q·n_j/t) for the negatives:
 
     Eq. 4   E[log(exp(s) + exp(A))] - E[s]                     the loss with infinitely many keys
-    Eq. 7   log(E[exp(s)] + exp(A)) - E[s]                     above it, since the logarithm is concave
-    Eq. 8   log(exp(E[s] + L/2 var[s]) + exp(A)) - E[s]        equal to Eq. 7 for Gaussian keys and a scale L of 1
+    Eq. 7   log(E[exp(s)] + exp(A)) - E[s]                     Jensen's bound on Eq. 4
+    Eq. 8   log(exp(E[s] + L/2 var[s]) + exp(A)) - E[s]        closed form, equal to Eq. 7 for Gaussian keys and L = 1
 
-For Gaussian keys Eq. 4 <= Eq. 7 <= Eq. 8 at every L >= 1. A scale below 1 takes the proof away: Eq. 8 is then below
-Eq. 7, and it may be below Eq. 4. For keys that are not Gaussian Eq. 7 still bounds Eq. 4, but Eq. 8 is a model of it.
+For Gaussian keys Eq. 4 <= Eq. 7 <= Eq. 8 at every L >= 1. Below 1, Eq. 8 is below Eq. 7 and may be below Eq. 4. For
+other distributions Eq. 7 still bounds Eq. 4, but Eq. 8 is only an approximation. Expectations are float64 means over
+sampled keys, with standard errors.
 
-Expectations are means over sampled keys, in float64, each with the error that the sample leaves.
+Normality is tested by D'Agostino and Pearson: skewness (D'Agostino 1970) and kurtosis (Anscombe and Glynn 1983) are
+transformed to standard normal scores, whose squares sum to a chi-squared variable with two degrees of freedom.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,29 +28,30 @@ from torch.nn import functional as F
 
 from jcl.errors import SettingsError
 
-_CHUNK_VALUES = 4_000_000  # of drawn keys at a time
+MIN_SAMPLES = 20
+"""With fewer values, the kurtosis test is not valid."""
+_CHUNK_VALUES = 4_000_000  # drawn at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """A figure (n,) of n images, and the influence (n, m) of each of their m keys on it.
+    """A value (n,) for each of n images, and the influence (n, m) of each of their m keys on it.
 
-    Influences average to zero; their spread over √m is the standard error. Figures from the same keys are compared by
-    the difference of their influences, in which what they have in common cancels.
+    Influences have zero mean; their standard deviation over √m is the standard error.
     """
 
     value: Tensor
     influence: Tensor
 
-    def knowing_mean(self, similarities: Tensor, mean: Tensor) -> Estimate:
-        """The same figure, less what it owes to the chance by which these s (n, m) miss their known mean (n,)."""
+    def control_mean(self, similarities: Tensor, mean: Tensor) -> Estimate:
+        """Reduce the variance with s (n, m), whose exact mean (n,) is known, as a control variate."""
         centred = similarities - similarities.mean(dim=1, keepdim=True)
         slope = (self.influence * centred).mean(dim=1) / centred.square().mean(dim=1)
-        missed = similarities.mean(dim=1) - mean
-        return Estimate(self.value - slope * missed, self.influence - slope[:, None] * centred)
+        error = similarities.mean(dim=1) - mean
+        return Estimate(self.value - slope * error, self.influence - slope[:, None] * centred)
 
     def error(self) -> Tensor:
-        """The standard error of each image's figure, (n,)."""
+        """The standard error of each image's value, (n,)."""
         return self.influence.std(dim=1) / math.sqrt(self.influence.shape[1])
 
     def mean(self) -> float:
@@ -55,7 +59,7 @@ class Estimate:
         return float(self.value.mean())
 
     def mean_error(self) -> float:
-        """The standard error of that mean, as far as it comes from the keys."""
+        """The standard error of that mean due to the sampled keys."""
         return float(self.error().square().sum().sqrt() / len(self.value))
 
 
@@ -93,10 +97,10 @@ def sampled_closed_form(similarities: Tensor, negative: Tensor, scale: float) ->
 
 @dataclass(frozen=True)
 class GaussianCase:
-    """Images whose keys are Gaussian by construction, and at which temperature their loss is taken.
+    """Dimension and spread of Gaussian keys, and the temperature of the loss.
 
-    `spread` is the root of the trace of the keys' covariance, so that with a mean of length √(1 - spread²) keys have
-    unit length on average. Variances fall off as 1, 1/2, 1/3, ... over the coordinates; directions are random.
+    `spread` is the square root of the trace of the covariance. The mean has length √(1 - spread²), so keys have unit
+    length on average. The variances of the coordinates decay as 1, 1/2, 1/3, ...
     """
 
     dimension: int
@@ -105,11 +109,11 @@ class GaussianCase:
 
     def __post_init__(self) -> None:
         if self.dimension < 2:
-            raise SettingsError(f"keys need at least two dimensions, but --dimensions has {self.dimension}.")
+            raise SettingsError(f"--dimensions must be at least 2, but got {self.dimension}.")
         if not 0 < self.spread < 1:
-            raise SettingsError(f"the spread of unit keys lies between 0 and 1, but --spreads has {self.spread:g}.")
+            raise SettingsError(f"--spreads must be between 0 and 1, but got {self.spread:g}.")
         if not 0 < self.temperature < math.inf:
-            raise SettingsError(f"a temperature must be above 0, but --temperatures has {self.temperature:g}.")
+            raise SettingsError(f"--temperatures must be above 0, but got {self.temperature:g}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +127,7 @@ class GaussianKeys:
     generator: torch.Generator
 
     def similarities(self, draws: int) -> Tensor:
-        """q·k for so many keys drawn for each image, (n, draws), a chunk of keys at a time."""
+        """q·k of `draws` random keys of each image, (n, draws)."""
         images, width = self.queries.shape
         at_once = max(1, _CHUNK_VALUES // (images * width))
         parts = []
@@ -144,7 +148,7 @@ class GaussianKeys:
 
 
 def gaussian_keys(dimension: int, spread: float, *, images: int, negatives: int, seed: int) -> GaussianKeys:
-    """Draw queries as further keys of their images, cut to unit length, and negatives as random unit rows."""
+    """Draw queries from the distribution of the keys, normalized, and negatives as random unit rows."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -159,21 +163,20 @@ def gaussian_keys(dimension: int, spread: float, *, images: int, negatives: int,
 
 @dataclass(frozen=True)
 class BoundRow:
-    """The three losses, each a mean over the images; errors are standard errors from the sampled keys."""
+    """Mean losses over the images, with standard errors due to the sampled keys."""
 
     infinite: float
     infinite_error: float
     jensen: float
     jensen_error: float
     closed: dict[float, float]  # by the covariance scale
-    deviation: float  # root mean variance of q·k/t: what the gap grows with
+    deviation: float  # root mean variance of q·k/t; the gap grows with it
 
     def gap(self, scale: float) -> float:
-        """How far Eq. 8 lies above Eq. 4."""
+        """Eq. 8 minus Eq. 4."""
         return self.closed[scale] - self.infinite
 
-    def figures(self) -> dict[str, float]:
-        """By plain names."""
+    def metrics(self) -> dict[str, float]:
         return {
             "infinite_keys_loss": self.infinite,
             "infinite_keys_error": self.infinite_error,
@@ -187,7 +190,7 @@ class BoundRow:
 def gaussian_rows(
     cases: Sequence[GaussianCase], scales: Sequence[float], *, draws: int, images: int, negatives: int, seed: int
 ) -> Iterator[tuple[GaussianCase, BoundRow]]:
-    """The losses of each case; cases that differ in the temperature alone share their keys."""
+    """The losses of each case; consecutive cases that differ only in temperature share their keys."""
     keys: GaussianKeys | None = None
     drawn: tuple[int, float] | None = None
     similarities = torch.empty(0)
@@ -202,16 +205,16 @@ def gaussian_rows(
 def gaussian_sweep(
     dimensions: Sequence[int], spreads: Sequence[float], temperatures: Sequence[float]
 ) -> list[GaussianCase]:
-    """Every combination, those with the same keys side by side."""
+    """Every combination, with the temperature varying fastest."""
     return [GaussianCase(*values) for values in itertools.product(dimensions, spreads, temperatures)]
 
 
-def gaussian_figures(results: Sequence[tuple[GaussianCase, BoundRow]]) -> dict[str, float]:
-    """All figures in one flat object, with the case in their names."""
+def gaussian_metrics(results: Sequence[tuple[GaussianCase, BoundRow]]) -> dict[str, float]:
+    """One flat object, with the case in each name."""
     return {
         f"{name}_d{case.dimension}_spread{case.spread:g}_t{case.temperature:g}": value
         for case, row in results
-        for name, value in row.figures().items()
+        for name, value in row.metrics().items()
     }
 
 
@@ -219,8 +222,8 @@ def _gaussian_row(keys: GaussianKeys, similarities: Tensor, temperature: float, 
     negative = torch.logsumexp(keys.queries @ keys.negatives.T / temperature, dim=1)
     mean, variance = keys.exact_mean() / temperature, keys.exact_variance() / temperature**2
     closed = {scale: float(closed_form(mean, variance, negative, scale).mean()) for scale in scales}
-    infinite = infinite_keys(similarities, negative).knowing_mean(similarities, mean)
-    jensen = jensen_bound(similarities, negative).knowing_mean(similarities, mean)
+    infinite = infinite_keys(similarities, negative).control_mean(similarities, mean)
+    jensen = jensen_bound(similarities, negative).control_mean(similarities, mean)
     return _row(infinite, jensen, closed, variance)
 
 
@@ -240,3 +243,98 @@ def _row(infinite: Estimate, jensen: Estimate, closed: dict[float, float], varia
         closed=closed,
         deviation=float(variance.mean().sqrt()),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Normality:
+    """Skewness, excess kurtosis (0 for a Gaussian) and p-value of n samples, each (n,)."""
+
+    skewness: Tensor
+    excess_kurtosis: Tensor
+    p_value: Tensor
+
+    def rejected(self, level: float = 0.05) -> float:
+        """The percentage of samples for which the test rejects normality at `level`."""
+        return 100 * float((self.p_value < level).double().mean())
+
+
+def normality(samples: Tensor) -> Normality:
+    """Test each row of `samples` (n, m)."""
+    count = samples.shape[1]
+    if count < MIN_SAMPLES:
+        raise ValueError(f"normality needs at least {MIN_SAMPLES} values, but got {count}.")
+    centred = samples.double() - samples.double().mean(dim=1, keepdim=True)
+    second, third, fourth = (centred.pow(power).mean(dim=1) for power in (2, 3, 4))
+    skewness, kurtosis = third / second**1.5, fourth / second**2
+    statistic = _skewness_score(skewness, count).square() + _kurtosis_score(kurtosis, count).square()
+    return Normality(skewness, kurtosis - 3, torch.exp(-statistic / 2))
+
+
+def gaussian_reference(samples: int, values: int, seed: int) -> Normality:
+    """The test on random Gaussian samples of this size."""
+    generator = torch.Generator().manual_seed(seed)
+    return normality(torch.randn(samples, values, dtype=torch.float64, generator=generator))
+
+
+def _skewness_score(skewness: Tensor, n: int) -> Tensor:
+    """D'Agostino's transform to a standard normal, by a Johnson SU curve."""
+    scaled = skewness * math.sqrt((n + 1) * (n + 3) / (6 * (n - 2)))
+    kurtosis = 3 * (n**2 + 27 * n - 70) * (n + 1) * (n + 3) / ((n - 2) * (n + 5) * (n + 7) * (n + 9))
+    squared_width = math.sqrt(2 * (kurtosis - 1)) - 1
+    return torch.asinh(scaled / math.sqrt(2 / (squared_width - 1))) / math.sqrt(0.5 * math.log(squared_width))
+
+
+def _kurtosis_score(kurtosis: Tensor, n: int) -> Tensor:
+    """Anscombe and Glynn's transform to a standard normal, by a cube root."""
+    mean = 3 * (n - 1) / (n + 1)
+    variance = 24 * n * (n - 2) * (n - 3) / ((n + 1) ** 2 * (n + 3) * (n + 5))
+    skewness = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * math.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
+    freedom = 6 + 8 / skewness * (2 / skewness + math.sqrt(1 + 4 / skewness**2))
+    root = 1 + (kurtosis - mean) / math.sqrt(variance) * math.sqrt(2 / (freedom - 4))
+    cube = torch.sign(root) * ((1 - 2 / freedom) / root.abs()) ** (1 / 3)
+    return (1 - 2 / (9 * freedom) - cube) / math.sqrt(2 / (9 * freedom))
+
+
+@dataclass(frozen=True, eq=False)
+class StepBound:
+    """The losses of a run's keys at one checkpoint, and the normality of q·k over the views of an image."""
+
+    step: int
+    row: BoundRow
+    normality: Normality
+    queue_filled: float  # fraction of the queue that holds keys, not random rows
+
+
+@dataclass(frozen=True, eq=False)
+class RunBounds:
+    """A run's checkpoints, oldest first, and Gaussian samples of the same size for reference."""
+
+    steps: tuple[StepBound, ...]
+    reference: Normality
+    temperature: float
+    own_scale: float
+    images: int
+    keys: int
+
+    def metrics(self) -> dict[str, Any]:
+        """One flat object: the last checkpoint under plain names, every checkpoint under names with its step."""
+        found: dict[str, Any] = {
+            "images": self.images,
+            "keys_per_image": self.keys,
+            "temperature": self.temperature,
+            "covariance_scale": self.own_scale,
+            "gaussian_reference_rejected_percent": self.reference.rejected(),
+            **_step_metrics(self.steps[-1]),
+        }
+        for each in self.steps:
+            found |= {f"{name}_step{each.step}": value for name, value in _step_metrics(each).items()}
+        return found
+
+
+def _step_metrics(bound: StepBound) -> dict[str, float]:
+    return bound.row.metrics() | {
+        "skewness_median": float(bound.normality.skewness.quantile(0.5)),
+        "excess_kurtosis_median": float(bound.normality.excess_kurtosis.quantile(0.5)),
+        "rejected_percent": bound.normality.rejected(),
+        "queue_filled": bound.queue_filled,
+    }

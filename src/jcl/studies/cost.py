@@ -1,38 +1,47 @@
 """Memory and time of a training step over the number of keys: the comparison in the paper's supplement.
 
-Memory is the most that PyTorch held at any moment of a step, weights, optimiser and images included: on a GPU as its
-allocator counts it, on a CPU as the profiler sees it allocate and free. What libraries below it take for themselves is
-not in it.
+Memory is the peak that PyTorch held during a step, including weights, optimizer state and images: on a GPU as reported
+by the caching allocator, on a CPU as recorded by the profiler.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from jcl.errors import JclError
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 Step = Callable[[], object]
 BASELINE = "moco-v2"
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step takes."""
+    """The cost of one step."""
 
     bytes: int
     milliseconds: float
-    spread: float = 0.0  # in milliseconds, from the lower to the upper quartile of the timed steps
+    spread: float = 0.0  # interquartile range of the timed steps, in milliseconds
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with a number of keys; None for a cost means that it did not fit into the memory."""
+    """A method with a number of keys; the cost is None if it ran out of memory."""
 
     method: str
     keys: int
@@ -40,16 +49,16 @@ class Cell:
 
 
 def measure_step(build: Callable[[], Step], device: torch.device, *, repeats: int) -> StepCost:
-    """Build a step and carry it out: some steps unmeasured, then `repeats` timed ones.
+    """Build a step, warm it up, and time it `repeats` times.
 
-    On a GPU their median counts, on a CPU the fastest, which was the least disturbed by what else the machine does.
+    Reports the median on a GPU, and the minimum on a CPU, which other processes disturb.
     """
-    return _on_gpu(build, device, repeats) if device.type == "cuda" else _on_cpu(build, repeats)
+    return _measure_on_gpu(build, device, repeats) if device.type == "cuda" else _measure_on_cpu(build, repeats)
 
 
-def _on_gpu(build: Callable[[], Step], device: torch.device, repeats: int) -> StepCost:
+def _measure_on_gpu(build: Callable[[], Step], device: torch.device, repeats: int) -> StepCost:
     step = build()
-    for _ in range(3):  # kernels are chosen and the optimiser's state is made, which may take more than a step does
+    for _ in range(3):  # selects kernels and creates the optimizer state, which may take more memory
         step()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -61,12 +70,11 @@ def _on_gpu(build: Callable[[], Step], device: torch.device, repeats: int) -> St
         end.record()
         torch.cuda.synchronize(device)
         times.append(start.elapsed_time(end))
-    return StepCost(torch.cuda.max_memory_allocated(device), statistics.median(times), _spread(times))
+    return StepCost(torch.cuda.max_memory_allocated(device), statistics.median(times), _interquartile_range(times))
 
 
-def _on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
-    # Everything is built within the profiler's sight, or it would not know of the weights. The second step is the
-    # first that has all of the optimiser's state.
+def _measure_on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
+    # The profiler must see the weights allocated. The second step is the first with all of the optimizer state.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step = build()
         for _ in range(2):
@@ -76,75 +84,120 @@ def _on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
         started = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - started))
-    return StepCost(_peak(profile), min(times), _spread(times))
+    return StepCost(_peak_bytes(profile), min(times), _interquartile_range(times))
 
 
-def _spread(times: Sequence[float]) -> float:
+def _interquartile_range(times: Sequence[float]) -> float:
     lower, upper = np.quantile(times, [0.25, 0.75])
     return float(upper - lower)
 
 
-def _peak(profile: torch.profiler.profile) -> int:
-    """The most bytes that were allocated and not yet freed."""
+def _peak_bytes(profile: torch.profiler.profile) -> int:
     results: Any = profile.profiler.kineto_results if profile.profiler else None
     changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
-    changes.sort(key=lambda change: change[0])  # what happens at once stays in order
+    changes.sort(key=lambda change: change[0])  # stable: simultaneous events keep their order
     return int(np.cumsum([size for _, size in changes]).max())
+
+
+def run_in_subprocess(work: Callable[[Argument], Result], argument: Argument) -> Result | None:
+    """Call `work(argument)` in a fresh process; returns None if it ran out of memory.
+
+    Nothing measured before affects the process, and all of its memory is freed. Everything passed must pickle.
+    """
+    context: Any = multiprocessing.get_context("spawn")
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([work.__module__])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(work, argument, sender), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        answer = receiver.recv()
+    except EOFError:
+        process.join()
+        if process.exitcode != -signal.SIGKILL:  # which the system sends when memory runs out
+            raise JclError(f"a measuring process exited with code {process.exitcode}; see its output.") from None
+        answer = None
+    finally:
+        receiver.close()
+        process.terminate()
+        process.join()
+    if isinstance(answer, BaseException):
+        raise answer
+    result: Result | None = answer
+    return result
+
+
+def _send_result(
+    work: Callable[[Argument], Result], argument: Argument, sender: multiprocessing.connection.Connection
+) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    with contextlib.suppress(OSError):  # if memory runs out, the system should kill this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    os.environ["KINETO_LOG_LEVEL"] = "99"
+    answer: Any
+    try:
+        answer = work(argument)
+    except (torch.OutOfMemoryError, MemoryError):
+        answer = None
+    except (JclError, RuntimeError) as error:
+        # The CPU allocator raises a plain RuntimeError.
+        answer = None if "DefaultCPUAllocator" in str(error) else error
+    sender.send(answer)
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A straight line through a method's memory over its keys, and how well it fits (1: exactly)."""
+    """A line fitted to a method's memory over its keys, and its R²."""
 
     bytes_per_key: float
     fit: float
 
 
 def growth(cells: Sequence[Cell], method: str) -> Growth | None:
-    """How a method's memory grows; None where fewer than three numbers of keys fitted."""
+    """How a method's memory grows with the keys; None with fewer than three measurements."""
     found = [(cell.keys, cell.cost.bytes) for cell in cells if cell.method == method and cell.cost is not None]
     if len(found) < 3:
         return None
     keys, memory = np.array(found, dtype=np.float64).T
-    slope, start = np.polyfit(keys, memory, 1)
-    left = memory - (start + slope * keys)
+    slope, intercept = np.polyfit(keys, memory, 1)
+    residuals = memory - (intercept + slope * keys)
     total = float(((memory - memory.mean()) ** 2).sum())
-    return Growth(float(slope), 1 - float((left**2).sum()) / total if total > 0 else 1.0)
+    return Growth(float(slope), 1 - float((residuals**2).sum()) / total if total > 0 else 1.0)
 
 
 @dataclass(frozen=True)
-class MoreKeys:
-    """What a step takes longer for more keys, in milliseconds, and how much equal steps differ."""
+class TimeIncrease:
+    """How much longer a step takes with more keys, in milliseconds, and the noise of the two timings."""
 
-    longer: float
+    milliseconds: float
     spread: float
 
     @property
-    def in_doubt(self) -> bool:
-        """More keys take longer, always; where they seem not to, something else was timed."""
-        return self.longer < self.spread
+    def unreliable(self) -> bool:
+        return self.milliseconds < self.spread
 
 
-def more_keys(cells: Sequence[Cell]) -> list[MoreKeys]:
-    """From each number of keys of a method to the next; where one key is missing, MoCo v2 stands in for it."""
+def time_increases(cells: Sequence[Cell]) -> list[TimeIncrease]:
+    """From each number of keys of a method to the next; the baseline stands in for one key if that is missing."""
     found = []
     for method in dict.fromkeys(cell.method for cell in cells if cell.method != BASELINE):
         own = [cell for cell in cells if cell.method == method]
         costs = [cell.cost for cell in own]
         if own[0].keys > 1:
             costs.insert(0, baseline(cells))
-        fitting = [cost for cost in costs if cost is not None]
-        for fewer, more in itertools.pairwise(fitting):
-            found.append(MoreKeys(more.milliseconds - fewer.milliseconds, max(fewer.spread, more.spread)))
+        for fewer, more in itertools.pairwise(cost for cost in costs if cost is not None):
+            found.append(TimeIncrease(more.milliseconds - fewer.milliseconds, max(fewer.spread, more.spread)))
     return found
 
 
 def baseline(cells: Sequence[Cell]) -> StepCost | None:
-    """MoCo v2, which everything is compared with."""
+    """The cost of MoCo v2, which everything is compared with."""
     return next((cell.cost for cell in cells if cell.method == BASELINE), None)
 
 
 def most_keys(cells: Sequence[Cell], method: str) -> Cell | None:
-    """The cell of a method with the most keys that fitted."""
+    """The cell of a method with the most keys that fit into memory."""
     fitting = [cell for cell in cells if cell.method == method and cell.cost is not None]
     return max(fitting, key=lambda cell: cell.keys, default=None)

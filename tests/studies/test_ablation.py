@@ -6,8 +6,7 @@ import statistics
 from typing import Any
 
 from jcl.settings.schema import Settings
-from jcl.studies.ablation import as_csv, best_of, equally_good, plain_figures, points_of
-from jcl.studies.ablation_folder import CellRecord
+from jcl.studies.ablation import CellRecord, as_csv, best_of, best_points, flat_results, points_of
 from jcl.studies.cells import Cell
 
 NAMES = ["method.num_keys"]
@@ -33,8 +32,8 @@ RECORDS = [
 
 def test_of_equally_good_points_none_is_best():
     points = points_of([record(2, 0, 60.0), record(5, 0, 60.0), record(7, 0, 72.0)], NAMES)
-    assert best_of(points) is None and [point.values["method.num_keys"] for point in equally_good(points)] == [2, 5]
-    assert "best_num_keys" not in plain_figures(points)
+    assert best_of(points) is None and [point.values["method.num_keys"] for point in best_points(points)] == [2, 5]
+    assert "best_num_keys" not in flat_results(points)
     assert best_of(points_of([record(2, 0, 60.0), record(5, 0, None, "it failed")], NAMES)) is None  # no choice
 
 
@@ -61,7 +60,7 @@ def test_the_best_is_chosen_without_the_test_images():
 
 
 def test_flat_figures():
-    figures = plain_figures(points_of(RECORDS, NAMES))
+    figures = flat_results(points_of(RECORDS, NAMES))
     assert figures["linear_top1_num_keys_2"] == 62.0 and figures["knn_top1_num_keys_2"] == 52.0
     assert figures["linear_top1_std_num_keys_11"] is None and figures["linear_top1_num_keys_5"] is None
     assert figures["seeds_num_keys_2"] == 3 and figures["best_num_keys"] == 2 and figures["best_linear_top1"] == 62.0

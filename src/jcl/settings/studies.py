@@ -1,0 +1,142 @@
+"""Options of the commands that repeat the paper's studies."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from jcl.errors import SettingsError
+from jcl.settings.options import (
+    HARDWARE,
+    OUTPUT,
+    DeviceOptions,
+    ForceOptions,
+    JsonOptions,
+    SeedOptions,
+    Workers,
+    WorkersOptions,
+    argument,
+    option,
+    with_settings,
+)
+from jcl.settings.schema import PositiveInt
+from jcl.settings.training import RUN_PANELS, RUN_SETTINGS, RunOptions
+
+
+@with_settings(*RUN_SETTINGS, panels=RUN_PANELS)
+class AblateOptions(RunOptions, JsonOptions):
+    """Options of `jcl ablate`."""
+
+    over: tuple[str, ...] = option(
+        (), "A setting and its values; several --over make a grid.", metavar="NAME=VALUE,..."
+    )
+    each_alone: bool = option(False, "Vary one setting at a time instead, with a panel for each --over.")
+    seeds: str = option("1", "Number of seeds, such as 3, or a list, such as 0,7,42.")
+    out: Path | None = option(None, "Folder (default: a new one in runs/); for ray, on a shared file system.")
+    at_once: PositiveInt = option(1, "Cells at once on each GPU, or on the CPU.", panel=HARDWARE)
+    engine: Literal["local", "ray"] = option("local", "Run on this machine or on a Ray cluster.", panel=HARDWARE)
+    address: str | None = option(
+        None, "Address of the Ray cluster; auto: this machine's (default: start one).", panel=HARDWARE
+    )
+    gpus_per_cell: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None, "GPUs for each cell on Ray (default: one over --at-once).", panel=HARDWARE
+    )
+    cpus_per_cell: Annotated[float, Field(ge=0)] | None = option(
+        None, "CPUs and decoding processes for each cell on Ray (default: 1).", panel=HARDWARE
+    )
+    plan_only: bool = option(False, "Only write the cells, to run with `jcl ablate-cell` in other jobs.")
+
+
+class AblateCellOptions(JsonOptions):
+    """Options of `jcl ablate-cell`."""
+
+    folder: Path = argument("CELL", "A folder in cells/ of an ablation.")
+    workers: Workers | None = option(None, "Image decoding processes, unless set.", panel=HARDWARE)
+
+
+class PlotOptions(ForceOptions):
+    """For commands that plot their results."""
+
+    plot: Path | None = option(None, "Also plot to this .png file.", "-o", "--out", metavar="FILE", panel=OUTPUT)
+
+
+class _ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
+    """For commands that encode many views of images."""
+
+    batch_size: PositiveInt = option(512, "Views per forward pass.", panel=HARDWARE)
+    precision: str = option("auto", "Of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
+
+
+class DistributionOptions(_ViewOptions):
+    """Options of `jcl distribution`."""
+
+    weights: tuple[str, ...] = argument(
+        "RUN", "Runs or weights files, the first compared with the others; the last may be the data."
+    )
+    of: Literal["backbone", "projection"] = option("backbone", "Features of the backbone or of the projection head.")
+    images: PositiveInt = option(32_768, "Number of images, drawn at random.")
+    views_per_image: PositiveInt = option(32, "Views of each image.")
+    views: str | None = option(
+        None, "View recipe: moco-v2, moco-v1 or small (default: the first run's).", metavar="RECIPE"
+    )
+    split: str = option("train", "train or test.")
+    values: Path | None = option(
+        None, "Also write the values of each image, as .csv or .npz.", metavar="FILE", panel=OUTPUT
+    )
+
+
+class BoundOptions(_ViewOptions):
+    """Options of `jcl bound`."""
+
+    run: Path | None = argument("RUN", "A run or one of its checkpoints (default: Gaussian keys).", None)
+    data: str | None = argument("DATA", "Images (default: the data of the run).", None)
+    scales: str = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
+    dimensions: str = option("32,128", "Dimensions of Gaussian keys.", metavar="LIST")
+    spreads: str = option("0.1,0.2,0.4,0.6", "Spreads of Gaussian keys, between 0 and 1.", metavar="LIST")
+    temperatures: str = option("0.1,0.2", "Temperatures for Gaussian keys; a run has its own.", metavar="LIST")
+    negatives: PositiveInt = option(4096, "Negatives for Gaussian keys; a run has its queue.")
+    draws: Annotated[int, Field(ge=100)] = option(16_384, "Gaussian keys drawn for each image.")
+    images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
+    keys: PositiveInt = option(256, "Views of each image of a run that serve as keys.")
+
+    def require_effect(self) -> None:
+        """Raise if an option was given that only the other kind of keys uses."""
+        gaussian = ("dimensions", "spreads", "temperatures", "negatives", "draws")
+        of_run = ("keys", "batch_size", "workers", "device", "precision")
+        for name in of_run if self.run is None else gaussian:
+            if name in self.given:
+                needs = "needs a run" if self.run is None else "is for Gaussian keys, without a run"
+                raise SettingsError(f"--{name.replace('_', '-')} {needs}.")
+
+
+class CostOptions(PlotOptions, DeviceOptions, JsonOptions):
+    """Options of `jcl cost`."""
+
+    keys: str = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
+    recipe: str | None = option(None, "Recipe (default: the paper's on a GPU, a small network on a CPU).")
+    backbone: str | None = option(None, "Network, such as resnet18.")
+    image_size: PositiveInt | None = option(None, "Side of the views in pixels.")
+    batch_size: Annotated[int, Field(ge=2)] | None = option(None, "Images per step.")
+    repeats: PositiveInt = option(5, "Timed steps per measurement.")
+
+
+def parse_numbers(text: str, name: str) -> list[float]:
+    """The distinct numbers of a list such as 0.1,0.2."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(math.isfinite(number) for number in numbers):
+        raise SettingsError(f"{name} takes comma-separated numbers, such as 1,2,4, but got {text!r}.")
+    return list(dict.fromkeys(numbers))
+
+
+def parse_integers(text: str, name: str) -> list[int]:
+    """The distinct integers of a list such as 1,2,4."""
+    numbers = parse_numbers(text, name)
+    if not all(number.is_integer() for number in numbers):
+        raise SettingsError(f"{name} takes integers, but got {text!r}.")
+    return [int(number) for number in numbers]

@@ -1,0 +1,257 @@
+"""How similar the views of an image are to a frozen network: the paper's Figure 3.
+
+V views of an image become unit features f_1..f_V of dimension d, which are summarized by
+
+    similarity = (1/V²) Σ_a Σ_b f_a·f_b     over all V × V pairs, self-pairs included, as in the paper
+    variance   = (1/d) Σ_c var_v f_vc       the mean of the diagonal of their covariance (biased, 1/V)
+
+With S = Σ_v f_v the first is |S|²/V², and for unit features the second is (1 - |S|²/V²)/d. Hence variance =
+(1 - similarity)/d, and the two histograms mirror each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jcl.console import pluralize
+from jcl.data import ImageBatch, ImageSource, read_all
+from jcl.data.subset import select_images
+from jcl.distributed.device import autocast
+from jcl.errors import DataError, RunError, SettingsError
+from jcl.evaluate.features import evaluation_mode
+from jcl.random import permutation
+from jcl.runs.atomic import replacing
+from jcl.views import ViewMaker, ViewRecipe
+
+PAPER_VIEWS = 32
+PAPER_IMAGES = 32_768
+VALUES_SUFFIXES = (".csv", ".npz")
+_SAMPLE_STREAM = 0x766965777321  # distinct from the streams in `jcl.random`
+_STEP = 0  # views are drawn as in the first training step
+
+
+def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
+    """Row numbers of `count` random images, or of all if there are fewer, sorted.
+
+    A smaller count gives a subset of a larger one.
+    """
+    found = min(count, len(source))
+    if found < 2:
+        raise DataError(f"at least two images are needed for a comparison, but got {found} ({source.description}).")
+    return permutation(seed, _SAMPLE_STREAM, 0, len(source))[:count].sort().values
+
+
+@dataclass(frozen=True)
+class ViewSampler:
+    """Draws views of images and encodes at most `batch_size` of them at a time.
+
+    A view depends only on the seed, the image and the view's number.
+    """
+
+    seed: int
+    device: torch.device
+    precision: torch.dtype = torch.float32
+    batch_size: int = 512
+    canvas: int = 320
+    workers: int = 0
+    progress: Callable[[int, int], None] | None = None  # called with the number of images done and in total
+    skipped: dict[str, str] = field(default_factory=dict)  # unreadable images and the reasons
+
+    def batches(self, source: ImageSource, rows: Tensor, views: int) -> Iterator[ImageViews]:
+        """The images `rows`, in batches so small that `views` views of each fit into one forward pass."""
+        batches = read_all(
+            select_images(source, rows),
+            canvas=self.canvas,
+            batch_size=max(1, self.batch_size // views),
+            device=self.device,
+            workers=self.workers,
+            skipped=self.skipped,
+        )
+        done, samples = 0, rows.to(self.device)
+        for batch in batches:
+            # Numbered as in the whole source, so an image has the same views in every subset.
+            yield ImageViews(self, ImageBatch(batch.pixels, batch.sizes, samples[batch.samples]))
+            done += len(batch)
+            if self.progress is not None:
+                self.progress(done, len(rows))
+
+
+@dataclass(frozen=True)
+class ImageViews:
+    """The numbered views of a batch of n images."""
+
+    sampler: ViewSampler
+    batch: ImageBatch
+
+    def chunks(self, recipe: ViewRecipe, numbers: range) -> Iterator[Tensor]:
+        """The views with these numbers, (n * v, 3, size, size) grouped by image, with as many v as fit in a pass."""
+        at_once = max(1, self.sampler.batch_size // len(self.batch))
+        for start in range(numbers.start, numbers.stop, at_once):
+            yield self._draw(recipe, range(start, min(start + at_once, numbers.stop)))
+
+    def encode(self, network: nn.Module, views: Tensor) -> Tensor:
+        """Features (n, v, d) of a chunk, in the network's precision."""
+        with torch.inference_mode(), autocast(self.sampler.device, self.sampler.precision):
+            features: Tensor = network(views)
+        return features.view(len(self.batch), -1, features.shape[1])
+
+    def _draw(self, recipe: ViewRecipe, numbers: range) -> Tensor:
+        batch, device = self.batch, self.sampler.device
+        maker = ViewMaker(
+            recipe,
+            self.sampler.seed,
+            _STEP,
+            batch.pixels,
+            batch.sizes,
+            batch.samples,
+            dtype=self.sampler.precision,
+            memory_format=torch.channels_last if device.type == "cuda" else torch.contiguous_format,
+        )
+        rows = torch.arange(len(batch), device=device).repeat_interleave(len(numbers))
+        return maker(rows, torch.arange(numbers.start, numbers.stop, device=device).repeat(len(batch)))
+
+
+@dataclass(frozen=True, eq=False)
+class Viewer:
+    """A network, its name in tables and plots, and the recipe of the views it sees."""
+
+    name: str
+    network: nn.Module
+    recipe: ViewRecipe
+
+
+@dataclass(frozen=True, eq=False)
+class ViewSpread:
+    """Similarity and variance (n,) of n images to one network, in float64 on the CPU."""
+
+    similarity: Tensor
+    variance: Tensor
+    views: int
+    width: int  # of the features, d
+
+    @property
+    def similarity_of_different_views(self) -> Tensor:
+        """The mean over pairs of two different views, without the V self-pairs, which are all 1."""
+        return (self.views * self.similarity - 1) / (self.views - 1)
+
+
+class SpreadSums:
+    """Streaming mean and squared deviations of the unit features of n images, in float64.
+
+    Uses the update of Chan, Golub and LeVeque, which loses no digits when views are nearly identical.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = torch.zeros(())
+        self.deviations = torch.zeros(())
+
+    def add(self, features: Tensor) -> None:
+        """Add the features (n, v, d) of some more views."""
+        features = features.double()
+        # No epsilon, as F.normalize has: rows of zeros must become NaN.
+        units = features / features.norm(dim=2, keepdim=True)
+        mean = units.mean(dim=1)
+        deviations = (units - mean[:, None]).square().sum(dim=(1, 2))
+        before, new = self.count, units.shape[1]
+        self.count = before + new
+        if before == 0:
+            self.mean, self.deviations = mean, deviations
+            return
+        step = mean - self.mean
+        self.deviations = self.deviations + deviations + step.square().sum(dim=1) * (before * new / self.count)
+        self.mean = self.mean + step * (new / self.count)
+
+    def similarity(self) -> Tensor:
+        return self.mean.square().sum(dim=1)
+
+    def variance(self) -> Tensor:
+        return self.deviations / (self.count * self.mean.shape[1])
+
+
+def view_spreads(
+    viewers: Sequence[Viewer], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int = PAPER_VIEWS
+) -> tuple[list[ViewSpread], Tensor]:
+    """The spread of `views` views of the images `rows` for each viewer, and the rows that could be read.
+
+    All viewers see the same draws, so they can be compared image by image.
+    """
+    if views < 2:
+        raise SettingsError(f"--views-per-image must be at least two, but got {views}.")
+    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in viewers]
+    samples, width = [], [0] * len(viewers)
+    with contextlib.ExitStack() as modes:
+        for viewer in viewers:
+            modes.enter_context(evaluation_mode(viewer.network))
+        for images in sampler.batches(source, rows, views):
+            for number, sums in enumerate(_sums(viewers, images, views)):
+                found[number].append((sums.similarity(), sums.variance()))
+                width[number] = sums.mean.shape[1]
+            samples.append(images.batch.samples)
+    if not samples:
+        raise DataError(f"none of {pluralize(len(rows), 'image')} could be read ({source.description}).")
+    spreads = []
+    for viewer, parts, wide in zip(viewers, found, width, strict=True):
+        similarity, variance = (torch.cat(values).cpu() for values in zip(*parts, strict=True))
+        if bad := int((~similarity.isfinite()).sum()):  # checked last, because it waits for the device
+            raise RunError(
+                f"{viewer.name} gives zero or non-finite features for {bad:,} of "
+                f"{pluralize(len(similarity), 'image')}; its training may have diverged."
+            )
+        spreads.append(ViewSpread(similarity, variance, views, wide))
+    return spreads, torch.cat(samples).cpu()
+
+
+def _sums(viewers: Sequence[Viewer], images: ImageViews, views: int) -> list[SpreadSums]:
+    """The sums of one batch for every viewer; viewers with equal recipes share the views."""
+    sums = [SpreadSums() for _ in viewers]
+    for recipe in dict.fromkeys(viewer.recipe for viewer in viewers):
+        for chunk in images.chunks(recipe, range(views)):
+            for viewer, own in zip(viewers, sums, strict=True):
+                if viewer.recipe == recipe:
+                    own.add(images.encode(viewer.network, chunk))
+    return sums
+
+
+class PairedShares(NamedTuple):
+    """The percentage of images on which the first of two networks has ..."""
+
+    more_alike: float  # the higher similarity
+    less_varied: float  # the lower variance; the same if both have features of the same width
+    images: int
+
+
+def paired_shares(first: ViewSpread, other: ViewSpread) -> PairedShares:
+    """Compare two networks image by image; ties count for neither."""
+    images = len(first.similarity)
+    alike = int((first.similarity > other.similarity).sum())
+    varied = int((first.variance < other.variance).sum())
+    return PairedShares(100 * alike / images, 100 * varied / images, images)
+
+
+def write_values(path: Path, images: Sequence[str], spreads: Mapping[str, ViewSpread]) -> None:
+    """Write one row per image, with its name, similarity and variance for each network, as .csv or .npz."""
+    columns = {"image": np.array(images, dtype=np.str_)}
+    for name, spread in spreads.items():
+        columns[f"{name}_similarity"] = spread.similarity.numpy()
+        columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
+        columns[f"{name}_variance"] = spread.variance.numpy()
+    with replacing(path) as file:
+        if path.suffix.lower() == ".npz":
+            np.savez(file, **columns)  # type: ignore[arg-type]
+            return
+        text = io.TextIOWrapper(file, newline="", encoding="utf-8")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        text.detach()  # flushes without closing the file
