@@ -16,8 +16,7 @@ from image_files import write_images
 from torchvision import datasets
 
 from jcl.data import UNLABELLED, ArrayImages, open_data, open_demo
-from jcl.data.named import absolute_location, default_root
-from jcl.data.subset import IMAGENET100, class_list
+from jcl.data.named import IMAGENET100, absolute_location, class_list, default_root
 from jcl.errors import DataError
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jcl.data import ArrayImages, BatchLoader, ImageData, open_data
-from jcl.data.subset import select_images
+from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import (
     LabelAmount,

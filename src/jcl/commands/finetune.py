@@ -18,7 +18,7 @@ from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.data.named import absolute_location
-from jcl.data.subset import select_images
+from jcl.data.source import select_images
 from jcl.distributed.device import on_device
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
-from jcl.data.subset import select_images
+from jcl.data.source import select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
 from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode

@@ -10,9 +10,8 @@ from rich.console import Console
 
 from jcl.console import print_line
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.named import absolute_location
+from jcl.data.named import absolute_location, class_list
 from jcl.data.shards.fetch import is_shard_location
-from jcl.data.subset import class_list
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.paths import home_expanded
 from jcl.settings.resolve import DataFacts

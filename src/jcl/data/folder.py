@@ -100,22 +100,16 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
         problem = "is not a folder" if root.exists() else "does not exist"
         raise DataError(f"The image folder {root} {problem}; give the path of a folder of images.")
     train_root, test_root = _splits(root)
-    listing = _list_classes(train_root, classes)
+    listing = _list_classes(train_root, classes, strict)
     if not len(listing.files):
         raise DataError(f"{_about_empty(train_root, listing)}.")
-    if strict:
-        _refuse_unlisted(train_root, listing)
-    listing = _select_classes(train_root, listing, classes)
     class_names = _class_names(listing.files) if classes is None else tuple(classes)
     train = FolderImages(train_root, listing, class_names)
     if test_root is None:
         return ImageData(root.name, train)
-    listing = _list_classes(test_root, classes)
-    if strict:
-        _refuse_unlisted(test_root, listing)
+    listing = _list_classes(test_root, classes, strict)
     if not len(listing.files):  # pre-training needs no test images
         return ImageData(root.name, train, why_untested=f"{_about_empty(test_root, listing)}. {NO_TEST_IMAGES}")
-    listing = _select_classes(test_root, listing, classes)
     return ImageData(root.name, train, FolderImages(test_root, listing, _test_classes(class_names, listing.files)))
 
 
@@ -139,22 +133,32 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
     return (train[0] if train and len(folders) == 1 else root), None
 
 
-def _list_classes(root: Path, classes: Sequence[str] | None) -> Listing:
-    """List the images; with `classes`, other folders need not be listable."""
+def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Listing:
+    """List the images, of these classes if they are given; then other folders need not be listable."""
     listing = list_images(root)
-    if classes is None:
-        return listing
-    wanted = {"", *classes}
-    unlisted = {folder: why for folder, why in listing.unlisted.items() if folder.partition("/")[0] in wanted}
-    return replace(listing, unlisted=unlisted)
-
-
-def _refuse_unlisted(root: Path, listing: Listing) -> None:
-    for folder, reason in listing.unlisted.items():
+    wanted = set(classes or ())
+    if classes is not None:
+        unlisted = {name: why for name, why in listing.unlisted.items() if name.partition("/")[0] in {"", *wanted}}
+        listing = replace(listing, unlisted=unlisted)
+    for folder, reason in listing.unlisted.items() if strict else ():
         raise DataError(
             f"The folder {_printable(str(root / folder))} cannot be listed: {reason}. Fix its permissions or move it, "
             "or omit --strict to skip it."
         )
+    if classes is None or not len(listing.files):
+        return listing
+    files, unsupported = (
+        [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.unsupported)
+    )
+    missing = sorted(wanted - {_class_of(name) for name in files})
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        note = f" {_about_unlisted(listing.unlisted)}." if listing.unlisted else ""
+        raise DataError(
+            f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}; each class of the class "
+            f"list needs a sub-folder of that name.{note}"
+        )
+    return replace(listing, files=NameTable.of(files), unsupported=NameTable.of(unsupported))
 
 
 def _about_empty(root: Path, listing: Listing) -> str:
@@ -182,24 +186,6 @@ def _about_unlisted(unlisted: Mapping[str, str]) -> str:
     folder, reason = next(iter(unlisted.items()))
     more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
     return f"Skipping {pluralize(len(unlisted), 'folder')} that cannot be listed ({_one_line(folder)}: {reason}{more})"
-
-
-def _select_classes(root: Path, listing: Listing, classes: Sequence[str] | None) -> Listing:
-    if classes is None:
-        return listing
-    wanted = set(classes)
-    files, unsupported = (
-        [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.unsupported)
-    )
-    missing = sorted(wanted - {_class_of(name) for name in files})
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        note = f" {_about_unlisted(listing.unlisted)}." if listing.unlisted else ""
-        raise DataError(
-            f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}; each class of the class "
-            f"list needs a sub-folder of that name.{note}"
-        )
-    return replace(listing, files=NameTable.of(files), unsupported=NameTable.of(unsupported))
 
 
 def _count_extensions(listing: Listing) -> dict[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Final
 
 import torch
@@ -94,9 +93,7 @@ class BatchLoader:
     def __enter__(self) -> BatchLoader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _order(self, epoch: int, start: int, device: torch.device) -> tuple[Tensor, ...]:

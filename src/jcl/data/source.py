@@ -1,11 +1,11 @@
-"""Image sources: the protocol, images held in memory, data sets and their fingerprints."""
+"""Image sources: the protocol, images in memory, subsets, data sets and fingerprints."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -108,6 +108,51 @@ class ArrayImages:
 
     def name_of(self, index: int) -> str:
         return f"number {index}"
+
+
+def select_images(source: ImageSource, rows: Tensor) -> ImageSource:
+    """The images `rows` (m,) of a source as a source, in that order; each image keeps its name."""
+    if torch.equal(rows, torch.arange(len(source))):
+        return source
+    labels = None if source.labels is None else source.labels[rows]
+    description = f"{len(rows):,} of {source.description}"
+    if isinstance(source, ArrayImages):
+        numbers = source.rows[rows] if isinstance(source, ArraySubset) else rows
+        return ArraySubset(source.pixels[rows], labels, source.class_names, description, numbers)
+    return SourceSubset(source, rows, labels, description)
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySubset(ArrayImages):
+    """Some images of an array. It is an array too, so a batch is one gather."""
+
+    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def name_of(self, index: int) -> str:
+        return f"number {int(self.rows[index])}"
+
+
+@dataclass(frozen=True, eq=False)
+class SourceSubset:
+    """Some images of another source, by their index there."""
+
+    whole: ImageSource
+    rows: Tensor
+    labels: Tensor | None
+    description: str
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        return self.whole.class_names
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int, canvas: int | None = None) -> Tensor:
+        return self.whole.read(int(self.rows[index]), canvas)
+
+    def name_of(self, index: int) -> str:
+        return self.whole.name_of(int(self.rows[index]))
 
 
 def all_class_names(splits: Iterable[ImageSource]) -> tuple[str, ...] | None:

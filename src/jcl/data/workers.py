@@ -47,14 +47,14 @@ class DecodingPool:
     def decode(self, requests: Iterable[list[int]]) -> Iterator[Decoded]:
         """Decode each list of indices, in order. An unfinished pass ends when the next one starts."""
         self._end_pass()
-        self._pass = self._in_workers(iter(requests)) if self._workers else self._in_process(requests)
+        self._pass = self._decode(iter(requests))
         return self._pass
 
-    def _in_process(self, requests: Iterable[list[int]]) -> Generator[Decoded, None, None]:
-        for indices in requests:
-            yield self._reader[indices]
-
-    def _in_workers(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
+    def _decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
+        if not self._workers:
+            for indices in requests:
+                yield self._reader[indices]
+            return
         if self._team is None:
             self._team = _Team(self._reader, self._workers, self._batch_size, self._pinned)
         yield from self._team.decode(requests)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jcl.data import ImageData, ImageSource
-from jcl.data.subset import select_images
+from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.random import hash_words, permutation
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageSource, read_all
-from jcl.data.source import NoneReadable
-from jcl.data.subset import select_images
+from jcl.data.source import NoneReadable, select_images
 from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views

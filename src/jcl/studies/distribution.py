@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from jcl.console import pluralize
 from jcl.data import ImageBatch, ImageSource, read_all
-from jcl.data.subset import select_images
+from jcl.data.source import select_images
 from jcl.distributed.device import autocast
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
