@@ -50,7 +50,13 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     data = open_data("demo")
     settings, _ = resolve(build_settings("demo", values={"train.seed": seed}), data_facts(data.train))
     print_line(err, f"Training two runs on {data.train.description}.")
-    rows = [_raw_pixels(data, settings), _random_encoder(data, settings)]
+    torch.manual_seed(seed)
+    encoder, _ = build_backbone(settings.model.backbone)  # both methods start from it
+    unscaled = FeatureSettings(settings.views.image_size)
+    rows = [
+        _untrained_row("raw pixels", nn.Flatten(), unscaled, data, settings),
+        _untrained_row("random encoder", encoder, _feature_settings(settings), data, settings),
+    ]
     with starting_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
         runs = _train(path, seed, err)
         rows += [
@@ -98,17 +104,6 @@ def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Consol
     except Exception as error:  # the results are worth more than the page
         print_line(err, f"Could not write the page: {error}")
         return None
-
-
-def _raw_pixels(data: ImageData, settings: ResolvedSettings) -> Row:
-    return _untrained_row("raw pixels", nn.Flatten(), FeatureSettings(settings.views.image_size), data, settings)
-
-
-def _random_encoder(data: ImageData, settings: ResolvedSettings) -> Row:
-    """The encoder that both methods start from."""
-    torch.manual_seed(settings.train.seed)
-    backbone, _ = build_backbone(settings.model.backbone)
-    return _untrained_row("random encoder", backbone, _feature_settings(settings), data, settings)
 
 
 def _untrained_row(

@@ -172,12 +172,10 @@ def _neighbours(bank: Features, queries: Features, sample: _Sample) -> list[Neig
 
 def _distinct(queries: Features) -> list[int]:
     """Rows of the first query of each class, then others."""
-    if queries.labels is None:
-        return list(range(min(_QUERIES, len(queries))))
-    first = {int(label): row for row, label in reversed(list(enumerate(queries.labels)))}
-    chosen = sorted(first.values())[:_QUERIES]
-    others = [row for row in range(len(queries)) if row not in chosen]
-    return chosen + others[: _QUERIES - len(chosen)]
+    labels = [0] * len(queries) if queries.labels is None else queries.labels.tolist()
+    first = sorted({label: row for row, label in reversed(list(enumerate(labels)))}.values())[:_QUERIES]
+    others = [row for row in range(len(labels)) if row not in first]
+    return first + others[: _QUERIES - len(first)]
 
 
 def _image(source: ImageSource, sample: int) -> NamedImage:

@@ -47,14 +47,11 @@ class ChartSpec:
         return f"{value:.3g} %" if self.percent else f"{value:,.4g}"
 
 
-_LEARNING_RATE: Final = ChartSpec(
-    "rate", "Learning rate", "Features improve most as it decays.", "lr", from_zero=True
-)  # fmt: skip
+_LEARNING_RATE: Final = ChartSpec("rate", "Learning rate", "Features improve most as it decays.", "lr", from_zero=True)
 _TRAINING: Final = (
     ChartSpec("loss", "Loss", "Lower is better. Losses of different methods are not comparable.", "loss"),
     ChartSpec(
-        "accuracy", "Contrastive accuracy",
-        "Share of queries that are closer to their own key than to every key in the queue.",
+        "accuracy", "Contrastive accuracy", "Queries that are closer to their own key than to every key in the queue.",
         "contrastive_accuracy", percent=True, from_zero=True,
     ),
     ChartSpec(
@@ -67,8 +64,7 @@ _TRAINING: Final = (
         "positive_similarity",
     ),
     ChartSpec(
-        "spread", "Feature standard deviation",
-        "Per coordinate, over a batch. Near zero, the features have collapsed.",
+        "spread", "Feature standard deviation", "Over a batch. Near zero, the features have collapsed.",
         "feature_std", from_zero=True,
     ),
 )  # fmt: skip
@@ -110,7 +106,7 @@ class Series:
     points: Points
     raw: Points | None = None  # before smoothing
     marked: bool = False
-    filled: bool = False
+    filled: bool = False  # down to the x axis, where the curve starts and ends
     width: float = 2.2
 
 
@@ -135,22 +131,13 @@ class Chart:
             pen_down = math.isfinite(y)
         return "".join(parts)
 
-    def area(self, points: Points) -> str:
-        """The area between the curve and the x axis."""
-        first, last = self.x(points[0, 0]), self.x(points[-1, 0])
-        return f"{self.path(points)}L{last} {self.y.start}L{first} {self.y.start}Z"
-
     @property
     def data(self) -> dict[str, Any]:
+        def entry(x: float, y: float) -> list[float | str]:
+            return [float(f"{x:.6g}"), float(f"{y:.6g}"), self.spec.format(y)]
+
         series = [
-            {
-                "run": one.run,
-                "points": [
-                    [float(f"{x:.6g}"), float(f"{y:.6g}"), self.spec.format(y)]
-                    for x, y in one.points.tolist()
-                    if math.isfinite(y)
-                ],
-            }
+            {"run": one.run, "points": [entry(x, y) for x, y in one.points.tolist() if math.isfinite(y)]}
             for one in self.series
         ]
         extent = {"x": [self.x.low, self.x.high], "y": [self.y.low, self.y.high], "box": PLOT_AREA}
@@ -211,9 +198,8 @@ def _training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | Non
     series = [_series(spec, index, points, len(runs)) for index, points in found.items()]
     levels: list[tuple[float, str]] = []
     if spec.key == "loss":
-        sizes = {runs[index].settings.method.queue_size for index in found}
-        known = sorted(size for size in sizes if isinstance(size, int))
-        levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in known]
+        sizes = sorted({runs[index].settings.method.queue_size for index in found})
+        levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in sizes]
     ends = "; ".join(f"{runs[one.run].name} ends at {spec.format(_last(one.points))}" for one in series)
     end = max(float(points[:, 0].max()) for points in found.values())
     return _chart(spec, f"{spec.title} by epoch. {ends}.", series, (0.0, end or 1.0), levels)

@@ -99,12 +99,7 @@ class RunContents:
         """The last line of this kind in `metrics.jsonl`."""
         return next((line for line in reversed(self.metrics) if line.get("kind") == kind), {})
 
-    def total(self, name: str) -> float | None:
-        """A number from the summary."""
-        value = (self.summary or {}).get(name)
-        return value if is_figure(value) else None
-
-    def progress(self, name: str) -> float | None:
+    def number(self, name: str) -> float | None:
         """A number from the summary or, if the run has not finished, from its last training line."""
         value = (self.summary or self.last("train")).get(name)
         return value if is_figure(value) else None

@@ -127,9 +127,9 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
     facts = {
         "loss": (run.last("train").get("loss"), "{:.3f}".format),
         "contrastive accuracy": (contrastive, percent),
-        "images per second": (run.progress("images_per_second"), "{:,.0f}".format),
-        "training time": (run.progress("seconds"), duration),
-        "peak memory": (run.total("peak_memory_bytes"), readable_size),
+        "images per second": (run.number("images_per_second"), "{:,.0f}".format),
+        "training time": (run.number("seconds"), duration),
+        "peak memory": (run.number("peak_memory_bytes"), readable_size),
     }
     return {
         "index": index,
@@ -142,7 +142,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "map": map_chart(run.name, sample.feature_map) if sample and sample.feature_map else None,
         "neighbours": sample.neighbours if sample else (),
         "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
-        "spread": sample.spread if sample and sample.spread and len(sample.spread.similarity) else None,
+        "spread": sample.spread if sample else None,
         "view_names": _view_names(method.num_queries, method.num_keys),
     }
 
@@ -168,8 +168,7 @@ def _colours(runs: Sequence[RunContents]) -> str:
 
 
 def _run_colours(methods: Sequence[str]) -> list[str]:
-    """The first run of a method has the method's colour, the others unused ones as long as there are any."""
-    # A name that no method has gets the next unused colour.
+    """The first run of a method has the method's colour; further runs, named otherwise here, get unused ones."""
     return style.colours_for(
         [method if method not in methods[:index] else f"{method} {index}" for index, method in enumerate(methods)]
     )

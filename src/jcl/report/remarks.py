@@ -45,8 +45,8 @@ def _bad_loss(run: RunContents) -> Iterator[str]:
     last = run.last("train")
     if not last.get("skipped_steps") and any(loss is None for loss in _values(run, "loss")):
         yield "The loss was not finite at times, so do not trust the weights. Lower --lr."
-    loss, queue = last.get("loss"), run.settings.method.queue_size
-    if loss is not None and isinstance(queue, int) and loss >= (guess := uniform_guess_loss(queue)):
+    loss, guess = last.get("loss"), uniform_guess_loss(run.settings.method.queue_size)
+    if loss is not None and loss >= guess:
         yield f"The loss is {loss:.2f}, no better than a uniform guess ({guess:.2f}): nothing has been learned yet."
 
 

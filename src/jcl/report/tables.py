@@ -77,10 +77,10 @@ def resource_table(runs: Sequence[RunContents]) -> Table:
         return f"{value:,.0f}"
 
     rows = [
-        *_rows({"images per second": [run.progress("images_per_second") for run in runs]}, number, best=True),
-        *_rows({"training time": [run.progress("seconds") for run in runs]}, duration),
-        *_rows({"peak memory": [run.total("peak_memory_bytes") for run in runs]}, readable_size),
-        *_rows({name: [run.total(name) for run in runs] for name in ("steps", "ranks")}, number),
+        *_rows({"images per second": [run.number("images_per_second") for run in runs]}, number, best=True),
+        *_rows({"training time": [run.number("seconds") for run in runs]}, duration),
+        *_rows({"peak memory": [run.number("peak_memory_bytes") for run in runs]}, readable_size),
+        *_rows({name: [run.number(name) for run in runs] for name in ("steps", "ranks")}, number),
     ]
     return Table("Speed and memory", rows)
 
