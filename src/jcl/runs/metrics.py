@@ -6,8 +6,9 @@ import contextlib
 import json
 import math
 import os
+import socket
 import sys
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -59,16 +60,11 @@ class Record:
             self._events.write(kind, step, figures)
         return line
 
-    def close(self) -> None:
-        self._write_pending()
-        if self._events is not None:
-            self._events.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._write_pending()
 
     def _write_pending(self) -> None:
         try:
@@ -120,49 +116,43 @@ class NullRecord:
 
 
 class _EventFile:
-    """The TensorBoard events of a run. Where they cannot be written, training continues without them."""
+    """The TensorBoard events of a run. If they cannot be written, training continues without them.
+
+    TensorBoard's own writer works in a thread, which prints a trace when the disk is full.
+    """
 
     def __init__(self, folder: Path, resumed_at: int, warn: Callable[[str], None]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        self._folder, self._warn = folder, warn
-        self._writer: Any = None
-        self._excepthook = threading.excepthook
-        threading.excepthook = self._ignore_writer_errors
-        try:
-            self._writer = SummaryWriter(str(folder), purge_step=resumed_at + 1)
-        except OSError as error:
-            self._give_up(error)
+        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._warn = warn
+        self._failed = False
+        self._append(file_version="brain.Event:2")
+        # Readers drop events from this step on that earlier files hold.
+        self._append(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
 
     def write(self, kind: str, step: int, figures: dict[str, float]) -> None:
-        if self._writer is None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in figures.items()]
+        self._append(step=step, summary=Summary(value=values))
+
+    def _append(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        if self._failed:
             return
         try:
-            for name, value in figures.items():
-                self._writer.add_scalar(f"{kind}/{name}", value, step)
-            self._writer.flush()
+            self._path.parent.mkdir(exist_ok=True)
+            with self._path.open("ab") as file:
+                RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())
         except OSError as error:
-            self._give_up(error)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # reported already
-            if self._writer is not None:
-                self._writer.close()
-        self._writer = None
-        threading.excepthook = self._excepthook
-
-    def _give_up(self, error: OSError) -> None:
-        self._warn(
-            f"TensorBoard events in {self._folder} could not be written: {error.strerror or error}. "
-            "Training continues without them; metrics.jsonl has the same figures."
-        )
-        self._writer = None
-
-    def _ignore_writer_errors(self, failure: threading.ExceptHookArgs) -> None:
-        """TensorBoard's writer thread hands its errors to the next call as well, so no trace is needed."""
-        ours = type(failure.thread).__module__.startswith("tensorboard.")
-        if not (ours and isinstance(failure.exc_value, OSError)):
-            self._excepthook(failure)
+            self._failed = True
+            self._warn(
+                f"TensorBoard events in {self._path.parent} could not be written: {error.strerror}. "
+                "Training continues without them; metrics.jsonl has the same figures."
+            )
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
