@@ -26,7 +26,7 @@ from jcl.evaluate.detection.batches import PackedImages, batch_keys, make_target
 from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
 from jcl.evaluate.detection.training import DetectionTask
-from jcl.settings.detection import ITERATIONS, CocoSettings, DetectionSettings, detection_settings
+from jcl.settings.detection import ITERATIONS, CocoSettings, DetectionSettings
 
 WARMUP = 20  # iterations that are not timed: workers start and kernels are chosen
 Loop = Callable[[nn.Module, CocoDataset, DetectionSettings, int, torch.device], Iterator[None]]
@@ -79,12 +79,12 @@ def measure(loop: Loop, task: str, arguments: argparse.Namespace, device: torch.
         "label": "random",
         "init": "random",
         "backbone": arguments.backbone,
-        "coco": CocoSettings(folder=str(arguments.coco)).model_dump(),
+        "coco": CocoSettings(folder=arguments.coco),
         "batch_size": arguments.batch_size,
         "short_side": arguments.short_side,
         "iterations": WARMUP + arguments.iterations + 1000,  # workers keep reading ahead
     }
-    settings = detection_settings(values, "this benchmark")
+    settings = DetectionSettings(**values)
     dataset, _ = load_coco(coco_files(settings.coco, settings.task), settings.task)
     dataset, _ = training_subset(dataset, settings.task)
     keypoints = len(dataset.keypoints) if task == "keypoint" else 0

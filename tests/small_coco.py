@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from jcl.settings.detection import DetectOptions
+
 KEYPOINTS = ["head", "left_hand", "right_hand"]
 SIDE = 64
 
@@ -68,14 +70,18 @@ def _figure(draw: ImageDraw.ImageDraw, left: int, top: int, side: int) -> dict[s
     return {"category_id": 1, "keypoints": flat, "num_keypoints": 3}
 
 
-def small_values(task: str, file: Path | None = None) -> dict[str, Any]:
-    """Values of a transfer that takes seconds on a CPU; trained and tested on the same images."""
-    images = str(file.parent / "images") if file is not None else ""
+def small_options(task: str, file: Path, **changes: Any) -> DetectOptions:
+    """Options of a detector that takes seconds on a CPU, trained and tested on the same images."""
+    data = {"train_json": file, "val_json": file, "images": file.parent / "images"}
+    return DetectOptions(**(small_values(task) | data | {"pictures": 0, "workers": 0} | changes))
+
+
+def small_values(task: str) -> dict[str, Any]:
+    """Settings of a detector that takes seconds on a CPU."""
     return {
         "task": task,
         "init": "random",
         "backbone": "resnet18",
-        "coco": {"train_json": str(file), "val_json": str(file), "images": images},
         "heads": "small",
         "short_side": (SIDE, SIDE),
         "rois_per_image": 32,

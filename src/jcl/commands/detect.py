@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from rich.console import Console
 
 from jcl.commands.context import RunContext, console_of
-from jcl.commands.detection_job import DetectionJob, absolute_paths, open_initial_backbone, resolve_settings
+from jcl.commands.detection_job import DetectionJob, InitialBackbone, open_initial_backbone
 from jcl.console import pluralize
-from jcl.cores import usual_workers
 from jcl.distributed.group import Ranks, fail_together, joined_ranks
 from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, JclError, RunError
@@ -27,91 +25,69 @@ from jcl.runs.folder import numbered_folders
 from jcl.runs.lock import held
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
-from jcl.settings.detection import RANK_TIMEOUT, DetectionSettings
+from jcl.settings.detection import RANK_TIMEOUT, DetectionSettings, DetectOptions
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer
 
 
-def detect(
-    values: dict[str, Any],
-    *,
-    out: Path | None = None,
-    pictures: int = 6,
-    workers: int | None = None,
-    console: Console | None = None,
-) -> DetectionFolder:
-    """Train and evaluate a detector into the folder `out` (default: a new one under `runs/`).
-
-    `values` are those of `DetectionSettings` that differ from the paper's; `task`, `init` and `coco` are required. The
-    default learning rate is 0.02 for a batch of 16, in proportion to the batch.
-    """
-    with joined_ranks(str(values.get("device", "auto")), _rank_timeout(values)) as (ranks, device):
+def detect(options: DetectOptions, *, console: Console | None = None) -> DetectionFolder:
+    """Train and evaluate a detector into the folder `out` (default: a new one under `runs/`)."""
+    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, device):
         context = _context(ranks, device, console)
-        workers = usual_workers() if workers is None else workers
         again = ranks.any(launch_environment().restarts > 0)
-        begun = _unfinished_folder(values) if again and ranks.first and out is None else None
-        known = ranks.from_first(str(out or begun or "").encode()).decode()
+        begun = _unfinished_folder(options) if again and ranks.first and options.out is None else None
+        known = ranks.from_first(str(options.out or begun or "").encode()).decode()
         if ranks.any(again and known != "" and DetectionFolder(known).settings_file.exists()):
-            return _resume(DetectionFolder(known), context, workers, pictures)
+            return _resume(DetectionFolder(known), options, context)
 
         def prepare() -> DetectionJob:
             coco_module("cocoeval")
             if known:
                 DetectionFolder(known).refuse_occupied()
-            start = open_initial_backbone(values["init"], values.get("backbone"), int(values.get("seed", 0)))
-            return DetectionJob.prepare(resolve_settings(values, start), context, workers, start)
+            start = open_initial_backbone(**options.values)
+            return DetectionJob.prepare(_settings(options, start), context, options.workers, start)
 
         job = fail_together(ranks, prepare)
-        wanted = Path(known or Path("runs") / _default_name(values))
+        wanted = Path(known or Path("runs") / _default_name(options))
         with context.starting(wanted, numbered=not known) as path, context.locked(path):
             folder = DetectionFolder(path)
-            undo = folder.removed_unless_begun() if ranks.first else contextlib.nullcontext()
-            with undo, folder.resumable():
+            cleanup = folder.removed_unless_begun() if ranks.first else contextlib.nullcontext()
+            with cleanup, folder.resumable():
                 fail_together(ranks, lambda: folder.create(job.settings) if ranks.first else None)
-                return _train(job, folder, pictures)
+                return _train(job, folder, options.pictures)
 
 
-def resume_detection(
-    path: Path, *, pictures: int = 6, workers: int | None = None, console: Console | None = None
-) -> DetectionFolder:
-    """Continue interrupted training from its newest readable checkpoint, exactly as if it had not been interrupted."""
+def resume_detection(path: Path, options: DetectOptions, *, console: Console | None = None) -> DetectionFolder:
+    """Continue the training in a folder, exactly as if it had not been interrupted."""
     folder = DetectionFolder(path)
     settings = folder.settings()
     with joined_ranks(settings.device, settings.rank_timeout) as (ranks, device):
-        context = _context(ranks, device, console)
-        return _resume(folder, context, usual_workers() if workers is None else workers, pictures)
+        return _resume(folder, options, _context(ranks, device, console))
 
 
-def evaluate_detector(
-    path: Path,
-    *,
-    coco: dict[str, str] | None = None,
-    out: Path | None = None,
-    device: str = "auto",
-    workers: int | None = None,
-    console: Console | None = None,
-) -> dict[str, Any]:
-    """COCO's metrics of a checkpoint, or of the newest one of a folder, on its test images or on those of `coco`.
+def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | None = None) -> dict[str, Any]:
+    """COCO's metrics of a checkpoint, or of the newest one of a folder.
 
-    With `out`, writes the results in COCO's format and `summary.json` there.
+    The test images are those of the training or, if given, of the options. With `out`, writes the results in COCO's
+    format and `summary.json` there.
     """
     checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
     settings = folder.settings()
     if checkpoint is None:
         raise RunError(f"the detector in {folder.path} has no checkpoint yet. Train it for longer first.")
-    output = None if out is None else DetectionFolder(out)
-    if coco is not None:
-        settings = settings.model_copy(update={"coco": absolute_paths(coco), "overfit": None})
-    with joined_ranks(device, settings.rank_timeout) as (ranks, own_device):
-        context = _context(ranks, own_device, console)
+    output = None if options.out is None else DetectionFolder(options.out)
+    if (coco := options.coco()) is not None:
+        settings = settings.model_copy(update={"coco": coco, "overfit": None})
+    with joined_ranks(options.device, settings.rank_timeout) as (ranks, device):
+        context = _context(ranks, device, console)
 
         def prepare() -> tuple[DetectionJob, Progress]:
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
-            job = DetectionJob.prepare(settings, context, usual_workers() if workers is None else workers, None)
-            return job, load_checkpoint(checkpoint, job.detector, build_optimizer(job.detector, settings), own_device)
+            job = DetectionJob.prepare(settings, context, options.workers)
+            return job, load_checkpoint(checkpoint, job.detector, build_optimizer(job.detector, settings), device)
 
         job, progress = fail_together(ranks, prepare)
         results, figures = job.evaluate()
@@ -123,24 +99,21 @@ def evaluate_detector(
         return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
 
 
-def _default_name(values: dict[str, Any]) -> str:
-    return f"detect-{values['task']}"
+def _default_name(options: DetectOptions) -> str:
+    return f"detect-{options.values['task']}"
 
 
-def _rank_timeout(values: dict[str, Any]) -> float:
-    """Invalid values are reported with the other settings, once the ranks are connected."""
-    seconds = values.get("rank_timeout")
-    return seconds if isinstance(seconds, int | float) and 0 < seconds < math.inf else RANK_TIMEOUT
+def _settings(options: DetectOptions, start: InitialBackbone) -> DetectionSettings:
+    return options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
 
 
-def _unfinished_folder(values: dict[str, Any]) -> Path | None:
+def _unfinished_folder(options: DetectOptions) -> Path | None:
     """The newest unfinished folder with a default name and these settings that no other process uses."""
-    found = [path for path in numbered_folders(Path("runs"), _default_name(values)) if not held(path)]
+    found = [path for path in numbered_folders(Path("runs"), _default_name(options)) if not held(path)]
     if not found:
         return None
     try:
-        start = open_initial_backbone(values["init"], values.get("backbone"), int(values.get("seed", 0)))
-        settings = resolve_settings(values, start)
+        settings = _settings(options, open_initial_backbone(**options.values))
     except JclError:  # reported later
         return None
     return next((path for path in found if _begun_with(settings, DetectionFolder(path))), None)
@@ -153,7 +126,7 @@ def _begun_with(settings: DetectionSettings, folder: DetectionFolder) -> bool:
         return False
 
 
-def _resume(folder: DetectionFolder, context: RunContext, workers: int, pictures: int) -> DetectionFolder:
+def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext) -> DetectionFolder:
     ranks = context.ranks
     settings = fail_together(ranks, folder.settings)
     if ranks.any(folder.summary_file.exists()):
@@ -165,11 +138,11 @@ def _resume(folder: DetectionFolder, context: RunContext, workers: int, pictures
         start = None
         if checkpoint is None:
             start = open_initial_backbone(settings.init, settings.backbone, settings.seed)
-        return DetectionJob.prepare(settings, context, workers, start), checkpoint
+        return DetectionJob.prepare(settings, context, options.workers, start), checkpoint
 
     with context.locked(folder.path), folder.resumable():
         job, checkpoint = fail_together(ranks, prepare)
-        return _train(job, folder, pictures, checkpoint)
+        return _train(job, folder, options.pictures, checkpoint)
 
 
 def _train(

@@ -14,6 +14,7 @@ from torchvision.models.resnet import ResNet
 from jcl.commands.context import RunContext
 from jcl.console import pluralize
 from jcl.core.encoder import build_backbone
+from jcl.cores import usual_workers
 from jcl.distributed.device import choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, overfit_subset, training_subset
@@ -23,17 +24,13 @@ from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.export import BackboneInfo
 from jcl.export.exporting import torchvision_name
 from jcl.export.loading import open_backbone
-from jcl.paths import home_expanded
 from jcl.report.detections import detections_picture
 from jcl.runs.checkpoint import Progress
-from jcl.settings.detection import CocoSettings, DetectionSettings, default_warmup, detection_settings, scaled_lr
+from jcl.settings.detection import RANDOM, SUPERVISED, DetectionSettings, scaled_lr
 from jcl.settings.schema import ViewSettings
 
-_RANDOM = "random"
-_SUPERVISED = "supervised:"
 _DEFAULT_BACKBONE = "resnet50"
 _CLASSIFIER_NAMES = ("fc", "head", "classifier")
-_ORIGIN = "the options of `jcl detect`"
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,18 @@ class InitialBackbone:
     label: str
 
 
-def open_initial_backbone(init: str, backbone: str | None, seed: int) -> InitialBackbone:
-    """Open `random`, `supervised:FILE`, a run folder or a weights file; `backbone` names its network if needed."""
-    if init == _RANDOM:
+def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0, **_: Any) -> InitialBackbone:
+    """Open `random`, `supervised:FILE`, a run folder or a weights file; `backbone` names its network if needed.
+
+    Other settings of a detector are ignored.
+    """
+    if init == RANDOM:
         name, views = backbone or _DEFAULT_BACKBONE, ViewSettings()
         torch.manual_seed(seed)
         return InitialBackbone(build_resnet(name), name, views.mean, views.std, f"{name} with random weights", init)
-    path = Path(init.removeprefix(_SUPERVISED))
+    path = Path(init.removeprefix(SUPERVISED))
     found = open_backbone(path, backbone)
-    supervised = init.startswith(_SUPERVISED)
+    supervised = init.startswith(SUPERVISED)
     if supervised and not any(name.rpartition(".")[2] in _CLASSIFIER_NAMES for name in found.unused):
         raise RunError(f"{path} has no classifier, so it is not a supervised model. Use --init {path}.")
     resnet = to_resnet(found.network, found.info, str(path))
@@ -91,27 +91,6 @@ def to_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:
     return resnet
 
 
-def absolute_paths(coco: dict[str, str]) -> CocoSettings:
-    """Dataset paths that stay valid when a run is resumed from another folder."""
-    return CocoSettings(**{name: str(home_expanded(value).resolve()) for name, value in coco.items()})
-
-
-def resolve_settings(given: dict[str, Any], start: InitialBackbone) -> DetectionSettings:
-    """The given values, what follows from them, and the paper's values for the rest."""
-    values = {"label": start.label} | {name: value for name, value in given.items() if value is not None}
-    values |= {"backbone": start.name, "mean": start.mean, "std": start.std}
-    values["coco"] = absolute_paths(values["coco"]).model_dump()
-    if values["init"] != _RANDOM:
-        prefix = _SUPERVISED if values["init"].startswith(_SUPERVISED) else ""
-        values["init"] = prefix + str(home_expanded(values["init"].removeprefix(_SUPERVISED)).resolve())
-    checked = detection_settings(values, _ORIGIN)
-    derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}
-    if "short_side" in values:
-        derived["test_short_side"] = checked.short_side[1]
-        derived["max_side"] = round(checked.short_side[1] * 1333 / 800)
-    return detection_settings(derived | values, _ORIGIN)
-
-
 @dataclass(frozen=True)
 class DetectionJob:
     """Data and model of a detector, on this rank's device."""
@@ -128,7 +107,11 @@ class DetectionJob:
 
     @classmethod
     def prepare(
-        cls, settings: DetectionSettings, context: RunContext, workers: int, start: InitialBackbone | None
+        cls,
+        settings: DetectionSettings,
+        context: RunContext,
+        workers: int | None,
+        start: InitialBackbone | None = None,
     ) -> DetectionJob:
         """Read the data and build the model, with new weights if a checkpoint will be loaded (`start` None)."""
         ranks = context.ranks.count
@@ -148,7 +131,7 @@ class DetectionJob:
         return cls(
             settings=settings,
             context=context,
-            workers=workers,
+            workers=usual_workers() if workers is None else workers,
             train=train,
             val=val,
             held_out=files.val_json is None and settings.overfit is None,

@@ -1,18 +1,41 @@
-"""Settings of a COCO detector, with the paper's values as defaults."""
+"""Settings of a COCO detector, with the paper's values as defaults, and the options of `jcl detect` made from them."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
-from jcl.settings.schema import Auto, NotNegative, Positive, PositiveInt, Section, Triple, validated
+from jcl.errors import SettingsError
+from jcl.paths import home_expanded
+from jcl.settings.options import (
+    DATA,
+    HARDWARE,
+    OUTPUT,
+    SETTINGS,
+    DeviceOptions,
+    DevicesOptions,
+    ForceOptions,
+    JsonOptions,
+    Options,
+    Precision,
+    Seed,
+    WorkersOptions,
+    argument,
+    cli_field,
+    option,
+    optional_field,
+)
+from jcl.settings.schema import NotNegative, Positive, PositiveInt, Section, Triple, validated
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]
 
 ITERATIONS = {"1x": 90_000, "2x": 180_000}
 RANK_TIMEOUT = 600.0  # seconds
+RANDOM = "random"
+SUPERVISED = "supervised:"
 _PAPER_BATCH = 16
 _PAPER_LR = 0.02  # for a batch of _PAPER_BATCH
 _MAX_WARMUP = 1000
@@ -20,44 +43,54 @@ _MILESTONES = (2 / 3, 8 / 9)  # of the iterations: 60k and 80k of 90k
 _SHORT_SIDE_STEP = 32
 
 
-class CocoSettings(Section):
+class CocoSettings(Options):
     """Where images and annotations are: a folder in COCO's layout, or each part by itself."""
 
-    folder: str | None = None
-    train_json: str | None = None
-    val_json: str | None = None
-    images: str | None = None
-    val_images: str | None = None
+    folder: Path | None = option(None, "Folder in COCO's layout, or with images/ and instances.json.", "--coco")
+    train_json: Path | None = option(None, "Annotations to train on.", panel=DATA)
+    val_json: Path | None = option(None, "Annotations to test on.", panel=DATA)
+    images: Path | None = option(None, "Image folder.", panel=DATA)
+    val_images: Path | None = option(None, "Folder of the test images (default: --images).", panel=DATA)
+
+    def coco(self) -> CocoSettings | None:
+        """The given paths, absolute so that training can be resumed from another folder."""
+        given = {name: getattr(self, name) for name in CocoSettings.model_fields}
+        paths = {name: home_expanded(path).resolve() for name, path in given.items() if path is not None}
+        return CocoSettings(**paths) if paths else None
 
 
 class DetectionSettings(Section):
     """Task, data, initial backbone, sizes and schedule of a detector."""
 
-    task: Task
-    label: str
-    init: str
-    backbone: str
+    task: Task = option(..., "Detector: Faster, Mask or Keypoint R-CNN.")
+    init: str = option(..., "Initial backbone: run, weights file, supervised:FILE (with classifier) or random.")
+    backbone: str = option(..., "Network of a random initial backbone (default: resnet50).", panel=SETTINGS)
+    label: str = option(..., "Name in tables (default: the name of the initial backbone).", panel=SETTINGS)
     mean: Triple = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     coco: CocoSettings
-    overfit: PositiveInt | None = None  # number of images to both train and test on
-    heads: Heads = "standard"
-    short_side: tuple[PositiveInt, PositiveInt] = (640, 800)
-    test_short_side: PositiveInt = 800
-    max_side: PositiveInt = 1333
-    rois_per_image: Annotated[int, Field(ge=4)] = 512
-    iterations: PositiveInt = ITERATIONS["1x"]
-    batch_size: PositiveInt = _PAPER_BATCH
-    accumulate: PositiveInt = 1
-    lr: Positive = _PAPER_LR
+    overfit: PositiveInt | None = option(None, "Train and test on this many images, as a check.", panel=SETTINGS)
+    heads: Heads = option("standard", "Size of the heads; small runs without a GPU.", panel=SETTINGS)
+    short_side: tuple[PositiveInt, PositiveInt] = option(
+        (640, 800), "Range of the short side in training.", panel=SETTINGS
+    )
+    test_short_side: PositiveInt = option(800, "Short side of test images (default: the largest).", panel=SETTINGS)
+    max_side: PositiveInt = option(1333, "Longest side (default: 5/3 of the short side).", panel=SETTINGS)
+    rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image that train the heads.", panel=SETTINGS)
+    iterations: PositiveInt = option(ITERATIONS["1x"], "Training iterations; milestones scale along.")
+    batch_size: PositiveInt = option(_PAPER_BATCH, "Images per iteration, over all devices.")
+    accumulate: PositiveInt = option(1, "Parts in which a batch passes through the network.", panel=SETTINGS)
+    lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 for a batch of 16, in proportion).")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     weight_decay: NotNegative = 1e-4
-    warmup: Annotated[int, Field(ge=0)] = _MAX_WARMUP
-    checkpoint_every: PositiveInt = 1000
-    precision: Literal["float32", "bfloat16"] | Auto = "auto"
+    warmup: Annotated[int, Field(ge=0)] = option(
+        _MAX_WARMUP, "Iterations of linear warm-up (default: 1000, at most a tenth of all).", panel=SETTINGS
+    )
+    checkpoint_every: PositiveInt = option(1000, "Iterations between checkpoints.", panel=OUTPUT)
+    precision: Precision = option("auto", "Precision of the network.", panel=HARDWARE)
     device: str = "auto"
     rank_timeout: Positive = RANK_TIMEOUT
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = option(0, "Random seed.")
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
@@ -80,11 +113,6 @@ class DetectionSettings(Section):
         return first, second
 
 
-def detection_settings(values: dict[str, Any], origin: str) -> DetectionSettings:
-    """Validate nested values; errors mention `origin` and the name of the setting."""
-    return validated(DetectionSettings, values, origin)
-
-
 def scaled_lr(batch_size: int) -> float:
     """0.02 for a batch of 16, in proportion to the batch."""
     return _PAPER_LR * batch_size / _PAPER_BATCH
@@ -101,3 +129,75 @@ def learning_rate(settings: DetectionSettings, iteration: int) -> float:
     factor = warming + 0.001 * (1 - warming)
     passed = sum(iteration >= milestone for milestone in settings.milestones)
     return float(settings.lr * factor * 0.1**passed)
+
+
+def _settings_options() -> Any:
+    """An option for each setting that is declared as one, None unless given."""
+    fields = {}
+    for name, field in DetectionSettings.model_fields.items():
+        if field.description:
+            described = field.is_required() or field.default is None or "default" in field.description
+            default = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+            fields[name] = optional_field(field, cli_field(field), "" if described else f" Default: {default}.")
+    return create_model("DetectionSettingsOptions", __base__=Options, __module__=__name__, **fields)
+
+
+class DetectOptions(  # type: ignore[misc]
+    CocoSettings, _settings_options(), WorkersOptions, DeviceOptions, DevicesOptions, JsonOptions
+):
+    """Options of `jcl detect`."""
+
+    schedule: Literal["1x", "2x"] | None = option(None, "90,000 (1x, the default) or 180,000 iterations.")
+    out: Path | None = option(None, "Folder of the results (default: a new one in runs/).")
+    resume: Path | None = option(None, "Continue the training in this folder.", metavar="FOLDER")
+    eval_only: Path | None = option(None, "Only evaluate this folder, or a checkpoint of it.")
+    pictures: Annotated[int, Field(ge=0)] = option(6, "Test images to draw with their detections.", panel=OUTPUT)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings that were given."""
+        names = DetectionSettings.model_fields.keys() - {"coco"}
+        return {name: value for name in names if (value := getattr(self, name, None)) is not None}
+
+    def settings(self, **start: Any) -> DetectionSettings:
+        """Complete settings; `start` has what the initial backbone decides: `backbone`, `mean`, `std` and `label`."""
+        iterations = ITERATIONS[self.schedule or "1x"]
+        values = start | {"iterations": iterations} | self.values | {"backbone": start["backbone"]}
+        values["coco"] = self.coco() or CocoSettings()
+        if values["init"] != RANDOM:
+            prefix = SUPERVISED if values["init"].startswith(SUPERVISED) else ""
+            values["init"] = prefix + str(home_expanded(values["init"].removeprefix(SUPERVISED)).resolve())
+        checked = validated(DetectionSettings, values, "the options of `jcl detect`")
+        derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}
+        if "short_side" in values:
+            derived["test_short_side"] = checked.short_side[1]
+            derived["max_side"] = round(checked.short_side[1] * 1333 / 800)
+        return DetectionSettings(**(derived | values))
+
+    def check(self) -> None:
+        """Raise if options are missing or exclude each other."""
+        settings = {*self.values, "schedule", *CocoSettings.model_fields, "out", "device"} & self.given
+        if self.resume is not None and self.eval_only is not None:
+            raise SettingsError("--resume and --eval-only exclude each other.")
+        if self.resume is not None and settings:
+            raise SettingsError(f"--resume continues with the settings of the run; remove {_flag(settings)}.")
+        settings -= {*CocoSettings.model_fields, "out", "device"}
+        if self.eval_only is not None and settings:
+            raise SettingsError(f"--eval-only does not train; remove {_flag(settings)}.")
+        if self.resume is None and self.eval_only is None and not {"task", "init"} <= self.values.keys():
+            raise SettingsError("give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
+        if {"schedule", "iterations"} <= self.given:
+            raise SettingsError("--schedule and --iterations exclude each other.")
+
+
+def _flag(names: set[str]) -> str:
+    name = min(names)
+    return "--coco" if name == "folder" else f"--{name.replace('_', '-')}"
+
+
+class DetectTableOptions(ForceOptions):
+    """Options of `jcl detect-table`."""
+
+    folders: tuple[Path, ...] = argument("FOLDER", "Finished folders of `jcl detect`.")
+    markdown: Path | None = option(None, "Write the table to this Markdown file.", panel=OUTPUT)
+    csv_file: Path | None = option(None, "Write the table to this CSV file.", "--csv", panel=OUTPUT)

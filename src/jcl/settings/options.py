@@ -128,11 +128,15 @@ def _option_name(setting: str) -> str:
 
 
 def _setting_option(name: str, panel: str) -> tuple[Any, Any]:
-    field = setting_field(name)
-    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     positional = name == "data.location"
     cli = CliField(panel=panel, positional=positional, metavar="DATA" if positional else None, setting=name)
-    return kind | None, _field(None, field.description or "", cli)
+    return optional_field(setting_field(name), cli)
+
+
+def optional_field(field: FieldInfo, cli: CliField, note: str = "") -> tuple[Any, Any]:
+    """A field of the same type and help for `create_model`, with None as its default."""
+    kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
+    return kind | None, _field(None, (field.description or "") + note, cli)
 
 
 def settings_given(options: Options) -> dict[str, Any]:

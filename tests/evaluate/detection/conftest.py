@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from jcl.settings.detection import DetectionSettings, detection_settings
+from jcl.settings.detection import DetectionSettings
 from small_coco import small_values, write_coco
 
 
@@ -39,6 +39,6 @@ def make_settings():
 
     def make(task: str = "box", **changes: Any) -> DetectionSettings:
         values = small_values(task) | {"label": "x", "backbone": "resnet18", "coco": {}} | changes
-        return detection_settings(values, "a test")
+        return DetectionSettings(**values)
 
     return make

@@ -103,21 +103,21 @@ def test_layouts(tmp_path):
         (official / "annotations").mkdir(parents=True, exist_ok=True)
         file.rename(official / "annotations" / f"instances_{part}.json")
         (tmp_path / part / "images").rename(official / part)
-    found = coco_files(CocoSettings(folder=str(official)), "box")
+    found = coco_files(CocoSettings(folder=official), "box")
     assert found.train_images == official / "train2017" and found.val_images == official / "val2017"
     train, val = load_coco(found, "box")
     assert len(train.images) == len(val.images) == 3 and train.images != val.images
     flat = write_coco(tmp_path / "flat").parent
-    alone = coco_files(CocoSettings(folder=str(flat)), "mask")
+    alone = coco_files(CocoSettings(folder=flat), "mask")
     assert alone == CocoFiles(flat / "instances.json", flat / "images", None, flat / "images")
-    named = CocoSettings(folder=str(official), val_json=str(alone.train_json), val_images=str(alone.val_images))
+    named = CocoSettings(folder=official, val_json=alone.train_json, val_images=alone.val_images)
     assert coco_files(named, "box").val_json == alone.train_json
     with pytest.raises(DataError, match="person_keypoints"):
-        coco_files(CocoSettings(folder=str(flat)), "keypoint")
+        coco_files(CocoSettings(folder=flat), "keypoint")
     with pytest.raises(DataError, match="--coco"):
         coco_files(CocoSettings(), "box")
     with pytest.raises(DataError, match="none"):
-        coco_files(CocoSettings(train_json=str(alone.train_json), images=str(tmp_path / "none")), "box")
+        coco_files(CocoSettings(train_json=alone.train_json, images=tmp_path / "none"), "box")
 
 
 def drop(name):

@@ -1,6 +1,5 @@
 """A training that was stopped goes on bit for bit."""
 
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -16,7 +15,8 @@ from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.predict import KINDS
 from jcl.evaluate.detection.training import DetectionTask
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
-from small_coco import small_values, write_coco
+from jcl.settings.detection import DetectOptions
+from small_coco import small_options, write_coco
 
 QUIET = Console(quiet=True)
 
@@ -34,8 +34,8 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     task = "keypoint"  # which has all the heads but that of masks, and the same loop
     changes = {"iterations": 4, "batch_size": 2, "accumulate": 2}
-    values = small_values(task, annotations(task, tmp_path / "coco")) | changes
-    detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
+    file = annotations(task, tmp_path / "coco")
+    detect(small_options(task, file, out=tmp_path / "whole", **changes), console=QUIET)
     train = DetectionTask.step
 
     def train_and_stop(task, batch, step, lr):
@@ -47,10 +47,10 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(DetectionTask, "step", train_and_stop)
         with pytest.raises(Interrupted, match="stopped after step 2"):
-            detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
+            detect(small_options(task, file, out=tmp_path / "parts", **changes), console=QUIET)
     with pytest.raises(RunError, match="jcl detect --resume"):
         DetectionFolder(tmp_path / "parts").summary()
-    folder = resume_detection(tmp_path / "parts", pictures=0, workers=1, console=QUIET)
+    folder = resume_detection(tmp_path / "parts", DetectOptions(pictures=0, workers=1), console=QUIET)
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     assert whole.keys() == parts.keys() and len(whole) > 200
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
@@ -61,8 +61,8 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
 @pytest.mark.faults  # for its length
 def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     changes = {"iterations": 3, "batch_size": 2, "accumulate": 2}
-    values = small_values("box", annotations("box", tmp_path / "coco")) | changes
-    detect(values, out=tmp_path / "whole", pictures=0, workers=0, console=QUIET)
+    file = annotations("box", tmp_path / "coco")
+    detect(small_options("box", file, out=tmp_path / "whole", **changes), console=QUIET)
     read, asked = batches.read_image, []
 
     def read_five(image):
@@ -74,15 +74,15 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(batches, "read_image", read_five)
         with pytest.raises(DataError, match=r"cannot be read.*after step 2"):
-            detect(values, out=tmp_path / "parts", pictures=0, workers=0, console=QUIET)
-    resume_detection(tmp_path / "parts", pictures=0, workers=0, console=QUIET)
+            detect(small_options("box", file, out=tmp_path / "parts", **changes), console=QUIET)
+    resume_detection(tmp_path / "parts", DetectOptions(pictures=0, workers=0), console=QUIET)
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
 
 
 def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_another_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    values = small_values("box", annotations("box", tmp_path / "coco")) | {"iterations": 2, "batch_size": 2}
+    options = small_options("box", annotations("box", tmp_path / "coco"), iterations=2, batch_size=2)
     train = DetectionTask.step
 
     def train_and_stop(task, batch, step, lr):
@@ -94,28 +94,11 @@ def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_anoth
     with monkeypatch.context() as patch:
         patch.setattr(DetectionTask, "step", train_and_stop)
         with pytest.raises(Interrupted):
-            detect(values, pictures=0, workers=0, console=QUIET)
+            detect(options, console=QUIET)
     monkeypatch.setenv("JCL_RESTARTS", "1")
-    folder = detect(values, pictures=0, workers=0, console=QUIET)
+    folder = detect(options, console=QUIET)
     assert folder.path == Path("runs/detect-box-001") and folder.summary()["iterations"] == 2
-    other = detect(values | {"seed": 1}, pictures=0, workers=0, console=QUIET)
+    other = detect(options.model_copy(update={"seed": 1}), console=QUIET)
     assert other.path == Path("runs/detect-box-002")
     name = "model.roi_heads.box_predictor.cls_score.weight"
     assert not torch.equal(final_state(folder.path)[name], final_state(other.path)[name])
-
-
-def test_ranks_wait_for_each_other_as_long_as_they_are_told(tmp_path, monkeypatch):
-    waited = []
-
-    @contextlib.contextmanager
-    def meet(device, seconds):
-        waited.append(seconds)
-        raise Interrupted("enough")
-        yield
-
-    monkeypatch.setattr("jcl.commands.detect.joined_ranks", meet)
-    values = small_values("box", annotations("box", tmp_path / "coco"))
-    for given in ({}, {"rank_timeout": 5.0}, {"rank_timeout": "long"}):
-        with pytest.raises(Interrupted):
-            detect(values | given, out=tmp_path / "out", console=QUIET)
-    assert waited == [600.0, 5.0, 600.0]

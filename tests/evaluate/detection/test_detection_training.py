@@ -10,9 +10,9 @@ from pycocotools.cocoeval import COCOeval
 from rich.console import Console
 
 from jcl.commands.detect import detect, evaluate_detector
-from jcl.evaluate.detection import training
 from jcl.evaluate.detection.predict import KINDS, OTHER_SIGMA
-from small_coco import small_values, write_coco
+from jcl.settings.detection import DetectOptions
+from small_coco import small_options, write_coco
 
 QUIET = Console(quiet=True)
 ITERATIONS = {"mask": 24, "keypoint": 16}  # enough for each to find most of its shapes
@@ -21,10 +21,10 @@ SLOWLY = {"batch_size": 2, "lr": 0.01}
 
 @pytest.mark.parametrize("task", ["mask", "keypoint"])  # both find boxes first
 def test_a_short_training_learns(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "LOG_ITERATIONS", 4)
+    monkeypatch.setattr("jcl.commands.detect.LOG_ITERATIONS", 4)
     file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
-    values = small_values(task, file) | SLOWLY | {"iterations": ITERATIONS[task]}
-    folder = detect(values, out=tmp_path / "out", pictures=2, workers=0, console=QUIET)
+    changes = SLOWLY | {"iterations": ITERATIONS[task], "pictures": 2}
+    folder = detect(small_options(task, file, out=tmp_path / "out", **changes), console=QUIET)
     summary = folder.summary()
     assert summary[f"{task}_ap50"] > 40 and summary[f"{task}_ap"] > 15 and summary["box_ap50"] > 40, summary
     assert summary["iterations"] == ITERATIONS[task] and summary["images_per_second"] > 0 and summary["seconds"] > 0
@@ -40,7 +40,9 @@ def test_a_short_training_learns(task, tmp_path, monkeypatch):
         judged.summarize()
         name = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}[kind]
         assert summary[f"{name}_ap"] == pytest.approx(100 * judged.stats[0], abs=1e-6)
-    again = evaluate_detector(folder.path, workers=0, device="cpu", out=tmp_path / "again", console=QUIET)
+    again = evaluate_detector(
+        folder.path, DetectOptions(workers=0, device="cpu", out=tmp_path / "again"), console=QUIET
+    )
     assert {name: again[name] for name in again if "_ap" in name} == {
         name: summary[name] for name in summary if "_ap" in name
     }
@@ -53,9 +55,9 @@ def test_a_short_training_learns(task, tmp_path, monkeypatch):
 @pytest.mark.parametrize("task", ["box", "mask", "keypoint"])
 def test_a_short_training_learns_on_a_gpu(task, tmp_path):
     file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
-    values = small_values(task, file) | {"iterations": 60, "device": "cuda", "precision": "bfloat16"}
-    folder = detect(values, out=tmp_path / "out", pictures=2, workers=2, console=QUIET)
+    changes = {"iterations": 60, "device": "cuda", "precision": "bfloat16", "pictures": 2, "workers": 2}
+    folder = detect(small_options(task, file, out=tmp_path / "out", **changes), console=QUIET)
     summary = folder.summary()
     assert summary[f"{task}_ap50"] > 50 and summary["box_ap50"] > 50, summary
-    again = evaluate_detector(folder.path, workers=0, device="cuda", console=QUIET)
+    again = evaluate_detector(folder.path, DetectOptions(workers=0, device="cuda"), console=QUIET)
     assert again["box_ap50"] == pytest.approx(summary["box_ap50"], abs=1)

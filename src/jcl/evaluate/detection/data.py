@@ -95,17 +95,16 @@ def coco_module(name: str) -> ModuleType:
 def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     """Locate the files: COCO's own layout, one annotation file beside images/, or explicit paths, which win."""
     if coco.folder is not None:
-        found = _files_in_folder(Path(coco.folder), task, coco)
+        found = _files_in_folder(coco.folder, task, coco)
     elif coco.train_json is not None and coco.images is not None:
-        found = CocoFiles(Path(coco.train_json), Path(coco.images), None, Path(coco.images))
+        found = CocoFiles(coco.train_json, coco.images, None, coco.images)
     else:
         raise DataError("give the dataset with --coco, or with --train-json, --val-json and --images.")
-    val_json = coco.val_json or (None if coco.train_json else found.val_json)
     files = CocoFiles(
-        train_json=Path(coco.train_json or found.train_json),
-        train_images=Path(coco.images or found.train_images),
-        val_json=None if val_json is None else Path(val_json),
-        val_images=Path(coco.val_images or coco.images or found.val_images),
+        train_json=coco.train_json or found.train_json,
+        train_images=coco.images or found.train_images,
+        val_json=coco.val_json or (None if coco.train_json else found.val_json),
+        val_images=coco.val_images or coco.images or found.val_images,
     )
     for file in (files.train_json, files.val_json):
         if file is not None and not file.is_file():

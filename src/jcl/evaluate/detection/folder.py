@@ -10,7 +10,8 @@ from jcl.console import typed
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import TrainingFolder
-from jcl.settings.detection import DetectionSettings, detection_settings
+from jcl.settings.detection import DetectionSettings
+from jcl.settings.schema import validated
 
 
 class DetectionFolder(TrainingFolder):
@@ -51,7 +52,7 @@ class DetectionFolder(TrainingFolder):
         write_atomically(self.settings_file, settings.model_dump_json(indent=2).encode() + b"\n")
 
     def settings(self) -> DetectionSettings:
-        return detection_settings(self.stored_settings(), str(self.settings_file))
+        return validated(DetectionSettings, self.stored_settings(), str(self.settings_file))
 
     def write_results(self, results: dict[str, list[dict[str, Any]]]) -> None:
         for kind, entries in results.items():
