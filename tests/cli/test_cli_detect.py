@@ -77,7 +77,7 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     )
     code, out, err = call("detect-table", "one", "ev")
     assert code == 0 and "| jcl.safetensors (one) |" in out and "| jcl.safetensors (ev) |" in out, err
-    assert "named twice" in call("detect-table", "one", "one")[2]
+    assert "twice" in call("detect-table", "one", "one")[2]
     Path("t.md").write_text("my notes")
     code, _, err = call("detect-table", "one", "--markdown", "t.md")
     assert code == 1 and "t.md" in err and Path("t.md").read_text() == "my notes"
@@ -172,7 +172,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, backbone_file, tmp_pa
     torch.save(weights, tmp_path / "half.pth")
     assert "layer4.1.conv2.weight" in refused(*start, tmp_path / "half.pth")
     assert "tiny_cnn" in refused(*start, "random", "--backbone", "tiny_cnn")
-    assert "iterations" in refused(*BOX, *where, "--iterations", "0")
+    assert "iterations" in refused(*BOX, *where, "--iterations", "0", exit_code=2)
     assert "--schedule" in refused(*BOX, *where, "--schedule", "2x")
     assert "3" in refused(*BOX, *where, "--accumulate", "3")
     assert "short_side" in refused(*BOX, *where, "--short-side", "96", "64")

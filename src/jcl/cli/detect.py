@@ -57,7 +57,7 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
 def detect_table(options: DetectTableOptions) -> None:
     """Put finished detectors side by side, as in the paper's Table 2."""
     from jcl.evaluate.detection.folder import DetectionFolder
-    from jcl.evaluate.detection.table import detection_table, same_test_images, to_csv, to_markdown, with_unique_labels
+    from jcl.evaluate.detection.table import detection_table, same_test_images, to_csv, to_markdown
     from jcl.runs.atomic import refuse_overwrite, write_atomically
 
     for file, ending in ((options.markdown, ".md"), (options.csv_file, ".csv")):
@@ -69,7 +69,7 @@ def detect_table(options: DetectTableOptions) -> None:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise SettingsError("a folder is given twice.")
     summaries = [DetectionFolder(folder).summary() for folder in folders]
-    table = detection_table(with_unique_labels(summaries, folders))
+    table = detection_table(summaries, folders)
     say(to_markdown(*table).rstrip())
     if not same_test_images(summaries):
         say("The figures are not comparable: the numbers of test images differ.")

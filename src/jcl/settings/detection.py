@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, create_model, model_validator
 
@@ -131,9 +131,9 @@ def learning_rate(settings: DetectionSettings, iteration: int) -> float:
     return float(settings.lr * factor * 0.1**passed)
 
 
-def _settings_options() -> Any:
+def _settings_options() -> type[Options]:
     """An option for each setting that is declared as one, None unless given."""
-    fields = {}
+    fields: dict[str, Any] = {}
     for name, field in DetectionSettings.model_fields.items():
         if field.description:
             described = field.is_required() or field.default is None or "default" in field.description
@@ -142,9 +142,15 @@ def _settings_options() -> Any:
     return create_model("DetectionSettingsOptions", __base__=Options, __module__=__name__, **fields)
 
 
-class DetectOptions(  # type: ignore[misc]
-    CocoSettings, _settings_options(), WorkersOptions, DeviceOptions, DevicesOptions, JsonOptions
-):
+if TYPE_CHECKING:
+
+    class _SettingsOptions(Options): ...
+
+else:
+    _SettingsOptions = _settings_options()
+
+
+class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOptions, DevicesOptions, JsonOptions):
     """Options of `jcl detect`."""
 
     schedule: Literal["1x", "2x"] | None = option(None, "90,000 (1x, the default) or 180,000 iterations.")
