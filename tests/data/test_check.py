@@ -7,7 +7,7 @@ from image_files import noise_image, write_images
 from PIL import Image
 from shard_files import png, write_tar
 
-from jcl.data import check, open_data, open_demo
+from jcl.data import ArrayImages, open_data, open_demo
 from jcl.data.check import check_data
 from plain_user import unlistable
 
@@ -114,17 +114,23 @@ def test_every_test_image_that_is_trained_on_counts(tmp_path: Path):
     assert report.shared == ("a/000.png", "b/000.png")
 
 
-def test_whoever_stops_it_does_not_wait_for_all_images(monkeypatch):
-    looked = []
-
-    def look(source, index):
-        looked.append(index)
-        return check._CheckedImage(str(index))
+def test_interrupting_does_not_wait_for_all_images(monkeypatch: pytest.MonkeyPatch):
+    read = []
+    pixels = ArrayImages.read
+    monkeypatch.setattr(ArrayImages, "read", lambda source, index: read.append(index) or pixels(source, index))
 
     def stop(done, total):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(check, "_check_image", look)
     with pytest.raises(KeyboardInterrupt):
         check_data(open_demo(train_count=1500, test_count=10), threads=1, progress=stop)
-    assert len(looked) <= 1024
+    assert len(read) <= 1024
+
+
+def test_each_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_images(tmp_path, 3)
+    read = []
+    content = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name) or content(path))
+    check_data(open_data(str(tmp_path)))
+    assert sorted(name for name in read if name.endswith(".png")) == ["000.png", "001.png", "002.png"]

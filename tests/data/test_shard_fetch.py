@@ -96,6 +96,7 @@ def test_failed_download_leaves_nothing(server: str, shards: Path, tmp_path: Pat
         ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
         ("{x,y{1..2},z{p,q}}.tar", ["x.tar", "y1.tar", "y2.tar", "zp.tar", "zq.tar"]),
         ("{single}", ["{single}"]),
+        ("{0..2000000..1000000}", ["0", "1000000", "2000000"]),
         ("${HOME}/$(touch x)/`touch x`.tar", ["${HOME}/$(touch x)/`touch x`.tar"]),
     ],
 )
@@ -113,7 +114,14 @@ def test_agrees_with_the_shell():
 
 
 @pytest.mark.parametrize(
-    "pattern", ["{0..999999999}.tar", "{0..9999}{0..9999}{0..9999}", "{a," * 1200 + "}" * 1200, "{open-{a,b}.tar"]
+    "pattern",
+    [
+        "{0..999999999}.tar",
+        "{0..9999}{0..9999}{0..9999}",
+        "{a," * 1200 + "}" * 1200,
+        "{open-{a,b}.tar",
+        "{0.." + "9" * 5000 + "}",
+    ],
 )
 def test_patterns_that_are_refused(pattern: str):
     with pytest.raises(DataError):

@@ -152,7 +152,7 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _reopen_data(settings: Settings) -> ImageData:
-    """The training images, if they are still there; downloads nothing and runs no `pipe:` command."""
+    """The training images, if they are still there; nothing is downloaded."""
     location = settings.data.location
     if location not in KNOWN_SETS and not Path(location).is_absolute():
         raise DataError(f"{location} is not fetched again.")

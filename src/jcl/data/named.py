@@ -32,7 +32,7 @@ def open_data(
     download: bool = True,
     classes: Sequence[str] | None = None,
     strict: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda message: None,
 ) -> ImageData:
     """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
 
@@ -62,9 +62,8 @@ def open_data(
         )
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}.")
-    if progress is not None:
-        for warning in data_warnings(data):
-            progress(warning)
+    for warning in data_warnings(data):
+        progress(warning)
     return data
 
 

@@ -43,9 +43,7 @@ def is_shard_location(location: str) -> bool:
     return bool(re.search(r"\.tar(?![a-z])", path.name.lower())) or path.suffix.lower() == ".tgz"
 
 
-def find_shards(
-    location: str, folder: Path, download: bool, progress: Callable[[str], None] | None = None
-) -> list[Path]:
+def find_shards(location: str, folder: Path, download: bool, progress: Callable[[str], None]) -> list[Path]:
     """The local files of a tar file, a pattern, or URLs of such; those are downloaded into `folder` first."""
     if _URL.match(location) and not location.startswith("file:"):
         return _fetch_shards(list(dict.fromkeys(expand_braces(location))), folder, download, progress)
@@ -59,16 +57,21 @@ def find_shards(
 
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{a,b}` and `{0000..0127}` as a shell does."""
-    too_many = DataError(f"The pattern {pattern[:80]} expands to more than {SHARD_LIMIT:,} shards; check its ranges.")
-    if any(abs(int(end) - int(start)) > SHARD_LIMIT for start, end in re.findall(r"(\d+)\.\.(\d+)", pattern)):
-        raise too_many  # `braceexpand` makes lists of ranges
     try:
-        names = list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1))
+        names = (
+            list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1)) if _ranges_are_short(pattern) else None
+        )
     except (ValueError, RecursionError):
         raise DataError(f"The braces in the pattern {pattern[:80]} are not balanced.") from None
-    if len(names) > SHARD_LIMIT:
-        raise too_many
+    if names is None or len(names) > SHARD_LIMIT:
+        raise DataError(f"The pattern {pattern[:80]} expands to more than {SHARD_LIMIT:,} shards; check its ranges.")
     return names
+
+
+def _ranges_are_short(pattern: str) -> bool:
+    """Whether each range is within the limit; `braceexpand` makes a list of it."""
+    ranges = re.findall(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", pattern)
+    return all(abs(int(end) - int(start)) <= SHARD_LIMIT * (int(step or 1) or 1) for start, end, step in ranges)
 
 
 def _matching(pattern: str) -> list[str]:
@@ -80,9 +83,7 @@ def _matching(pattern: str) -> list[str]:
     return found
 
 
-def _fetch_shards(
-    urls: Sequence[str], folder: Path, download: bool, progress: Callable[[str], None] | None
-) -> list[Path]:
+def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: Callable[[str], None]) -> list[Path]:
     """Download the shards that are missing in `folder`; processes that share a folder take turns."""
     for url in urls:
         scheme = url.partition(":")[0].lower()
@@ -103,12 +104,11 @@ def _fetch_shards(
             if not file.is_file():
                 _fetch(url, file)
             total += file.stat().st_size
-            if progress is not None:
-                expected, free = total * len(files) / number, shutil.disk_usage(folder).free
-                progress(
-                    f"Downloaded {number} of {pluralize(len(files), 'shard')} ({total / 1e9:.2f} of about "
-                    f"{expected / 1e9:.2f} GB, {free / 1e9:.2f} GB free) into {folder}."
-                )
+            expected, free = total * len(files) / number, shutil.disk_usage(folder).free
+            progress(
+                f"Downloaded {number} of {pluralize(len(files), 'shard')} ({total / 1e9:.2f} of about "
+                f"{expected / 1e9:.2f} GB, {free / 1e9:.2f} GB free) into {folder}."
+            )
     return files
 
 
@@ -155,7 +155,7 @@ def _fetch(url: str, file: Path) -> None:
         ) from error
     except Exception as error:  # each file system of fsspec has errors of its own
         raise DataError(
-            f"The shard {_without_secrets(url)} cannot be downloaded into {file.parent}: {_reason(error, url)}."
+            f"The shard {_without_secrets(url)} cannot be downloaded into {file.parent}: {_reason(error)}."
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -175,8 +175,8 @@ def _download(url: str, file: Path) -> None:
     files.get_file(path, str(file))
 
 
-def _reason(error: Exception, url: str) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "not found"
-    text = getattr(error, "strerror", None) or str(error).replace(url, _without_secrets(url))
+    text = getattr(error, "strerror", None) or _without_secrets(str(error))
     return " ".join(text.split()).rstrip(".") or type(error).__name__

@@ -150,9 +150,9 @@ _open_shard = functools.lru_cache(maxsize=_OPEN_FILES)(_OpenShard)
 def open_shards(
     location: str,
     folder: Path,
-    download: bool = True,
-    strict: bool = False,
-    progress: Callable[[str], None] | None = None,
+    download: bool,
+    strict: bool,
+    progress: Callable[[str], None],
 ) -> ImageData:
     """Open shards by a folder that `write_shards` made, a tar file, a glob or brace pattern, or URLs of such.
 
