@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+import jcl.random
 from jcl.random import DATA_ORDER, KEY_SHUFFLE, VIEWS, generator, hash_words, permutation, uniforms
 
 
@@ -134,3 +135,8 @@ def test_the_gpu_draws_the_same_numbers() -> None:
     on_gpu = uniforms(1, VIEWS, 7, samples.cuda(), numbers.cuda(), 8)
     assert torch.equal(on_gpu.cpu(), uniforms(1, VIEWS, 7, samples, numbers, 8))
     assert torch.equal(permutation(1, KEY_SHUFFLE, 7, 999, "cuda").cpu(), permutation(1, KEY_SHUFFLE, 7, 999))
+
+
+def test_no_two_streams_share_a_number() -> None:
+    streams = [value for name, value in vars(jcl.random).items() if name.isupper() and not name.startswith("_")]
+    assert len(set(streams)) == len(streams) > 10

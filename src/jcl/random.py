@@ -11,11 +11,24 @@ from typing import Final
 import torch
 from torch import Tensor
 
-# One stream per purpose: equal words in different streams give unrelated numbers.
+# All random streams, one per purpose, with different numbers: equal words in different streams are unrelated.
 VIEWS: Final = 1
 DATA_ORDER: Final = 2
 KEY_SHUFFLE: Final = 3
 SHARD_ORDER: Final = 4
+IMAGE_CHOICE: Final = 0x766965777321
+LABEL_SUBSET: Final = 0x6C6162656C
+VALIDATION_SPLIT: Final = 0x73706C6974
+TEST_SPLIT: Final = 0x6B4E4E
+PROBE_ORDER: Final = 0x6C696E656172
+CLASSIFIER_INIT: Final = 0x6663
+RANDOM_LAYERS: Final = 0x64726F70
+DETECTION_REGIONS: Final = 0x726F6973
+DETECTION_HELD_OUT: Final = 0x68656C64
+DETECTION_OVERFIT: Final = 0x66657700
+DETECTION_ORDER: Final = 0x6F72646572
+DETECTION_AUGMENTATION: Final = 0x666C6970
+REPORT_SAMPLE: Final = 0x7265706F7274
 
 _UNIFORM_BITS: Final = 24  # what a float32 in [0, 1) holds exactly
 

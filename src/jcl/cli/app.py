@@ -1,8 +1,7 @@
-"""The command line as a whole: its groups of commands, its consoles and the options commands share."""
+"""The command line as a whole: its groups of commands, its consoles and the check of `--json`."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +11,23 @@ from rich.console import Console
 import jcl
 from jcl.cli.options import app as app
 from jcl.console import StderrConsole
+from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
 from jcl.runs.json_object import may_hold_figures
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
-# Of several ranks the first speaks for all; an error of another one is its own.
-rank = int(os.environ.get("RANK") or 0)  # set to nothing it says nothing
-out = Console(quiet=rank > 0)
+
+def _own_rank() -> int:
+    """The rank of this process; commands that use ranks report what is wrong with a launcher's variables."""
+    try:
+        return launch_environment().rank
+    except SettingsError:
+        return 0
+
+
+rank = _own_rank()
+out = Console(quiet=rank > 0)  # only the first rank prints results
 err = StderrConsole()
 
 
@@ -39,29 +47,20 @@ def _options(
 
 
 def check_json_file(path: Path | None) -> Path | None:
-    """Before anything is done: figures take the place of older figures, and of nothing else."""
+    """Raise, before anything is done, if `--json` would overwrite something that is not results of jcl."""
     if path is None:
         return None
     if str(path) == "-":
-        raise SettingsError(
-            "--json takes the name of a file; figures do not go to standard output, where the table is."
-        )
+        raise SettingsError("--json takes the name of a file; standard output has the table.")
     from jcl.runs.folder import RunFolder
 
-    # The summary of a run is what tells that it has finished, and other figures there would be taken for its own.
+    # The summary of a run marks it as finished.
     if path.name in ("summary.json", "result.json") and RunFolder(path.parent).holds_run():
-        raise SettingsError(
-            f"{path} is where the run itself keeps its figures; choose another name, which its page shows as well."
-        )
-    if path.exists():
-        if path.is_dir() or path.suffix != ".json":
-            raise SettingsError(
-                f"{path} is there already and is no .json file; it is left as it is, choose another name."
-            )
-        if not may_hold_figures(path):
-            raise SettingsError(
-                f"{path} is there already and holds no figures of jcl; it is left as it is, choose another name."
-            )
+        raise SettingsError(f"{path} is the run's own file; choose another name, which its page shows as well.")
+    if path.exists() and (path.is_dir() or path.suffix != ".json"):
+        raise SettingsError(f"{path} already exists and is not a .json file; choose another name.")
+    if path.exists() and not may_hold_figures(path):
+        raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
     return path
 
 
@@ -69,23 +68,8 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", callback=check_json_file, help="Also write the figures to this file as JSON.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
-WorkersOption = Annotated[
-    int | None, typer.Option(min=0, help="Processes that decode images (default: one a CPU core).")
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="SECTION.NAME=VALUE", help="Change any setting; `jcl recipes --settings` lists them."
-    ),
-]
 
 
 def seed_option(help: str = "Same seed, same numbers.") -> Any:
     """A seed that every generator takes: one that fits into 63 bits."""
     return typer.Option(min=0, max=2**63 - 1, help=help)
-
-
-def typed_options(context: typer.Context) -> set[str]:
-    """The parameters that were typed, not left at their defaults."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}

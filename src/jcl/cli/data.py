@@ -9,8 +9,7 @@ from rich.table import Column, Table
 
 from jcl.cli.app import DATA, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import in_table, say
-from jcl.cli.progress import counting
+from jcl.cli.printing import counting, in_table, say
 from jcl.console import pluralize, print_line, readable_size, typed
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import in_table, say, say_strangers, tested_on
-from jcl.cli.progress import counting
+from jcl.cli.printing import counting, in_table, say, say_strangers, tested_on
 from jcl.console import pluralize
 from jcl.errors import SettingsError
 

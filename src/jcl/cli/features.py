@@ -9,8 +9,7 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import demand_free_picture, in_table, say
-from jcl.cli.progress import counting
+from jcl.cli.printing import counting, demand_free_picture, in_table, say
 from jcl.console import pluralize, print_line
 from jcl.errors import DataError, SettingsError
 from jcl.paths import home_expanded

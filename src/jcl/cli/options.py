@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from jcl.cli.usage import WrongUsage
+from jcl.errors import JclError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -35,6 +35,16 @@ CommandFunction = Callable[[Any], "Figures | None"]
 _COMMANDS: dict[str, tuple[str, CommandFunction]] = {}
 _STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "context_settings": {"help_option_names": ["-h", "--help"]}}
 _METAVARS = {int: "<int>", float: "<float>", str: "<str>", Path: "<path>"}
+
+
+class WrongUsage(JclError):
+    """The command line cannot be parsed."""
+
+    exit_code = 2
+
+    def __init__(self, problem: str, command: str) -> None:
+        end = "" if problem.endswith("?") else "."
+        super().__init__(f"{problem}{end} See `{command} --help`.")
 
 
 class LazyGroup(TyperGroup):
@@ -88,14 +98,12 @@ def _build(name: str) -> Any:
 def _run(function: CommandFunction, options: Options) -> None:
     """Call the command, on several devices where --devices asks for them, and write its results to --json."""
     from jcl.cli.app import check_json_file
-    from jcl.cli.printing import write_json
+    from jcl.cli.printing import warn_of_dataset_name, write_json
 
     json_file: Path | None = getattr(options, "json_file", None)
     check_json_file(json_file)
     if isinstance(data := getattr(options, "data", None), str):
-        from jcl.cli.location import tell_passed_over
-
-        tell_passed_over(data)
+        warn_of_dataset_name(data)
     if (devices := getattr(options, "devices", 1)) > 1:
         from jcl.distributed.launch import launch
 

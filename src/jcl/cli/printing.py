@@ -1,8 +1,10 @@
-"""What commands print and write."""
+"""What commands print and write. Of several ranks only the first does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,15 @@ from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
 from jcl.console import pluralize, print_line, visible
+from jcl.distributed.launch import ERROR_FOLDER
 from jcl.errors import SettingsError
 from jcl.runs.json_object import write_object
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
-    """What --json asks for; of several ranks the first writes."""
-    if path is None or rank > 0:
-        return
-    write_object(path, figures)
+    """Write results to the file given by --json."""
+    if path is not None and rank == 0:
+        write_object(path, figures)
 
 
 def demand_free_picture(picture: Path | None, *, force: bool) -> None:
@@ -33,12 +35,12 @@ def demand_free_picture(picture: Path | None, *, force: bool) -> None:
 
 
 def in_table(text: str) -> str:
-    """Somebody's words as they go into a table: on one line, no markup, and nothing that steers a terminal."""
+    """Text from outside as it goes into a table: on one line, without markup or control characters."""
     return escape(visible(text).replace("\n", "\\n"))
 
 
 def say(text: str) -> None:
-    """To standard output; of several ranks the first speaks."""
+    """Print a line to standard output."""
     print_line(out, text)
 
 
@@ -50,11 +52,34 @@ def say_strangers(count: int) -> None:
 
 
 def tested_on(figures: Mapping[str, Any]) -> str:
-    """How many images accuracies rest on, and where they come from if not from a test set."""
-    source = ", held out of the training images for want of a labelled test set" if figures["test_held_out"] else ""
+    """How many images were tested, and where they come from if there is no test set."""
+    source = (
+        ", held out of the training images because there is no labelled test set" if figures["test_held_out"] else ""
+    )
     return f"Tested on {pluralize(figures['test_images'], 'image')}{source}."
 
 
 def say_aside(text: str) -> None:
-    """To standard error, where progress and remarks go."""
+    """Print a line to standard error, where progress and remarks go."""
     print_line(err, text)
+
+
+def warn_of_dataset_name(location: str | None) -> None:
+    """Say so if DATA is the name of a data set and of a folder here."""
+    first = rank == 0 and ERROR_FOLDER not in os.environ  # the launcher has said it
+    if location is None or not first or not Path(location).is_dir():
+        return
+    from jcl.data.named import KNOWN_SETS
+
+    if location in KNOWN_SETS:
+        say_aside(f"{location} is the data set of that name, not the folder here; for the folder write ./{location}.")
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar in a terminal; gives a function that takes how many are done and how many there are."""
+    from rich.progress import Progress
+
+    with Progress(console=err, transient=True, disable=rank > 0 or not err.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from jcl.cli.app import STUDY, out
-from jcl.cli.location import tell_passed_over
 from jcl.cli.options import command
-from jcl.cli.printing import demand_free_picture, in_table, say, write_json
-from jcl.cli.progress import counting
+from jcl.cli.printing import counting, demand_free_picture, in_table, say, warn_of_dataset_name, write_json
 from jcl.console import pluralize, readable_size
 from jcl.errors import SettingsError
 
@@ -38,7 +36,7 @@ def distribution(options: DistributionOptions) -> None:
         if options.values.suffix.lower() not in VALUES_SUFFIXES:
             raise SettingsError(f"--values must end in {' or '.join(VALUES_SUFFIXES)}, but got {options.values}.")
         refuse_overwrite(options.values, force=options.force)
-    tell_passed_over(split_arguments(options.weights)[1])
+    warn_of_dataset_name(split_arguments(options.weights)[1])
     with counting("views") as progress:
         report = compare_views(options, progress)
     _print_distribution(report)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from jcl.cli.app import TRAIN, err, out, rank
 from jcl.cli.options import command
-from jcl.cli.printing import say
-from jcl.cli.run_table import run_table
-from jcl.console import typed
+from jcl.cli.printing import in_table, say
+from jcl.console import duration, readable_size, typed
 
 if TYPE_CHECKING:
     from jcl.commands.run import Run
@@ -66,3 +67,41 @@ def _report_run(run: Run) -> dict[str, Any]:
     look = f"see {page}" if page.exists() else f"make a page of it with `jcl report {typed(run.path)}`"
     say(f"Everything is in {run.path} ({look}).")
     return run.summary
+
+
+_Write = Callable[[Any], str]
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1f} %"
+
+
+def _whole(number: float) -> str:
+    return f"{number:,}"
+
+
+# By their names in summary.json; the title has the others.
+_ROWS: dict[str, tuple[str, _Write]] = {
+    "knn_top1": ("kNN top-1", _percent),
+    "knn_top5": ("kNN top-5", _percent),
+    "contrastive_accuracy": ("queries that find their own image first", _percent),
+    "loss": ("loss", "{:.3f}".format),
+    "epochs": ("epochs", _whole),
+    "steps": ("steps", _whole),
+    "skipped_steps": ("steps skipped (loss not finite)", _whole),
+    "seconds": ("training time", duration),
+    "images_per_second": ("images per second", "{:,.1f}".format),
+    "peak_memory_bytes": ("peak memory", readable_size),
+    "ranks": ("ranks", _whole),
+    "seed": ("seed", str),  # without commas
+}
+
+
+def run_table(summary: Mapping[str, Any]) -> Table:
+    """The results of a run, without those that it does not have: accuracies first, then costs."""
+    table = Table("figure", title=in_table(f"{summary['method']} on {Path(summary['data']).name}"))
+    table.add_column("value", justify="right")
+    for name, (words, write) in _ROWS.items():
+        if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
+            table.add_row(words, write(summary[name]))
+    return table

@@ -22,7 +22,7 @@ from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
 from jcl.evaluate.projection import principal_components, tsne
 from jcl.export.loading import open_backbone
-from jcl.random import permutation
+from jcl.random import REPORT_SAMPLE, permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
 from jcl.report.page import IMAGE_SIDE
 from jcl.settings.resolve import ResolvedSettings
@@ -30,7 +30,6 @@ from jcl.studies.distribution import Viewer, ViewSampler, ViewSpread, view_sprea
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, denormalise
 
-_STREAM: Final = 0x7265706F7274  # differs from those in `jcl.random`
 _FLOPS: Final = {"cpu": 4e11, "cuda": 2e14}  # a few seconds of work
 _FLOPS_PER_PIXEL: Final = 6000  # the time it takes to make a view, in FLOPs
 _MAX_IMAGES, _MAX_FILES, _MIN_IMAGES = 1500, 600, 60  # files take longer because they have to be decoded
@@ -109,10 +108,10 @@ def _draw_sample(data: ImageData, affordable: int) -> _Sample:
     """
     most = _MAX_IMAGES if isinstance(data.train, ArrayImages) else _MAX_FILES
     images = max(_MIN_IMAGES, min(most, affordable // 2))
-    order = permutation(0, _STREAM, 0, len(data.train))
+    order = permutation(0, REPORT_SAMPLE, 0, len(data.train))
     spread = select_images(data.train, order[: max(_MIN_SPREAD, min(_MAX_SPREAD, affordable // 2 // _VIEWS))])
     if data.test is not None:
-        rows = permutation(0, _STREAM, 1, len(data.test))[: images // 3]
+        rows = permutation(0, REPORT_SAMPLE, 1, len(data.test))[: images // 3]
         return _Sample(select_images(data.train, order[: images * 2 // 3]), select_images(data.test, rows), spread)
     few = max(1, min(images, len(order)) // 3)
     return _Sample(select_images(data.train, order[few:images]), select_images(data.train, order[:few]), spread)

@@ -11,12 +11,9 @@ from torch import Tensor
 from jcl.data import ImageData, ImageSource
 from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
-from jcl.random import hash_words, permutation
+from jcl.random import LABEL_SUBSET, TEST_SPLIT, VALIDATION_SPLIT, hash_words, permutation
 
 LAST = torch.iinfo(torch.int64).max  # the rank of a true class that cannot be predicted
-_SUBSET_STREAM = 0x6C6162656C  # streams beside those that `jcl.random` names
-_SPLIT_STREAM = 0x73706C6974
-_TEST_STREAM = 0x6B4E4E
 
 
 @dataclass(frozen=True)
@@ -158,13 +155,13 @@ def label_subset(labels: Tensor, amount: LabelAmount, seed: int) -> Tensor:
 
     The order within a class depends on the seed alone, so the rows of 1 % are among those of 10 %.
     """
-    rows, places, counts = _shuffled_by_class(labels, seed, _SUBSET_STREAM)
+    rows, places, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
     return rows[places < amount.of(counts)].sort().values
 
 
 def balanced_split(labels: Tensor, seed: int, *, share: float = 0.2) -> tuple[Tensor, Tensor]:
     """Sorted rows (kept, held out): a share of each class is held out, at least one image and never all of them."""
-    rows, places, counts = _shuffled_by_class(labels, seed, _SPLIT_STREAM)
+    rows, places, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
     held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
     return rows[places >= held_out].sort().values, rows[places < held_out].sort().values
 
@@ -181,7 +178,7 @@ def leave_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit:
     if not 0 < share < 1 or limit < 1:
         raise SettingsError(f"share must be between 0 and 1 and limit above 0, but got {share} and {limit}.")
     count = min(max(round(share * len(rows)), 1), limit, len(rows) - 1)
-    order = permutation(seed, _TEST_STREAM, 0, len(rows))
+    order = permutation(seed, TEST_SPLIT, 0, len(rows))
     return rows[order[count:]].sort().values, rows[order[:count]].sort().values
 
 

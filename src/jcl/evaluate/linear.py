@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import Scores, balanced_split, class_positions, scores
-from jcl.random import permutation
+from jcl.random import PROBE_ORDER, permutation
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -25,7 +25,6 @@ BATCH_SIZE = 256
 _MOMENTUM = 0.9
 _IMAGES_SEEN = 1_000_000  # in all epochs together
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 100
-_ORDER_STREAM = 0x6C696E656172  # a stream beside those that `jcl.random` names
 _ROWS_PER_PASS = 1024
 _MEMORY_SHARE = 0.5  # of the free device memory, for features
 
@@ -175,7 +174,7 @@ def train_probes(
     weight_momentum, bias_momentum = torch.zeros_like(weights), torch.zeros_like(biases)
     batches = math.ceil(len(features) / batch_size)
     for epoch in range(epochs):
-        order = permutation(seed, _ORDER_STREAM, epoch, len(features), features.device)
+        order = permutation(seed, PROBE_ORDER, epoch, len(features), features.device)
         for number, rows in enumerate(order.tensor_split(batches)):
             logits = probes(features[rows].to(device))
             wanted = targets[rows.to(device)][:, None].expand(-1, len(cells))

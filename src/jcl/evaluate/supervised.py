@@ -23,7 +23,7 @@ from jcl.errors import Interrupted, RunError
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
-from jcl.random import generator, hash_words
+from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import add_skipped, read_skipped
 from jcl.runs.metrics import Record
@@ -42,8 +42,6 @@ LOG_STEPS = 100
 CHECKPOINT_SECONDS = 120.0
 KEPT_CHECKPOINTS = 2
 _QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
-_FC_STREAM = 0x6663  # random streams, distinct from those in `jcl.random`
-_LAYER_STREAM = 0x64726F70
 
 
 class Classifier(nn.Module):
@@ -58,7 +56,7 @@ class Classifier(nn.Module):
         self.backbone = backbone
         self.fc = nn.Linear(feature_width, classes)
         self.frozen = frozen
-        nn.init.normal_(self.fc.weight, mean=0.0, std=0.01, generator=generator(seed, _FC_STREAM))
+        nn.init.normal_(self.fc.weight, mean=0.0, std=0.01, generator=generator(seed, CLASSIFIER_INIT))
         nn.init.zeros_(self.fc.bias)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -128,7 +126,7 @@ class ClassifierTask(TrainingTask):
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         # Dropout and stochastic depth draw by the step, so that a resumed training draws the same.
-        torch.manual_seed(int(hash_words(self.training.train.seed, _LAYER_STREAM, step)))
+        torch.manual_seed(int(hash_words(self.training.train.seed, RANDOM_LAYERS, step)))
         self._step.fill_(step)
         rows = torch.arange(len(batch.samples), device=batch.samples.device)
         numbers = torch.zeros_like(rows)

@@ -29,14 +29,13 @@ from jcl.data.source import select_images
 from jcl.distributed.device import autocast
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
-from jcl.random import permutation
+from jcl.random import IMAGE_CHOICE, permutation
 from jcl.runs.atomic import replacing
 from jcl.views import ViewMaker, ViewRecipe
 
 PAPER_VIEWS = 32
 PAPER_IMAGES = 32_768
 VALUES_SUFFIXES = (".csv", ".npz")
-_SAMPLE_STREAM = 0x766965777321  # distinct from the streams in `jcl.random`
 _STEP = 0  # views are drawn as in the first training step
 
 
@@ -48,7 +47,7 @@ def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
     found = min(count, len(source))
     if found < 2:
         raise DataError(f"at least two images are needed for a comparison, but got {found} ({source.description}).")
-    return permutation(seed, _SAMPLE_STREAM, 0, len(source))[:count].sort().values
+    return permutation(seed, IMAGE_CHOICE, 0, len(source))[:count].sort().values
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,12 @@ from jcl.data.decode import decode, open_image
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
-from jcl.random import hash_words, permutation, uniforms
+from jcl.random import DETECTION_AUGMENTATION, DETECTION_ORDER, hash_words, permutation, uniforms
 from jcl.settings.detection import DetectionSettings
 
 PIXEL_CENTER = 0.5
 """COCO gives the pixel of a keypoint; in box coordinates the center of pixel 3 is at 3.5."""
 
-_ORDER_STREAM = 0x6F72646572
-_AUGMENTATION_STREAM = 0x666C6970
 
 Key = tuple[int, int]
 """Row of an image and the iteration it is sampled for."""
@@ -47,7 +45,7 @@ def grouped_batches(wide: Sequence[bool], batch_size: int, seed: int) -> Iterato
     """
     waiting: tuple[list[int], list[int]] = ([], [])
     for epoch in itertools.count():
-        for row in permutation(seed, _ORDER_STREAM, epoch, len(wide)).tolist():
+        for row in permutation(seed, DETECTION_ORDER, epoch, len(wide)).tolist():
             group = waiting[wide[row]]
             group.append(row)
             if len(group) == batch_size:
@@ -161,7 +159,7 @@ class TrainingImages(Dataset[Sample | str]):
         sides = self.settings.short_sides
         sample = hash_words(image.id)[None]
         view = torch.zeros(1, dtype=torch.int64)
-        values = uniforms(self.settings.seed, _AUGMENTATION_STREAM, iteration, sample, view, 2)
+        values = uniforms(self.settings.seed, DETECTION_AUGMENTATION, iteration, sample, view, 2)
         size, flip = values[0].tolist()
         return sides[int(size * len(sides))], flip < 0.5
 

@@ -13,13 +13,11 @@ from typing import Any
 
 from jcl.console import pluralize
 from jcl.errors import DataError, SettingsError
-from jcl.random import permutation
+from jcl.random import DETECTION_HELD_OUT, DETECTION_OVERFIT, permutation
 from jcl.settings.detection import CocoSettings, Task
 
 _ANNOTATION_FILES = {"box": "instances", "mask": "instances", "keypoint": "person_keypoints"}
 _HELD_OUT = 5  # without a validation file, one image in five is held out
-_HELD_OUT_STREAM = 0x68656C64
-_OVERFIT_STREAM = 0x66657700
 _MIN_BOX_SIDE = 1.0  # pixels; smaller boxes are not trained on
 
 
@@ -172,7 +170,7 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
 
 def hold_out(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
     """Split off one image in five, always the same ones, for testing."""
-    order = permutation(0, _HELD_OUT_STREAM, 0, len(dataset.images)).tolist()
+    order = permutation(0, DETECTION_HELD_OUT, 0, len(dataset.images)).tolist()
     held = set(order[: max(1, len(order) // _HELD_OUT)])
     train = tuple(image for row, image in enumerate(dataset.images) if row not in held)
     val = tuple(image for row, image in enumerate(dataset.images) if row in held)
@@ -216,7 +214,7 @@ def overfit_subset(train: CocoDataset, dataset: CocoDataset, count: int) -> tupl
     if count > len(train.images):
         images = pluralize(len(train.images), "training image")
         raise DataError(f"--overfit {count} needs more images: {train.file} has {images}.")
-    rows = sorted(permutation(0, _OVERFIT_STREAM, 0, len(train.images))[:count].tolist())
+    rows = sorted(permutation(0, DETECTION_OVERFIT, 0, len(train.images))[:count].tolist())
     chosen = tuple(train.images[row] for row in rows)
     ids = {image.id for image in chosen}
     tested = tuple(image for image in dataset.images if image.id in ids)

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from jcl.distributed.device import autocast
 from jcl.distributed.group import ALONE, Ranks, SharedGradients, average_statistics
 from jcl.evaluate.detection.batches import DetectionBatch
-from jcl.random import hash_words
+from jcl.random import DETECTION_REGIONS, hash_words
 from jcl.runs.checkpoint import Progress
 from jcl.settings.detection import DetectionSettings, learning_rate
 from jcl.train.trainer import TrainingTask
 
 LOG_ITERATIONS = 20
 KEPT_CHECKPOINTS = 2
-_REGION_STREAM = 0x726F6973
 
 LOSSES = {
     "box": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"),
@@ -73,7 +72,7 @@ class DetectionTask(TrainingTask):
         total = torch.zeros(1 + len(names), device=self._device)
         for part, content in enumerate(batch):
             images, targets = content.unpack(self._device)
-            torch.manual_seed(int(hash_words(self.settings.seed, _REGION_STREAM, step, part, self._ranks.rank)))
+            torch.manual_seed(int(hash_words(self.settings.seed, DETECTION_REGIONS, step, part, self._ranks.rank)))
             with autocast(self._device, self._precision):
                 losses = self.module(images, targets)
             terms = torch.stack([losses[name].float() for name in names])

@@ -1,0 +1,163 @@
+"""Runs the command line: the program `jcl` from its arguments to its exit code.
+
+Errors of the user become one sentence and an exit code; other exceptions keep their traceback.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
+
+from jcl.cli.app import app, err, rank
+from jcl.cli.options import WrongUsage
+from jcl.console import print_line
+from jcl.distributed.launch import report_to_launcher
+from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError
+from jcl.paths import home_expanded
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+_OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
+_CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the RuntimeError with which torch reports that memory is full
+# The parser's errors have no public name in Typer, which in some versions takes them from another package.
+_ParserError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # letters that the encoding lacks are no reason to fail
+    check_written = _keep_going_without_stdout()
+    try:
+        sys.argv[1:] = normalize_argv(sys.argv[1:])  # which --devices hands on
+        code = app(prog_name="jcl", standalone_mode=False)
+        if code == INTERRUPTED:  # typer has caught the signal
+            _exit_interrupted()
+        check_written()
+        sys.exit(code or 0)
+    except _ParserError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
+            sys.exit(WrongUsage.exit_code)
+        _exit_with(_wrong_usage(error))
+    except OtherRankFailed as error:
+        sys.exit(error.exit_code)
+    except JclError as error:
+        _exit_with(error)
+    except RuntimeError as error:
+        # torch is not imported before it is needed, so its error is known by its name.
+        if type(error).__name__ != "OutOfMemoryError" and _CPU_ALLOCATOR not in str(error):
+            raise
+        _exit_with(_out_of_memory(error))
+    except KeyboardInterrupt:
+        _exit_interrupted()
+
+
+def normalize_argv(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `~` expanded in `--out=~/runs`, which shells leave alone; an empty one is refused.
+
+    An empty argument usually comes from an unset shell variable, and as a path it would be the current folder.
+    """
+    normalized = []
+    for place, argument in enumerate(arguments):
+        option = _OPTION_WITH_VALUE.fullmatch(argument)
+        if argument == "" or (option is not None and option[2] == ""):
+            where = option[1] if option is not None else shlex.join(["jcl", *arguments[:place]])
+            raise SettingsError(f"empty argument after `{where}`; is a shell variable not set?")
+        if option is not None and option[2].startswith("~"):
+            argument = f"{option[1]}={home_expanded(option[2])}"
+        normalized.append(argument)
+    return normalized
+
+
+class _LastingFile(io.FileIO):
+    """A file that accepts everything, also when nothing can be written any more."""
+
+    failure: OSError | None = None
+
+    def write(self, content: ReadableBuffer, /) -> int:
+        if self.failure is None:
+            try:
+                return super().write(content)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                self.failure = error
+        return memoryview(content).nbytes
+
+
+def _keep_going_without_stdout() -> Callable[[], None]:
+    """Let commands finish, and write their files, when stdout is closed (`| head -1`) or full.
+
+    Returns a function that raises if output was lost, except to a reader that has left.
+    """
+    stream = sys.stdout
+    if stream is None or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
+        return lambda: None
+    stream.flush()
+    raw = _LastingFile(stream.fileno(), "wb", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+    def check_written() -> None:
+        sys.stdout.flush()
+        if raw.failure is not None and not isinstance(raw.failure, BrokenPipeError):
+            raise JclError(
+                f"cannot write to standard output: {raw.failure.strerror}. Everything else is done; "
+                "make room or redirect the output, and repeat the command."
+            )
+
+    return check_written
+
+
+def _wrong_usage(error: Any) -> WrongUsage:
+    context = getattr(error, "ctx", None)
+    named = [info.name for info in app.registered_commands if info.name in sys.argv[1:2]]
+    command = " ".join(["jcl", *map(str, named)]) if context is None else context.command_path
+    return WrongUsage(" ".join(error.format_message().split()).rstrip("."), command)
+
+
+def _exit_with(error: JclError) -> NoReturn:
+    if not report_to_launcher(error, rank):
+        whose = f" on rank {rank}" if rank > 0 else ""
+        # Stopping a run on request is not an error.
+        lead = "" if error.exit_code in (Interrupted.exit_code, INTERRUPTED) else f"Error{whose}: "
+        print_line(err, str(error), lead=lead)
+    sys.exit(error.exit_code)
+
+
+def _exit_interrupted() -> NoReturn:
+    if err.is_terminal:
+        err.print()  # ^C is on this line
+    error = JclError("Interrupted.")
+    error.exit_code = INTERRUPTED
+    _exit_with(error)
+
+
+def _out_of_memory(error: RuntimeError) -> JclError:
+    """How much memory was requested, from a message that fills a screen."""
+    if _CPU_ALLOCATOR in str(error):
+        wanted = str(error).partition("you tried to allocate ")[2].split(" ")[0]
+        more = f": tried to allocate {int(wanted):,} bytes" if wanted.isdecimal() else ""
+        return JclError(
+            f"out of memory{more}; use smaller batches (--batch-size), views (views.image_size) or a shorter queue "
+            "(method.queue_size)."
+        )
+    wanted = ". ".join(str(error).split(". ")[:2]).rstrip(".")
+    return JclError(
+        f"{wanted}; use a smaller batch (--batch-size, and --accumulate for `jcl detect`), or free memory that other "
+        "programs hold on the GPU."
+    )
