@@ -1,7 +1,7 @@
 """Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018; MoCo), also during training.
 
 Each of the k bank rows most similar to a query votes for its class with weight exp(similarity / temperature). Votes
-are added one neighbour at a time, nearest first, so a smaller k is met on the way to a larger one, and the sums are
+are added one neighbour at a time, nearest first, so one pass serves every k, and the sums are
 the same on every device. Ties between neighbours go to the lower bank row, ties between classes to the lower class.
 """
 

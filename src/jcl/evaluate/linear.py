@@ -47,7 +47,7 @@ class ProbeGrid:
         return [(lr, decay) for lr in self.learning_rates for decay in self.weight_decays]
 
     def edges(self, cell: tuple[float, float]) -> tuple[str, ...]:
-        """At which ends of the grid a cell lies, beyond which there may be a better one."""
+        """The ends of the grid that a cell is at, beyond which there may be a better one."""
         found = []
         for name, value, values in zip(
             ("learning rate", "weight decay"), cell, (self.learning_rates, self.weight_decays), strict=True

@@ -24,7 +24,7 @@ _USUAL_ARGS = (("in_chans", 3), ("global_pool", "avg"), ("global_pool", "token")
 
 
 def read_hub_config(folder: Path) -> dict[str, Any]:
-    """What a `config.json` of timm says about the weights beside it, as fields of `WeightsFile`."""
+    """The fields of `WeightsFile` in a `config.json` of timm."""
     file = folder / CONFIG
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -120,7 +120,7 @@ Not stated: it depends on the training images. Add `license:` at the top of this
 def _training(settings: Settings, folder: RunFolder) -> str:
     data = settings.data.location
     if data not in KNOWN_SETS:
-        data = Path(data).name or data  # without the folders of somebody's disk
+        data = Path(data).name or data  # without the local path
     summary = METHODS[settings.method.name].summary.rstrip(".")
     sections = settings.model_dump(mode="json", include={"recipe", "method", "train", "views", "model"})
     text = f"""## Training
