@@ -32,7 +32,7 @@ def run(pretrained: Path) -> Path:
 def extracted(run: Path, location: Path, split: str, batch_size: int = 256, precision: torch.dtype = torch.float32):
     backbone = jcl.load_backbone(run)
     source = getattr(open_data(str(location)), split)
-    return backbone.info.shown.extract(
+    return backbone.info.preprocessing.extract(
         backbone, source, device=torch.device("cpu"), batch_size=batch_size, precision=precision
     ), source
 

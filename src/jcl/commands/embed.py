@@ -94,7 +94,7 @@ def _feature_rows(
     for split, source in sources.items():
         report.images[split] = 0
         skipped: dict[str, str] = {}
-        batches = target.shown.batches(
+        batches = target.preprocessing.batches(
             target.backbone,
             source,
             batch_size=options.batch_size,

@@ -178,7 +178,7 @@ def _prepare(
 def _train(
     settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, *, resumed: bool = False
 ) -> FinetuneFolder:
-    network, shown = work.network, work.subject.shown
+    network, shown = work.network, work.subject.preprocessing
     _announce(console, settings, folder, work)
     training = ClassifierTraining(
         title="fine-tuning",

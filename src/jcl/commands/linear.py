@@ -114,7 +114,7 @@ class _PaperProbe:
         scores, progress, unreadable = paper_probe(
             target.backbone,
             target.info.feature_width,
-            target.shown,
+            target.preprocessing,
             task,
             train,
             device=target.device,

@@ -106,7 +106,7 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     same_width = loaded.info.feature_width == table.rows.features.shape[1]
     if not same_width or weights_digest(loaded.network) != table.info.weights_digest:
         raise RunError(f"{options.index} was made with other weights than {path}; write it again with `jcl embed`.")
-    features = loaded.info.shown.extract(
+    features = loaded.info.preprocessing.extract(
         loaded.network,
         _ImageFiles(tuple(files)),
         device=choose_device(options.device),

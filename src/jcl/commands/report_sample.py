@@ -47,7 +47,7 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     The sample size depends only on the network and the kind of device, so equal runs have equal results.
     """
     found = open_backbone(weights)
-    backbone, shown = found.network, found.info.shown
+    backbone, shown = found.network, found.info.preprocessing
     precision = choose_precision(settings.train.precision, device)
     sample = _draw_sample(data, _affordable_views(backbone, shown, device))
     bank, queries = (

@@ -32,9 +32,9 @@ class EvaluationTarget:
     device: torch.device
 
     @property
-    def shown(self) -> FeatureSettings:
+    def preprocessing(self) -> FeatureSettings:
         """How images are preprocessed."""
-        return self.info.shown
+        return self.info.preprocessing
 
     def features(
         self,
@@ -46,7 +46,7 @@ class EvaluationTarget:
         progress: Callable[[int, int], None] | None,
     ) -> Features:
         """The features of all readable images of a source; unreadable ones are reported to the console."""
-        found = self.shown.extract(
+        found = self.preprocessing.extract(
             self.backbone, source, device=self.device, batch_size=batch_size, workers=workers, progress=progress
         )
         tell_left_out(console, found.skipped)

@@ -1,8 +1,8 @@
 """Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018; MoCo), also during training.
 
 Each of the k bank rows most similar to a query votes for its class with weight exp(similarity / temperature). Votes
-are added one neighbour at a time, nearest first, so one pass serves every k, and the sums are
-the same on every device. Ties between neighbours go to the lower bank row, ties between classes to the lower class.
+are added one neighbour at a time, nearest first, so one pass serves every k and the sums are the same on every device.
+Ties between neighbours go to the lower bank row, ties between classes to the lower class.
 """
 
 from __future__ import annotations
@@ -136,17 +136,16 @@ def online_knn(
     """
     if data.train.labels is None:
         return None
-    image_size, workers, k = settings.views.image_size, settings.data.workers, settings.record.knn_k
-    shown = FeatureSettings(image_size, settings.views.mean, settings.views.std)
-    precision, temperature = choose_precision(settings.train.precision, device), settings.record.knn_temperature
+    views, record, workers = settings.views, settings.record, settings.data.workers
+    preprocessing = FeatureSettings(views.image_size, views.mean, views.std)
+    precision = choose_precision(settings.train.precision, device)
 
     def features(source: ImageSource) -> Features:
-        return shown.extract(backbone, source, device=device, precision=precision, workers=workers)
+        return preprocessing.extract(backbone, source, device=device, precision=precision, workers=workers)
 
     def measure() -> dict[str, float]:
-        (result,) = knn_on(
-            data, features, k=[k], temperature=[temperature], device=device, ranks=ranks, skipped=skipped
-        )
+        k, temperature = [record.knn_k], [record.knn_temperature]
+        (result,) = knn_on(data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped)
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure

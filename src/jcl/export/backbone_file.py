@@ -33,7 +33,7 @@ class BackboneInfo:
     std: tuple[float, float, float]
 
     @property
-    def shown(self) -> FeatureSettings:
+    def preprocessing(self) -> FeatureSettings:
         """How images are preprocessed when features are extracted."""
         return FeatureSettings(self.image_size, self.mean, self.std)
 

@@ -60,7 +60,7 @@ def hub_config(name: str, info: BackboneInfo) -> dict[str, Any]:
             "input_size": [3, info.image_size, info.image_size],
             "fixed_input_size": bool(known and known.fixed_input_size),
             "interpolation": "bilinear",
-            "crop_pct": info.shown.crop_ratio,
+            "crop_pct": info.preprocessing.crop_ratio,
             "crop_mode": "center",
             "mean": list(info.mean),
             "std": list(info.std),

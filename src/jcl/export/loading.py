@@ -91,7 +91,7 @@ def _read_run(folder: RunFolder) -> WeightsFile:
 def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:
     """Build the network of a file and load its weights.
 
-    The network is the one given as `backbone`, named in the file, or identified by the shapes of a ResNet, in this order.
+    The network is the one given as `backbone`, the one named in the file, or the ResNet that the shapes belong to.
     """
     tensors, layout = torchvision_names(weights.tensors)
     if layout == WITHOUT_RELU:
