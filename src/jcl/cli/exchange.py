@@ -1,16 +1,93 @@
-"""Commands that convert backbones from and for other libraries."""
+"""Commands that convert backbones, write features to a file and search it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from jcl.cli.app import EXCHANGE
+from rich.table import Table
+
+from jcl.cli.app import EVALUATE, EXCHANGE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import say
-from jcl.console import pluralize, readable_size, typed
+from jcl.cli.printing import counting, demand_free_picture, in_table, say
+from jcl.console import pluralize, print_line, readable_size, typed
+from jcl.errors import DataError, SettingsError
+from jcl.paths import home_expanded
 
 if TYPE_CHECKING:
-    from jcl.settings.exchange import ExportOptions, ImportOptions
+    from jcl.commands.neighbours import Matches
+    from jcl.settings.exchange import EmbedOptions, ExportOptions, ImportOptions, NeighboursOptions
+
+
+@command("embed", "exchange.EmbedOptions", group=EVALUATE)
+def embed(options: EmbedOptions) -> dict[str, Any]:
+    """Write the features of all images to a file, with their names, labels and splits.
+
+    [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
+    """
+    from jcl.commands.embed import embed as write_features
+
+    with counting("embedding") as progress:
+        report = write_features(options, progress=progress)
+    for image, reason in report.skipped.items():
+        print_line(err, f"skipped {image}: {reason}")
+    skipped = f", {len(report.skipped):,} unreadable skipped" if report.skipped else ""
+    counts = ", ".join(pluralize(count, f"{name} image") for name, count in report.images.items())
+    say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {options.out}.")
+    return report.as_dict()
+
+
+@command("neighbours", "exchange.NeighboursOptions", group=EVALUATE)
+def neighbours(options: NeighboursOptions) -> dict[str, Any]:
+    """Find the images with the most similar features.
+
+    [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
+    """
+    from jcl.commands.neighbours import find_neighbours
+
+    picture = options.out
+    if picture is not None and any(_same_file(picture, image) for image in options.images):
+        raise SettingsError(f"{picture} is one of the query images; choose another name for the picture.")
+    demand_free_picture(picture, force=options.force)
+    matches = find_neighbours(options)
+    columns = matches.as_dict()
+    _print_matches(matches, columns)
+    if picture is not None:
+        _draw(matches, picture)
+    return columns
+
+
+def _same_file(picture: Path, image: str) -> bool:
+    query = home_expanded(image)
+    return picture.exists() and query.exists() and picture.samefile(query)
+
+
+def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
+    lines = list(zip(*columns.values(), strict=True))
+    count = matches.found.rows.shape[1]
+    shown = ("name", "class", "split") if len(set(columns["split"])) > 1 else ("name", "class")
+    for place, query in enumerate(matches.queries):
+        say(query.name)
+        table = Table("rank", "similarity", "row")
+        for name in shown:
+            table.add_column(name, overflow="fold")
+        for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
+            cells = [in_table(text or "") for text in texts[: len(shown)]]
+            table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
+        out.print(table)
+
+
+def _draw(matches: Matches, picture: Path) -> None:
+    """Without the images there is no picture, but the table has been printed."""
+    from jcl.commands.neighbours import DRAWN, draw_matches
+
+    try:
+        draw_matches(matches, picture)
+    except DataError as error:
+        print_line(err, f"No picture was drawn: {error}")
+        return
+    some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
+    say(f"The neighbours{some} are drawn in {picture}.")
 
 
 @command("import", "exchange.ImportOptions", group=EXCHANGE)
