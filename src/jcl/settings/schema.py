@@ -57,7 +57,7 @@ Kind = TypeVar("Kind", bound=Section)
 class DataSettings(Section):
     """Where the images come from and how they reach the device."""
 
-    location: str = Field("", description="folder of images, .npz file, or a name: demo, cifar10, cifar100, stl10")
+    location: str = Field("", description="folder of images, .npz file, .tar shards, or demo, cifar10, cifar100, stl10")
     root: str = Field("", description="where data sets known by name are kept (empty: $JCL_DATA or ~/.cache/jcl/data)")
     subset: str = Field("", description="imagenet100, or a file with one class folder a line: use only these")
     download: bool = Field(True, description="fetch a data set known by name when it is not under data.root")
