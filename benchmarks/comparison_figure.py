@@ -67,8 +67,8 @@ def draw(found: dict[str, Any], path: Path) -> Path:
         results = list(results_of(found, name).values())
         draw_row(over_epochs, looks[name], results, 1)
         draw_row(over_compute, looks[name], results, relative_compute(row, results[0]) / found["epochs"])
-    style.dress(over_epochs, "At equal epochs", "kNN in percent against epochs")
-    style.dress(over_compute, "At equal compute", f"kNN against compute, in {found['epochs']} epochs of MoCo v2")
+    style.format_axes(over_epochs, "At equal epochs", "kNN in percent against epochs")
+    style.format_axes(over_compute, "At equal compute", f"kNN against compute, in {found['epochs']} epochs of MoCo v2")
     handles = [Line2D([], [], linewidth=2.2, **look) for look in looks.values()]
     labels, place = [label(name, found) for name in rows], (0.015, 1 - 0.62 / height)
     figure.legend(

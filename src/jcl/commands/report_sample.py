@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
@@ -178,8 +178,7 @@ def _distinct(queries: Features) -> list[int]:
 
 
 def _image(source: ImageSource, sample: int) -> NamedImage:
-    pixels: Tensor = source.read(sample, IMAGE_SIDE * 2)
-    return NamedImage(pixels, source.name_of(sample), _label(source, sample))
+    return NamedImage(source.read(sample, IMAGE_SIDE * 2), source.name_of(sample), _label(source, sample))
 
 
 def _label(source: ImageSource, sample: int) -> str | None:

@@ -1,1 +1,1 @@
-"""What a person looks at: figures as PNG files, and the page of runs, one HTML file that needs nothing else."""
+"""Figures as PNG files, and the report page, one self-contained HTML file."""

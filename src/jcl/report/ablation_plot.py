@@ -213,7 +213,7 @@ def _draw_curve(
 
 
 def _style_panel(axes: Axes, title: str, subtitle: str) -> None:
-    style.dress(axes, title, subtitle)
+    style.format_axes(axes, title, subtitle)
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.margins(y=0.12)
 
@@ -247,7 +247,7 @@ def _draw_heat_maps(curves: Mapping[str, Sequence[Point]], name: str) -> Figure:
                 color=style.PAPER if (value - low) / (high - low) > 0.5 else style.INK,
                 fontsize=min(style.SIZES["label"], 52 / len(columns)),
             )  # fmt: skip
-        style.dress(axes, title, _best_text(points, metric))
+        style.format_axes(axes, title, _best_text(points, metric))
         axes.grid(visible=False)
         axes.set_xticks(range(len(columns)), [style.plain(written(value), 8) for value in columns], parse_math=False)
         axes.set_yticks(range(len(curves)), [style.plain(text, 28) for text in curves], parse_math=False)

@@ -200,7 +200,8 @@ def _training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | Non
     if spec.key == "loss":
         sizes = sorted({runs[index].settings.method.queue_size for index in found})
         levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in sizes]
-    ends = "; ".join(f"{runs[one.run].name} ends at {spec.format(_last(one.points))}" for one in series)
+    final = {runs[index].name: points[np.isfinite(points[:, 1]), 1][-1] for index, points in found.items()}
+    ends = "; ".join(f"{name} ends at {spec.format(value)}" for name, value in final.items())
     end = max(float(points[:, 0].max()) for points in found.values())
     return _chart(spec, f"{spec.title} by epoch. {ends}.", series, (0.0, end or 1.0), levels)
 
@@ -216,11 +217,6 @@ def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:
         return Series(index, points[shown], marked=len(points) <= _MARKED)
     smoothed = np.stack([points[:, 0], moving_average(points[:, 1])], axis=1)
     return Series(index, smoothed[shown], raw=points[shown])
-
-
-def _last(points: Points) -> float:
-    values = points[:, 1]
-    return float(values[np.isfinite(values)][-1])
 
 
 def _histogram(spec: ChartSpec, values: Mapping[int, Tensor]) -> Chart:

@@ -80,8 +80,7 @@ def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:
     axes.imshow(pixels, interpolation="nearest" if pixels.shape[1] <= 64 else "auto")
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.spines[:].set_color(colour)
-    axes.spines[:].set_linewidth(2.2)
+    axes.spines[:].set(color=colour, linewidth=2.2)
     text = mark + style.plain(image.label or "", 20)
     axes.annotate(
         text, (0.5, 0), (0, -9.5), xycoords="axes fraction", textcoords="offset points", ha="center", color=colour,

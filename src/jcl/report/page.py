@@ -154,7 +154,10 @@ def _view_names(queries: int, keys: int) -> list[str]:
 
 def _colours(runs: Sequence[RunContents]) -> str:
     """CSS with the colours of runs and classes, for light and dark pages."""
-    chosen = _run_colours([run.settings.method.name for run in runs])
+    methods = [run.settings.method.name for run in runs]
+    # Further runs of a method get unused colours, because no method has this name.
+    names = [f"{name} {index}" if name in methods[:index] else name for index, name in enumerate(methods)]
+    chosen = style.colours_for(names)
     named = {f"--run-{index}": colour for index, colour in enumerate(chosen)}
     named |= {f"--hue-{index}": colour for index, colour in enumerate(style.PALETTE)}
     light = ";".join(f"{name}:{colour}" for name, colour in named.items())
@@ -165,10 +168,3 @@ def _colours(runs: Sequence[RunContents]) -> str:
         rules.append(f".run-{index}{{--colour:var(--run-{index});--dash:{dash}}}")
     rules += [f".hue-{index}{{--colour:var(--hue-{index})}}" for index in range(len(style.PALETTE))]
     return "\n".join(rules) + "\n"
-
-
-def _run_colours(methods: Sequence[str]) -> list[str]:
-    """The first run of a method has the method's colour; further runs, named otherwise here, get unused ones."""
-    return style.colours_for(
-        [method if method not in methods[:index] else f"{method} {index}" for index, method in enumerate(methods)]
-    )

@@ -92,7 +92,7 @@ def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: s
             fontweight="bold", parse_math=False,
         )  # fmt: skip
     medians = ", ".join(f"{median:.4g} ({style.plain(name, 14)})" for median, _, name, _ in peaks)
-    style.dress(axes, title, f"medians {medians}")
+    style.format_axes(axes, title, f"medians {medians}")
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, highest * (1.1 + 0.09 * math.ceil(len(peaks) / 2)))
     axes.xaxis.set_major_locator(MaxNLocator(7))
@@ -123,7 +123,9 @@ def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: 
         rows = {case.spread: row for case, row in results if (case.dimension, case.temperature) == key}
         _draw_gaps(axes, dict(sorted(rows.items())))
         losses = [row.infinite for row in rows.values()]
-        style.dress(axes, f"d = {key[0]}, temperature {key[1]:g}", f"Eq. 4 from {min(losses):.3g} to {max(losses):.3g}")
+        style.format_axes(
+            axes, f"d = {key[0]}, temperature {key[1]:g}", f"Eq. 4 from {min(losses):.3g} to {max(losses):.3g}"
+        )
         _label(axes, "spread of the keys" if key[0] == dimensions[-1] else "", "above Eq. 4")
     scales = list(results[0][1].closed)
     errors = Line2D([], [], color=style.FAINT, linewidth=8)
@@ -177,8 +179,8 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     losses, shares, skewness = figure.subplots(1, 3)
     figure.subplots_adjust(left=0.05, right=0.985, top=0.66, bottom=0.125, wspace=0.19)
     gaps = ", ".join(f"{rows[-1].gap(scale):+.3g} (scale {scale:g})" for scale in list(rows[-1].closed)[:3])
-    style.dress(losses, "Loss of the run's keys", f"Eq. 8 minus Eq. 4 at the end: {gaps}")
-    style.dress(shares, "Images with non-Gaussian keys", f"{rejected[-1]:.1f} % at the end, tested at 5 %")
+    style.format_axes(losses, "Loss of the run's keys", f"Eq. 8 minus Eq. 4 at the end: {gaps}")
+    style.format_axes(shares, "Images with non-Gaussian keys", f"{rejected[-1]:.1f} % at the end, tested at 5 %")
     if len(steps) > 1:
         _draw_losses(losses, steps, rows)
         shares.plot(steps, rejected, color=style.RED, clip_on=False, **_POINTS)
@@ -241,7 +243,7 @@ def _draw_skewness(axes: Axes, test: Normality, reference: Normality) -> None:
     edges = np.linspace(min(own.min(), gaussian.min()), max(own.max(), gaussian.max()), 41)
     _histogram(axes, gaussian, edges, style.MUTED)
     _histogram(axes, own, edges, style.RED)
-    style.dress(axes, "Skewness at the last checkpoint", f"median {np.median(own):+.2f}; gray: Gaussian samples")
+    style.format_axes(axes, "Skewness at the last checkpoint", f"median {np.median(own):+.2f}; gray: Gaussian samples")
     axes.xaxis.set_major_locator(MaxNLocator(6))
     _label(axes, "skewness of q·k over the views of an image", "% of images")
 
@@ -258,8 +260,8 @@ def plot_cost(cells: Sequence[Cell], path: Path, *, of: str, finding: str) -> Pa
     _draw_cost(memory, cells, [None if cell.cost is None else cell.cost.bytes / bytes_unit for cell in cells])
     times = [None if cell.cost is None else cell.cost.milliseconds / time_unit for cell in cells]
     _draw_cost(taken, cells, times)
-    style.dress(memory, "Memory", f"peak of a step in {'GiB' if gib else 'MiB'}")
-    style.dress(taken, "Time", f"{'seconds' if seconds else 'milliseconds'} per step")
+    style.format_axes(memory, "Memory", f"peak of a step in {'GiB' if gib else 'MiB'}")
+    style.format_axes(taken, "Time", f"{'seconds' if seconds else 'milliseconds'} per step")
     methods = dict.fromkeys(cell.method for cell in cells)
     entries = [(METHODS[method].title, Line2D([], [], linewidth=2.2, **_look(method))) for method in methods]
     if len(costs) < len(cells):

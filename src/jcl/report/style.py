@@ -1,8 +1,7 @@
-"""One look for all figures: colours that colour-blind readers tell apart, quiet axes, titles that speak.
+"""Colours, fonts and axes shared by all figures.
 
-Figures are built from matplotlib's objects, never through pyplot, so nothing here reads or leaves global state, and
-figures can be drawn in any thread. Text from outside (names of runs, classes and files) goes through `plain`, and
-every text is drawn with formula parsing off, so a `$` in a file name is a dollar sign.
+Figures are built without pyplot, so there is no global state and they can be drawn in any thread. Names of runs,
+classes and files go through `plain`, and math parsing is off, so a `$` in a file name is a dollar sign.
 """
 
 import functools
@@ -30,10 +29,10 @@ ORANGE: Final = "#e69f00"
 GREEN: Final = "#009e73"
 RED: Final = "#d55e00"
 
-# Okabe and Ito's palette, without the yellow that vanishes on white.
+# The colour-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 PALETTE: Final = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED)
 
-# What has not learned anything is grey.
+# Untrained baselines are grey.
 _BASELINE_COLOURS: Final = {
     "random": "#9aa5b1",
     "random-encoder": "#9aa5b1",
@@ -45,7 +44,7 @@ SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5}
 
 
 def colours_for(names: Sequence[str]) -> list[str]:
-    """A colour for each name: the method's own where the name is a method's, otherwise the next unused one."""
+    """A colour for each name: that of the method of this name, or else the next unused one."""
     known = [_own_colour(name.strip().lower().replace(" ", "-")) for name in names]
     free = [colour for colour in PALETTE if colour not in known] or list(PALETTE)
     unknown = iter(range(len(names)))
@@ -58,9 +57,9 @@ def _own_colour(name: str) -> str | None:
 
 
 def plain(text: str, limit: int = 40) -> str:
-    """Text on one line, cut in the middle where it is too long, with a box for each letter that the font lacks."""
-    line = "".join(letter for letter in " ".join(text.split()) if letter.isprintable())
-    line = "".join(letter if ord(letter) in _letters() else "□" for letter in line)
+    """Text on one line, shortened in the middle if too long, with a box for each character that the font lacks."""
+    line = "".join(char for char in " ".join(text.split()) if char.isprintable())
+    line = "".join(char if ord(char) in _characters() else "□" for char in line)
     if len(line) <= limit:
         return line
     head = (limit - 1) // 2
@@ -68,26 +67,23 @@ def plain(text: str, limit: int = 40) -> str:
 
 
 @functools.cache
-def _letters() -> frozenset[int]:
-    """The letters of the font that matplotlib uses here; it would warn at each other one."""
+def _characters() -> frozenset[int]:
+    """The characters of the default font; matplotlib warns about all others."""
     return frozenset(get_font(findfont(FontProperties())).get_charmap())
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty white figure of this many inches; nothing is trimmed on saving, so its pixels are inches times DPI."""
+    """An empty white figure, in inches; its size in pixels is that times DPI."""
     figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
     FigureCanvasAgg(figure)
     return figure
 
 
-def dress(axes: Axes, title: str, subtitle: str = "") -> None:
-    """Give a panel the common look: light grid, two spines, a bold title at the left with a muted line below it."""
+def format_axes(axes: Axes, title: str, subtitle: str = "") -> None:
+    """Format a panel: light grid, two spines, a bold title on the left with a subtitle below."""
     axes.set_facecolor(PAPER)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(MUTED)
-        axes.spines[side].set_linewidth(0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set(color=MUTED, linewidth=0.8)
     axes.grid(visible=True, axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=SIZES["label"], length=3, width=0.8)
@@ -102,7 +98,7 @@ def dress(axes: Axes, title: str, subtitle: str = "") -> None:
 
 
 def write_title(figure: Figure, title: str, subtitle: str = "") -> None:
-    """A title at the upper left corner, a fixed distance from the edges whatever the figure's size."""
+    """A title in the upper left corner, at a fixed distance from the edges."""
     width, height = figure.get_size_inches()
     left = 0.22 / width
     figure.text(left, 1 - 0.34 / height, title, color=INK, fontsize=SIZES["title"], fontweight="bold", parse_math=False)
@@ -110,7 +106,7 @@ def write_title(figure: Figure, title: str, subtitle: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG in one step, making its folder; equal figures give equal files."""
+    """Write a PNG atomically; equal figures give equal files."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
     write_atomically(path, picture.getvalue())
