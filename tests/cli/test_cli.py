@@ -140,7 +140,7 @@ def test_too_few_images_to_choose_a_batch(refused, tmp_path):
     ("arguments", "said"),
     [
         (["--recipe", "imagenet-papr"], "did you mean imagenet-paper?"),
-        (["--recipe", "missing.yaml"], "cannot read the settings in missing.yaml"),
+        (["--recipe", "missing.yaml"], "missing.yaml"),
         (["--set", "train.learning=1"], "unknown setting 'train.learning'"),
         (["--set", "train.batch_sise=1"], "did you mean train.batch_size?"),
         (["--set", "lr=1"], "unknown setting 'lr'"),

@@ -148,7 +148,7 @@ def test_references_to_references_neither_fill_the_memory_nor_a_sentence(tmp_pat
     merged = ["m0: &m0 {a: 0}", *(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}" for n in range(1, 10))]
     for lines in (lists, merged):
         (tmp_path / "settings.yaml").write_text("\n".join(lines))
-        with pytest.raises(SettingsError, match="not valid YAML: it has more than 10,000 values"):
+        with pytest.raises(SettingsError, match="10,000 values"):
             read_settings(tmp_path / "settings.yaml", Settings)
     (tmp_path / "settings.yaml").write_text("train: {lr: [" + "1, " * 9000 + "]}")
     with pytest.raises(SettingsError) as caught:
@@ -162,7 +162,7 @@ def test_references_are_read(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(SettingsError, match="cannot read the settings"):
+    with pytest.raises(SettingsError, match=r"missing\.yaml"):
         read_settings(tmp_path / "missing.yaml", Settings)
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(SettingsError, match="not valid YAML"):

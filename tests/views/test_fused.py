@@ -3,8 +3,7 @@ import torch
 
 from jcl.views import apply_views, draw_parameters, view_recipe
 from jcl.views.fused import blur_matrix, fused_views
-from jcl.views.resample import blur
-from jcl.views.taps import blur_taps
+from jcl.views.resize import blur, blur_taps
 
 
 def batch(canvas: int) -> tuple[torch.Tensor, torch.Tensor]:

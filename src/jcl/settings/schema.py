@@ -1,7 +1,7 @@
-"""Typed, validated settings of a pre-training run.
+"""Settings of a pre-training run, typed and validated.
 
-A recipe is a YAML file with values of these settings; a run folder keeps the complete set in `settings.yaml`. Values
-that read "auto" are chosen from the data before training (see `automatic.py`) and replaced by what was chosen.
+A recipe is a YAML file with some of these settings; a run folder keeps all of them in `settings.yaml`. Values that are
+"auto" are chosen from the data before training (see `resolve.py`). Descriptions are help texts of command-line options.
 """
 
 from __future__ import annotations
@@ -19,16 +19,6 @@ from pydantic.fields import FieldInfo
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 
-Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-CropShare = Annotated[float, Field(gt=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-NotNegative = Annotated[float, Field(ge=0.0)]
-Triple = tuple[float, float, float]
-
-ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
-
 
 def _known_method(name: str) -> str:
     if name not in METHODS:
@@ -36,17 +26,26 @@ def _known_method(name: str) -> str:
     return name
 
 
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+CropShare = Annotated[float, Field(gt=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
+Triple = tuple[float, float, float]
+ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
 MethodName = Annotated[str, AfterValidator(_known_method)]
 BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
-_MOST_YAML_NODES = 10_000  # a hundred times what settings hold
+
+_MOST_YAML_NODES = 10_000  # a hundred times what settings need
 _MOST_PROBLEMS = 3  # that a message lists
-_LONGEST_SHOWN = 200  # letters of a value that does not work
+_LONGEST_SHOWN = 200  # characters of an invalid value
 
 
 class Section(BaseModel):
-    """Settings that belong together: an unknown name is an error, and nothing changes once it is validated."""
+    """A group of settings; unknown names are errors, and values do not change after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -55,92 +54,104 @@ Kind = TypeVar("Kind", bound=Section)
 
 
 class DataSettings(Section):
-    """Where the images come from and how they reach the device."""
+    """Images and how they are loaded."""
 
-    location: str = Field("", description="folder of images, .npz file, .tar shards, or demo, cifar10, cifar100, stl10")
-    root: str = Field("", description="where data sets known by name are kept (empty: $JCL_DATA or ~/.cache/jcl/data)")
-    subset: str = Field("", description="imagenet100, or a file with one class folder a line: use only these")
-    download: bool = Field(True, description="fetch a data set known by name when it is not under data.root")
-    canvas: PositiveInt | Auto = Field("auto", description="longest side in pixels at which images are decoded")
-    workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="processes that decode images")
-    strict: bool = Field(False, description="stop at the first training image, folder or shard that is unreadable")
+    location: str = Field(
+        "", description="Folder of images, .npz file, shards ('s/{0000..0127}.tar'), or demo, cifar10, cifar100, stl10."
+    )
+    root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
+    subset: str = Field("", description="Classes to use: imagenet100, or a file with one class folder per line.")
+    download: bool = Field(True, description="Download data sets that are not in data.root.")
+    canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
+    workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="Image decoding processes.")
+    strict: bool = Field(False, description="Stop at the first unreadable training image, folder or shard.")
 
 
 class ViewSettings(Section):
-    """How a view of an image is made."""
+    """Augmented views of the images."""
 
-    recipe: ViewName | Auto = Field("moco-v2", description="kind of views")
-    image_size: PositiveInt | Auto = Field("auto", description="side in pixels of the views")
-    min_scale: CropShare = Field(0.2, description="least share of the image in a crop")
-    mean: Triple = Field((0.485, 0.456, 0.406), description="subtracted per channel")
-    std: tuple[Positive, Positive, Positive] = Field((0.229, 0.224, 0.225), description="divided by per channel")
+    recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
+    image_size: PositiveInt | Auto = Field("auto", description="Side of the views in pixels.")
+    min_scale: CropShare = Field(0.2, description="Smallest fraction of an image in a crop.")
+    mean: Triple = Field((0.485, 0.456, 0.406), description="Mean of the channels, for normalization.")
+    std: tuple[Positive, Positive, Positive] = Field(
+        (0.229, 0.224, 0.225), description="Standard deviation of the channels, for normalization."
+    )
 
 
 class ModelSettings(Section):
     """The encoder."""
 
-    backbone: str = Field("resnet50", description="torchvision or timm name, or tiny_cnn")
-    stem: Literal["imagenet", "small"] | Auto = Field("auto", description="first layers: for photographs or ~32 px")
-    head: Literal["mlp", "linear"] = Field("mlp", description="MoCo v2's or MoCo v1's projection head")
-    head_width: PositiveInt | Literal["features"] = Field("features", description="of the head's hidden layer")
-    embedding_dim: PositiveInt = Field(128, description="dimension of queries and keys")
-    bn_groups: PositiveInt | Auto = Field("auto", description="batch-norm groups of the batch (ShuffleBN)")
+    backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
+    stem: Literal["imagenet", "small"] | Auto = Field(
+        "auto", description="First layers: imagenet for photographs, small for images of about 32 px."
+    )
+    head: Literal["mlp", "linear"] = Field("mlp", description="Projection head: mlp (MoCo v2) or linear (MoCo v1).")
+    head_width: PositiveInt | Literal["features"] = Field(
+        "features", description="Width of the MLP head's hidden layer (features: as the backbone's features)."
+    )
+    embedding_dim: PositiveInt = Field(128, description="Dimension of queries and keys, d.")
+    bn_groups: PositiveInt | Auto = Field("auto", description="Batch-norm groups of a batch (ShuffleBN).")
 
 
 class MethodSettings(Section):
-    """What is learned from the views."""
+    """The contrastive method."""
 
-    name: MethodName = Field("jcl", description="contrastive method")
-    num_keys: NumKeys | Auto = Field(5, description="key views per image, M'")
-    num_queries: NumQueries | Auto = Field(1, description="query views per image (paper: 1)")
-    covariance_scale: NotNegative | Auto = Field(4.0, description="weight of the keys' covariance, lambda")
-    covariance_schedule: Literal["constant", "linear"] = Field("constant", description="linear: lambda (e+1)/E")
-    temperature: Positive = Field(0.2, description="softmax temperature, tau")
-    queue_size: PositiveInt | Auto = Field("auto", description="past keys kept as negatives, K")
-    key_momentum: Share | Auto = Field("auto", description="momentum of the key encoder")
+    name: MethodName = Field("jcl", description=f"Method: {', '.join(METHODS)}.")
+    num_keys: NumKeys | Auto = Field(5, description="Key views per image, M'.")
+    num_queries: NumQueries | Auto = Field(1, description="Query views per image (1 in the paper).")
+    covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the keys' covariance, lambda.")
+    covariance_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="How lambda changes: constant, or linear from lambda/E in the first of E epochs."
+    )
+    temperature: Positive = Field(0.2, description="Softmax temperature, tau.")
+    queue_size: PositiveInt | Auto = Field("auto", description="Past keys kept as negatives, K.")
+    key_momentum: Share | Auto = Field("auto", description="Momentum of the key encoder.")
 
 
 class TrainSettings(Section):
-    """How long and how fast."""
+    """Optimization and hardware."""
 
-    epochs: PositiveInt = Field(200, description="passes over the data")
-    batch_size: BatchSize | Auto = Field("auto", description="images per step, over all devices")
-    lr: Positive | Auto = Field("auto", description="highest learning rate, after the warm-up")
-    weight_decay: NotNegative | Auto = Field(1e-4, description="on all parameters, as MoCo has it")
-    momentum: Share = Field(0.9, description="of SGD")
-    schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
-    schedule_by: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
-    milestones: tuple[PositiveInt, ...] = Field((120, 160), description="epochs at which a step schedule decays")
-    decay: Positive = Field(0.1, description="factor of a step schedule")
-    warmup_epochs: NotNegative | Auto = Field(0.0, description="epochs of linear warm-up")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="of everything random")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, ...")
-    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="of the encoders")
-    compile: bool | Auto = Field("auto", description="compile views, encoders and loss (auto: on a GPU)")
-    cuda_graph: bool | Auto = Field("auto", description="record a step as one CUDA graph (auto: on a GPU)")
-    key_passes: PositiveInt | Auto = Field("auto", description="parts in which the keys are encoded")
-    rank_timeout: Positive = Field(600.0, description="seconds after which a rank that does not answer is given up")
-    on_nan: Literal["stop", "skip"] = Field("stop", description="what a loss that is not finite does: stop, skip")
+    epochs: PositiveInt = Field(200, description="Training epochs.")
+    batch_size: BatchSize | Auto = Field("auto", description="Images per step, over all devices.")
+    lr: Positive | Auto = Field("auto", description="Peak learning rate.")
+    weight_decay: NotNegative | Auto = Field(1e-4, description="Weight decay, on all parameters as in MoCo.")
+    momentum: Share = Field(0.9, description="Momentum of SGD.")
+    schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="Learning rate schedule.")
+    schedule_by: Literal["epoch", "step"] = Field("epoch", description="Whether the rate changes per epoch or step.")
+    milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
+    decay: Positive = Field(0.1, description="Decay factor of a step schedule.")
+    warmup_epochs: NotNegative | Auto = Field(0.0, description="Epochs of linear warm-up.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Random seed.")
+    device: str = Field("auto", description="Device: auto, cpu, cuda, cuda:1, ...")
+    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Precision of the encoders.")
+    compile: bool | Auto = Field("auto", description="Compile views, encoders and loss (auto: on a GPU).")
+    cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
+    key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
+    rank_timeout: Positive = Field(600.0, description="Seconds to wait for a rank that does not respond.")
+    on_nan: Literal["stop", "skip"] = Field("stop", description="At a non-finite loss, stop or skip the step.")
 
 
 class RecordSettings(Section):
-    """What is written down while training."""
+    """Metrics, checkpoints and evaluation during training."""
 
-    log_every: PositiveInt = Field(20, description="steps per line of metrics.jsonl")
-    checkpoint_every: PositiveInt = Field(5, description="epochs between checkpoints")
-    checkpoint_minutes: NotNegative = Field(15.0, description="minutes between checkpoints within that; 0: none")
-    keep: PositiveInt = Field(2, description="newest checkpoints kept")
-    knn_every: Annotated[int, Field(ge=0)] = Field(10, description="epochs between online kNN; 0: only at the end")
-    knn_k: PositiveInt | Auto = Field(200, description="neighbours that vote")
-    knn_temperature: Positive = Field(0.1, description="of the votes' weights")
-    tensorboard: bool = Field(True, description="write TensorBoard events too")
-    report: bool = Field(True, description="make a page of the run, report.html, at its end")
+    log_every: PositiveInt = Field(20, description="Steps per line of metrics.jsonl.")
+    checkpoint_every: PositiveInt = Field(5, description="Epochs between checkpoints.")
+    checkpoint_minutes: NotNegative = Field(15.0, description="Minutes between checkpoints within epochs; 0: none.")
+    keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")
+    knn_every: Annotated[int, Field(ge=0)] = Field(
+        10, description="Epochs between kNN evaluations; 0: only at the end."
+    )
+    knn_k: PositiveInt | Auto = Field(200, description="Neighbours that vote in kNN.")
+    knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
+    tensorboard: bool = Field(True, description="Write TensorBoard events.")
+    report: bool = Field(True, description="Write a page about the run, report.html, at its end.")
 
 
 class Settings(Section):
-    """Everything that defines a run."""
+    """All settings of a run."""
 
-    recipe: str = Field("", description="the recipe these settings started from")
+    recipe: str = Field("", description="Recipe that these settings are based on.")
     data: DataSettings = DataSettings()
     views: ViewSettings = ViewSettings()
     model: ModelSettings = ModelSettings()
@@ -161,8 +172,8 @@ class Settings(Section):
                 raise ValueError(f"train.batch_size={batch} cannot be split into model.bn_groups={groups} equal groups")
             if batch // groups < 2:
                 raise ValueError(
-                    f"train.batch_size={batch} in model.bn_groups={groups} groups leaves one image a group, "
-                    "too few for batch-norm statistics; lower model.bn_groups"
+                    f"train.batch_size={batch} in model.bn_groups={groups} groups leaves one image per group, "
+                    "too few for batch norm; lower model.bn_groups"
                 )
         passes = self.train.key_passes
         if isinstance(groups, int) and isinstance(passes, int) and groups % passes:
@@ -174,12 +185,12 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def settings_from(values: Mapping[str, Any], origin: str) -> Settings:
-    """Validate nested values; every problem becomes a sentence that names `origin` and the key."""
+    """Settings from nested values; errors name `origin` and the setting."""
     return validated(Settings, values, origin)
 
 
 def validated(kind: type[Kind], values: Mapping[str, Any], origin: str) -> Kind:
-    """Settings of some kind from nested values; every problem becomes a sentence that names `origin` and the key."""
+    """A model from nested values; errors name `origin` and the setting."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -192,43 +203,43 @@ def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, which may be a stranger's."""
-    if path.exists() and not path.is_file():  # a pipe would keep its reader waiting for ever
-        raise SettingsError(f"cannot read the settings in {path}: it is no file.")
+    """The mapping in a YAML file, which need not be trusted."""
+    if path.exists() and not path.is_file():  # reading a pipe could block forever
+        raise SettingsError(f"cannot read settings from {path}: not a regular file.")
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"cannot read the settings in {path}: {error.strerror}.") from None
+        raise SettingsError(f"cannot read settings from {path}: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):
-        raise SettingsError(f"{path} should hold settings as 'section: values', but it holds {type(values).__name__}.")
+        raise SettingsError(f"{path} must contain settings as 'section: values', not {type(values).__name__}.")
     return values
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain data from YAML; whatever is wrong with the text raises `yaml.YAMLError`."""
+    """Plain data from YAML; all errors are `yaml.YAMLError`."""
     try:
         return yaml.load(text, _Loader)
-    # What reads numbers and dates raises errors of its own, as at the 99th of a month.
+    # The constructors of numbers and dates raise their own errors, for example for the 99th of a month.
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise yaml.YAMLError(f"{error or type(error).__name__}") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data only, and refuses text in which things refer to each other until they fill the memory."""
+    """Reads plain data only, and refuses nested references that would fill the memory."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
         if node is not None and _written_out(node, {}) > _MOST_YAML_NODES:
-            raise yaml.YAMLError(f"it has more than {_MOST_YAML_NODES:,} values")
+            raise yaml.YAMLError(f"more than {_MOST_YAML_NODES:,} values")
         return node
 
 
 def _written_out(node: yaml.Node, known: dict[int, int]) -> int:
-    """How many values there are in a node when each reference is replaced by what it refers to."""
+    """Number of values in a node with all references expanded."""
     if id(node) not in known:
-        known[id(node)] = _MOST_YAML_NODES + 1  # until it is known: what it has in itself would have no end
+        known[id(node)] = _MOST_YAML_NODES + 1  # a node that contains itself has no end
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
         parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in pairs for part in pair]
         known[id(node)] = 1 + sum(_written_out(part, known) for part in parts)
@@ -274,7 +285,7 @@ def affects_results(name: str) -> bool:
 
 
 def put(nested: dict[str, Any], name: str, value: Any) -> None:
-    """Set one value by its dotted name, after making sure that there is such a setting."""
+    """Set a value by its dotted name, which must exist."""
     section, _, key = name.partition(".")
     known = setting_names()
     if name not in known:
@@ -285,8 +296,8 @@ def put(nested: dict[str, Any], name: str, value: Any) -> None:
         return
     values = nested.setdefault(section, {})
     if not isinstance(values, dict):
-        raise SettingsError(f"the section {section!r} should hold settings as 'name: value', but it holds {values!r}.")
-    values[key] = str(value) if isinstance(value, Path) else value  # as Python users name the images
+        raise SettingsError(f"the section {section!r} must contain settings as 'name: value', not {values!r}.")
+    values[key] = str(value) if isinstance(value, Path) else value  # Python users may give a path
 
 
 def setting_names() -> list[str]:

@@ -6,14 +6,14 @@ are three blends, the hue and three blends again, of which each image uses those
 blend nothing in.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters
-from jcl.views.rows import ViewRows
+from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters, ViewRows
 
 GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
 
@@ -108,3 +108,20 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     lacking[:, 1:2] = 2 - (hue + 1).abs_()
     lacking[:, 2:3] = 2 - (hue - 1).abs_()
     return torch.addcmul(value, chroma, lacking.clamp_(0, 1), value=-1)
+
+
+def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Shift and scale the three channels of images in 0..1, (n, 3, height, width)."""
+    return (images - _channels(mean, images)) * _channels([1 / value for value in std], images)
+
+
+def denormalise(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Turn views back into pictures a person can look at: uint8 (n, 3, height, width)."""
+    images = views.float() * _channels(std, views) + _channels(mean, views)
+    return (images * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _channels(values: Sequence[float], like: Tensor) -> Tensor:
+    """One value per channel, (3, 1, 1), filled in on the device so that nothing is copied to it."""
+    dtype = like.dtype if like.dtype == torch.float64 else torch.float32
+    return torch.stack([torch.full((1, 1), value, dtype=dtype, device=like.device) for value in values])

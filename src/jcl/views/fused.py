@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from jcl.views.colour import GRAY_WEIGHTS, Blends, ColourChange, gray_blends, jitter_change
-from jcl.views.crop import Crop, box_crop
 from jcl.views.parameters import CONTRAST, HUE, ViewParameters
 from jcl.views.recipe import ViewRecipe
+from jcl.views.resize import Crop, box_crop
 
 Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue, each (n, size, size)
 

@@ -4,15 +4,14 @@ Each view has its own numbers, a function of (seed, step, sample, view number); 
 """
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 
 from jcl.random import VIEWS, uniforms
 from jcl.views.recipe import ViewRecipe
-from jcl.views.rows import ViewRows
 
 # The numbers by which `ViewParameters.order` names the four operations, as torchvision's ColorJitter numbers them.
 BRIGHTNESS: Final = 0
@@ -35,6 +34,15 @@ _DRAWS: Final = {
     "blur": 1,
     "sigma": 1,
 }
+
+
+@dataclass(frozen=True)
+class ViewRows:
+    """Base of frozen dataclasses whose fields are tensors, or such dataclasses again, with one row per view."""
+
+    def __getitem__(self, rows: slice | Tensor) -> Self:
+        """Take the rows of some of the views."""
+        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
 
 
 @dataclass(frozen=True)

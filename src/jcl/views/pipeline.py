@@ -8,20 +8,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.colour import Blends, ColourChange, blend, change_colours, gray_blends, jitter_change
-from jcl.views.crop import Crop, box_crop, centre_crop
+from jcl.views.colour import Blends, ColourChange, blend, change_colours, gray_blends, jitter_change, normalise
 from jcl.views.fused import fused_views
-from jcl.views.normalise import normalise
-from jcl.views.parameters import ViewParameters, draw_parameters
+from jcl.views.parameters import ViewParameters, ViewRows, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
-from jcl.views.resample import blur, resize, working_type
-from jcl.views.rows import ViewRows
-from jcl.views.taps import Taps, blur_taps
+from jcl.views.resize import Crop, Taps, blur, blur_taps, box_crop, centre_crop, resize, working_type
 
-# On a CPU so many values of views are made at a time, for the intermediate results to stay in its caches.
+# Values of views made at a time on a CPU, so that intermediate results stay in its caches.
 _CPU_CHUNK_VALUES: Final = 1_000_000
 
-# The Gaussian is cut off so many standard deviations of the strongest blur from its middle.
+# Standard deviations of the strongest blur at which the Gaussian is cut off.
 _BLUR_REACH: Final = 4
 
 
@@ -60,10 +56,10 @@ def centre_views(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """Make the views for evaluation, nothing drawn: float32 (n, 3, size, size), normalised.
+    """Make views for evaluation, without randomness: float32 (n, 3, size, size), normalised.
 
-    Each image is resized so that the part `crop_ratio` of its short side fills the view (0.875 is 256 and 224), and
-    its centre is cut out.
+    Each image is resized so that the fraction `crop_ratio` of its short side fills the view (0.875: resize to 256, crop
+    224), and its centre is cropped.
     """
     views = torch.empty((len(pixels), 3, size, size), device=pixels.device)
     crop = centre_crop(sizes, crop_ratio, (pixels.shape[2], pixels.shape[3]), size, working_type(pixels))
@@ -77,8 +73,8 @@ class ViewMaker:
     """Makes views of one batch of images on demand.
 
     The batch is `pixels` (N, 3, height, width) with the images at the top left, their `sizes` (N, 2) in pixels and
-    their ids in the data, `samples` (N,). Equal seed, step, sample and view number give an equal view, in whatever
-    chunk, order, rank or worker it is asked for.
+    their ids in the data, `samples` (N,). The same seed, step, sample and view number give the same view,
+    independent of chunk, order, rank or worker.
     """
 
     recipe: ViewRecipe
@@ -91,7 +87,7 @@ class ViewMaker:
     memory_format: torch.memory_format = torch.contiguous_format
 
     def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
-        """Make view `numbers` (n,), 0 for the query and 1.. for the keys, of the images `rows` (n,) of the batch."""
+        """Views `numbers` (n,) of the images `rows` (n,) of the batch: 0 the query, 1..M' keys, then more queries."""
         return apply_views(
             self.pixels,
             self.parameters(rows, numbers),
@@ -102,13 +98,13 @@ class ViewMaker:
         )
 
     def parameters(self, rows: Tensor, numbers: Tensor) -> ViewParameters:
-        """What is drawn for these views."""
+        """The random parameters of these views."""
         return draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
 
 
 @dataclass(frozen=True)
 class _Plan(ViewRows):
-    """The parameters worked out into the weights of the sums that make the views."""
+    """The parameters as the weights of the sums that make the views."""
 
     crop: Crop
     gray: Blends
@@ -127,7 +123,7 @@ def _plan(parameters: ViewParameters, recipe: ViewRecipe, pixels: Tensor) -> _Pl
 
 
 def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
-    """All of a view, in the order in which MoCo's transforms stand. What a recipe never does is left out."""
+    """Whole views, with the transforms in MoCo's order; those that a recipe never uses are skipped."""
     images = resize(pixels, plan.crop)
     if recipe.gray_probability and recipe.gray_first:
         images = blend(images, plan.gray)
@@ -141,6 +137,6 @@ def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
 
 
 def _chunks(count: int, size: int, device: torch.device) -> Iterator[slice]:
-    """Split views into parts that are made one after the other: small ones on a CPU, all at once elsewhere."""
+    """Parts of the views that are made at a time: small ones on a CPU, all at once elsewhere."""
     chunk = max(1, _CPU_CHUNK_VALUES // (3 * size**2)) if device.type == "cpu" else max(1, count)
     return (slice(start, start + chunk) for start in range(0, count, chunk))

@@ -1,0 +1,153 @@
+"""Cropping, resizing and blurring of many images at once, each in its own way.
+
+Along each axis an output row is a weighted sum of input rows, and `Taps` hold the rows and their weights. This covers
+antialiased resizing, cropping, flipping and blurring. Weights differ from view to view but their number does not, so
+no shape depends on random draws.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jcl.views.parameters import ViewRows
+
+
+@dataclass(frozen=True)
+class Taps(ViewRows):
+    """The input rows of each output row of n views, and their weights."""
+
+    index: Tensor  # (n, outputs, taps) int64
+    weight: Tensor  # (n, outputs, taps) float
+
+
+@dataclass(frozen=True)
+class Span:
+    """An interval of one image axis for each of n views: outputs are spread evenly from `start` over `length` inputs.
+
+    Inputs before `low` or from `high` on, outside the crop or the image, are not used.
+    """
+
+    start: Tensor  # (n,) float
+    length: Tensor  # (n,) float
+    low: Tensor  # (n,) int64
+    high: Tensor  # (n,) int64
+
+
+def resize_taps(span: Span, size: int, largest_scale: float, flip: Tensor | None = None) -> Taps:
+    """Antialiased bilinear resizing of a span to `size` outputs, in reverse order where `flip` (n,) is true.
+
+    As in PIL: a triangle filter around the output's centre, at least one input wide, cut off at the ends of the span
+    and normalised. `largest_scale` bounds the inputs per output of any view.
+    """
+    dtype, device = span.start.dtype, span.start.device
+    position = torch.arange(size, dtype=dtype, device=device)[None, :]
+    if flip is not None:
+        position = torch.where(flip[:, None], size - 1 - position, position)
+    scale = (span.length / size)[:, None]
+    half_width = scale.clamp_min(1.0)
+    centre = span.start[:, None] + (position + 0.5) * scale
+    first = torch.floor(centre - half_width + 0.5)
+
+    # The number of pixel centres under the widest triangle.
+    taps = torch.arange(math.ceil(2 * max(1.0, largest_scale)), dtype=dtype, device=device)
+    place = first[:, :, None] + taps
+    weight = (1 - (place + 0.5 - centre[:, :, None]).abs() / half_width[:, :, None]).clamp_min(0)
+    index = place.to(torch.int64)
+    low, high = span.low[:, None, None], span.high[:, None, None]
+    weight = weight * ((index >= low) & (index < high))
+    return Taps(index.clamp(low, high - 1), weight / weight.sum(dim=2, keepdim=True))
+
+
+def blur_taps(sigma: Tensor, size: int, radius: int) -> Taps:
+    """Gaussian blur of `size` rows with a standard deviation per view, sigma (n,); 0 leaves the view as it is.
+
+    The kernel is cut off at `radius` and normalised; the border is reflected.
+    """
+    offsets = torch.arange(-radius, radius + 1, device=sigma.device)
+    # At the smallest sigma let through, all weights but the middle one are zero.
+    kernel = torch.exp(-0.5 * (offsets / sigma.clamp_min(1e-3)[:, None]) ** 2)
+    kernel = kernel / kernel.sum(dim=1, keepdim=True)
+
+    period = max(2 * (size - 1), 1)
+    place = torch.remainder(torch.arange(size, device=sigma.device)[:, None] + offsets, period)
+    index = torch.minimum(place, period - place)
+    return Taps(index.expand(len(sigma), -1, -1), kernel[:, None].expand(-1, size, -1))
+
+
+@dataclass(frozen=True)
+class Crop(ViewRows):
+    """A crop of each of n images, resized to a square."""
+
+    rows: Taps
+    columns: Taps
+
+
+def box_crop(boxes: Tensor, flip: Tensor, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
+    """Resize each box (n, 4) of its image to a square, flipped left to right where `flip` (n,) is true.
+
+    Same as cropping and then resizing: pixels outside the box do not contribute. `canvas` is the height and width of
+    the tensor that holds the images.
+    """
+    top, left, height, width = boxes.unbind(dim=1)
+    rows = Span(top.to(dtype), height.to(dtype), top, top + height)
+    columns = Span(left.to(dtype), width.to(dtype), left, left + width)
+    return Crop(
+        resize_taps(rows, size, canvas[0] / size),
+        resize_taps(columns, size, canvas[1] / size, flip),
+    )
+
+
+def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
+    """Resize each image so that the fraction `crop_ratio` of its short side fills a square, and crop its centre.
+
+    The sizes (n, 2) are those of the images on their canvas. Same as torchvision's Resize and CenterCrop: whole
+    pixels of the resized image, and when shrinking, pixels outside the square contribute to its border.
+    """
+    short = round(size / crop_ratio)
+    resized = short * sizes // sizes.amin(dim=1, keepdim=True)  # (n, 2), the short side exactly `short`
+    scale = sizes.to(dtype) / resized.to(dtype)
+    start = torch.round((resized - size).to(dtype) / 2) * scale
+    low = torch.zeros_like(sizes)
+    rows, columns = (Span(start[:, axis], size * scale[:, axis], low[:, axis], sizes[:, axis]) for axis in (0, 1))
+    # Whole pixels make the long side's scale larger than the short side's, by up to one pixel in `short`.
+    largest_scale = max(canvas) / short * (1 + 1 / short)
+    return Crop(resize_taps(rows, size, largest_scale), resize_taps(columns, size, largest_scale))
+
+
+def resize(pixels: Tensor, crop: Crop) -> Tensor:
+    """Crop and resize: (n, 3, height, width) uint8 or float in 0..1 -> (n, 3, size, size) float in 0..1."""
+    columns = crop.columns if pixels.is_floating_point() else Taps(crop.columns.index, crop.columns.weight / 255)
+    turned = resample_rows(pixels.to(_sampling_type(pixels)), crop.rows).mT
+    return resample_rows(turned, columns).mT.to(working_type(pixels))
+
+
+def blur(images: Tensor, taps: Taps) -> Tensor:
+    """Blur square images (n, 3, size, size), along both axes alike."""
+    # Resized images are stored column by column, so columns come first and the result is stored row by row.
+    turned = resample_rows(images.to(_sampling_type(images)).mT, taps)
+    return resample_rows(turned.mT, taps).to(images.dtype)
+
+
+def resample_rows(planes: Tensor, taps: Taps) -> Tensor:
+    """Sum input rows of each image into output rows: (n, channels, rows, width) -> (n, channels, outputs, width)."""
+    images, channels, rows, width = planes.shape
+    first_row = torch.arange(0, images * channels * rows, rows, device=planes.device).view(images, channels, 1, 1)
+    index = first_row + taps.index[:, None]
+    weight = taps.weight[:, None].to(planes.dtype).expand(index.shape)
+    summed = F.embedding_bag(
+        index.flatten(0, 2), planes.reshape(-1, width), mode="sum", per_sample_weights=weight.flatten(0, 2)
+    )
+    return summed.view(images, channels, -1, width)
+
+
+def working_type(pixels: Tensor) -> torch.dtype:
+    """The type in which colours and positions are computed."""
+    return torch.float64 if pixels.dtype == torch.float64 else torch.float32
+
+
+def _sampling_type(pixels: Tensor) -> torch.dtype:
+    """The type in which rows are summed: half precision on a GPU, accurate to 1/4000, for the least memory traffic."""
+    return torch.float16 if pixels.is_cuda and pixels.dtype != torch.float64 else working_type(pixels)
