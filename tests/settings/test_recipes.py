@@ -132,7 +132,7 @@ def test_a_section_that_is_none_is_a_sentence_whatever_else_is_given(tmp_path, c
 
 def test_a_pipe_is_no_recipe(tmp_path):
     os.mkfifo(tmp_path / "own.yaml")
-    with pytest.raises(SettingsError, match="it is no file"):
+    with pytest.raises(SettingsError, match="regular file"):
         recipe_values(str(tmp_path / "own.yaml"))
 
 

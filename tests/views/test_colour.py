@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as reference
 
-from jcl.views import ViewParameters
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD, ViewParameters, denormalise, normalise
 from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, shift_hue, to_gray
 
 Images = Callable[..., Tensor]
-from jcl.views import IMAGENET_MEAN, IMAGENET_STD, denormalise, normalise
 
 NAMES = ("brightness", "contrast", "saturation", "hue")
 ADJUST = [

@@ -9,10 +9,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as reference
 
-from jcl.views.resize import Taps, blur, blur_taps, box_crop, centre_crop, resample_rows, resize
+from jcl.views.resize import Span, Taps, blur, blur_taps, box_crop, centre_crop, resample_rows, resize, resize_taps
 
 Images = Callable[..., Tensor]
-from jcl.views.resize import Span, resize_taps
 
 BOXES = torch.tensor(
     [[0, 0, 97, 83], [5, 7, 50, 61], [60, 20, 37, 20], [3, 80, 9, 3], [96, 82, 1, 1], [10, 0, 1, 83], [40, 40, 40, 40]]
