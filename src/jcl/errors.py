@@ -20,7 +20,7 @@ class DataError(JclError):
 
 
 class CollectiveDataError(DataError):
-    """What one rank met among its images, and all ranks end with before the same step."""
+    """A data error that all ranks raise before the same step, whichever of them met it."""
 
 
 class RunError(JclError):
@@ -34,4 +34,4 @@ class Interrupted(JclError):
 
 
 class OtherRankFailed(JclError):
-    """Another rank cannot go on and says why; there is nothing to add."""
+    """Another rank failed and reports why; this one ends without a message."""

@@ -101,12 +101,12 @@ class RunLock:
     def _open_locked(self, mode: int) -> int:
         descriptor = os.open(self._path, mode | os.O_CREAT, 0o644)
         try:
-            if try_lock(descriptor):
-                return descriptor
-            raise RunHeld(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
+            if not try_lock(descriptor):
+                raise RunHeld(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
         except BaseException:
             os.close(descriptor)
             raise
+        return descriptor
 
     def _owner(self) -> str:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), self._path.open("rb") as file:
