@@ -202,7 +202,7 @@ class TestData:
             at_steps(patch, {1: cut})
             run = pretrain(settings_for(shards, record__knn_every=0), tmp_path / "run", console=console)
         assert run.summary["steps"] == 15
-        assert "unreadable images were skipped" in console.export_text()
+        assert "skipped.txt" in console.export_text()
         assert len((run.path / "skipped.txt").read_text().splitlines()) > 5
 
 

@@ -201,8 +201,8 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert furthest(weights_after(unbroken.path, 4), weights_after(tmp_path / "alone", 4)) <= 1e-6
     assert [line["step"] for line in Run(tmp_path / "alone").metrics] == [line["step"] for line in unbroken.metrics]
     assert few["codes"] == [0] * 4 and few["said"].count("model.bn_groups = 4: instead of 2") == 1
-    sentence = "a batch of 16 images cannot be shared out evenly to 3 ranks"
-    assert uneven["codes"] == [1] * 3 and uneven["said"].count("\n") == 1 and sentence in uneven["said"]
+    assert uneven["codes"] == [1] * 3 and uneven["said"].count("\n") == 1
+    assert "16 images" in uneven["said"] and "3 ranks" in uneven["said"]
     assert occupied["codes"] == [1] * 2 and occupied["said"].count("\n") == 1
     assert "already holds a run" in occupied["said"]
     assert measured["codes"] == [0, 0] and measured_alone["codes"] == [0]
@@ -211,7 +211,8 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
     assert f"process {os.getpid()} on" in held["said"]
     assert strange["codes"] == [1, 1] and strange["said"].count("\n") == 1, strange["said"]
-    assert strange["said"].startswith(f"Error on rank 1: the images on {socket.gethostname()} (27 image files")
+    assert strange["said"].startswith("Error on rank 1: ") and "27 image files" in strange["said"]
+    assert socket.gethostname() in strange["said"]
     assert not (tmp_path / "strange").exists()
 
 
@@ -234,7 +235,7 @@ def test_images_that_any_rank_cannot_read_are_listed_or_end_all_of_them(tmp_path
     left_out, at_once, later = forked_ranks(scenarios)
     assert left_out["codes"] == [0, 0], left_out["said"]
     assert list(read_skipped(tmp_path / "runs/left-out/skipped.txt")) == unreadable["left-out"]
-    assert left_out["said"].count("3 unreadable images were skipped") == 1
+    assert left_out["said"].count("3 unreadable images") == 1
     for place, ended in (("at-once", at_once), ("later", later)):
         assert ended["codes"] == [1, 1] and ended["said"].count("Error") == 1, ended["said"]
         assert f"Error: The image {unreadable[place][0]} cannot be read: it is not an image" in ended["said"]
