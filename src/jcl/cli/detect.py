@@ -56,8 +56,13 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
 @command("detect-table", "detection.DetectTableOptions", group=EVALUATE)
 def detect_table(options: DetectTableOptions) -> None:
     """Put finished detectors side by side, as in the paper's Table 2."""
-    from jcl.evaluate.detection.folder import DetectionFolder
-    from jcl.evaluate.detection.table import detection_table, same_test_images, to_csv, to_markdown
+    from jcl.evaluate.detection.results import (
+        DetectionFolder,
+        detection_table,
+        same_test_images,
+        to_csv,
+        to_markdown,
+    )
     from jcl.runs.atomic import refuse_overwrite, write_atomically
 
     for file, ending in ((options.markdown, ".md"), (options.csv_file, ".csv")):

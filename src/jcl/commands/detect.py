@@ -17,8 +17,8 @@ from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, JclError, RunError
 from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
-from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.model import build_optimizer
+from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, LOG_ITERATIONS, DetectionTask
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import numbered_folders

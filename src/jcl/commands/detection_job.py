@@ -18,9 +18,9 @@ from jcl.cores import usual_workers
 from jcl.distributed.device import choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, overfit_subset, training_subset
-from jcl.evaluate.detection.folder import DetectionFolder
 from jcl.evaluate.detection.model import build_detector, prepare_for_training
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
+from jcl.evaluate.detection.results import DetectionFolder
 from jcl.export import BackboneInfo
 from jcl.export.exporting import torchvision_name
 from jcl.export.loading import open_backbone
@@ -142,11 +142,9 @@ class DetectionJob:
 
     def announce(self, folder: Path) -> None:
         """Print data, schedule, and what differs from the paper."""
-        settings, say, device = self.settings, self.context.say, self.context.device
+        settings, device = self.settings, self.context.device
         source = "held out of the same file" if self.held_out else str(self.val.file)
-        if settings.overfit is not None:
-            source = "the same ones"
-        say(
+        self.context.say(
             f"Training {settings.task} on {pluralize(len(self.train.images), 'image')} of {self.train.file} "
             f"({pluralize(len(self.train.categories), 'class', 'classes')}), testing on "
             f"{pluralize(len(self.val.images), 'image')} ({source}), on {device}, into {folder}"
@@ -163,10 +161,12 @@ class DetectionJob:
             notes.append("batch norms are not synchronized across ranks: only GPUs do that")
         if settings.accumulate > 1:
             notes.append(f"batch norms see one of the {settings.accumulate} parts of a batch at a time")
+        if settings.overfit is not None:
+            notes.append("overfitting: tested on the training images")
         if settings.heads != "standard":
             notes.append("small heads, not comparable with the paper")
         for note in notes:
-            say(f"  {note}")
+            self.context.say(f"  {note}")
 
     def evaluate(self) -> tuple[Results, dict[str, Any]]:
         """Predictions for the test images, and COCO's metrics, which the first rank computes."""

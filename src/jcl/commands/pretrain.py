@@ -23,7 +23,7 @@ from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks, fail_together, joined_ranks
 from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, JclError, RunError, SettingsError
-from jcl.evaluate.detection.folder import DetectionFolder
+from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.runs.folder import RunFolder, numbered_folders
 from jcl.runs.lock import held

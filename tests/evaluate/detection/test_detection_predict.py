@@ -13,7 +13,7 @@ from jcl.errors import SettingsError
 from jcl.evaluate.detection import data
 from jcl.evaluate.detection.data import read_coco
 from jcl.evaluate.detection.predict import OTHER_SIGMA, coco_scores, to_coco
-from jcl.evaluate.detection.table import (
+from jcl.evaluate.detection.results import (
     detection_table,
     same_test_images,
     to_csv,

@@ -1,17 +1,67 @@
-"""Several finished detectors side by side, as in the paper's Table 2."""
+"""The folder of a detector, and a table of several finished ones as in the paper's Table 2."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from jcl.console import typed
+from jcl.errors import RunError
+from jcl.runs.atomic import write_atomically
+from jcl.runs.folder import TrainingFolder
+from jcl.settings.detection import DetectionSettings
+from jcl.settings.schema import validated
 
 _MODELS = {"box": "Faster R-CNN", "mask": "Mask R-CNN", "keypoint": "Keypoint R-CNN"}
 _FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
 _COLUMNS = ("label", "backbone", "iterations", "batch_size", "seed")
 _COLUMNS_IF_DIFFERENT = ("heads", "lr", "accumulate")
+
+
+class DetectionFolder(TrainingFolder):
+    """`detect.json` (the settings), `metrics.jsonl` and `checkpoints/`; at the end `results-bbox.json` and the like in
+    COCO's results format, `detections.png` and `summary.json`.
+    """
+
+    kind = "detector"
+    settings_name = "detect.json"
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.picture_file = self.path / "detections.png"
+
+    @property
+    def how_to_resume(self) -> str:
+        return f"continue with `jcl detect --resume {typed(self.path)}`"
+
+    def refuse_occupied(self) -> None:
+        super().refuse_occupied()
+        if self.summary_file.exists():
+            raise RunError(f"{self.summary_file} already exists; choose another folder with --out.")
+
+    def create(self, settings: DetectionSettings) -> None:
+        self.refuse_occupied()
+        write_atomically(self.settings_file, settings.model_dump_json(indent=2).encode() + b"\n")
+
+    def settings(self) -> DetectionSettings:
+        return validated(DetectionSettings, self.stored_settings(), str(self.settings_file))
+
+    def summary(self) -> dict[str, Any]:
+        summary = super().summary()
+        if "task" not in summary:
+            raise RunError(f"{self.path} holds no {self.kind}: {self.summary_file} is not the summary of one.")
+        return summary
+
+    def results_file(self, kind: str) -> Path:
+        return self.path / f"results-{kind}.json"
+
+    def write_results(self, results: dict[str, list[dict[str, Any]]]) -> None:
+        for kind, entries in results.items():
+            write_atomically(self.results_file(kind), json.dumps(entries).encode() + b"\n")
 
 
 def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
