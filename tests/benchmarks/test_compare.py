@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import settings_text
 from launch_tools import wait_until
 from small_runs import drawn_pixels
@@ -147,8 +148,9 @@ def test_images_are_recognized_by_their_content(file, words, compared, nothing_r
 def test_a_run_with_other_settings_is_not_resumed(compare, words, compared, nothing_runs, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["compare.py", *words, "--epochs", "11"])
     other = compare.row_settings(compare.ROWS["jcl"], 0, compare.parse_arguments())
+    resolved, _ = resolve(other, DataFacts(images=34, short_side=16, decoded=True))
     (tmp_path / "out/jcl-0/checkpoints").mkdir(parents=True)
-    (tmp_path / "out/jcl-0/settings.yaml").write_text(settings_text(other))
+    (tmp_path / "out/jcl-0/settings.yaml").write_text(settings_text(resolved))
     assert "train.epochs" in compared(words, "--rows", "jcl")[0]
 
 

@@ -255,9 +255,7 @@ def test_memory_growth_in_words():
         return CostReport((base, *cells), settings, "CPU").growth_lines()
 
     assert lines(2**33, 2**33 - 500, 2**33 + 500) == ["JCL: constant memory."]
-    assert lines(2**33, 2**34, 3 * 2**33, method="multi-key-backprop")[0].startswith(
-        "vanilla, gradients: 8.00 GiB per key"
-    )
+    assert "8.00 GiB per key" in lines(2**33, 2**34, 3 * 2**33, method="multi-key-backprop")[0]
     assert lines(2**33, 2**34) == []
 
 

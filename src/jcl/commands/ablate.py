@@ -196,9 +196,6 @@ def write_plan(options: AblateOptions, console: Console) -> tuple[AblationFolder
 
 def ablate(options: AblateOptions, console: Console) -> Ablation:
     """Plan an ablation and run it on this machine or on a Ray cluster."""
-    for_ray = (options.address, options.gpus_per_cell, options.cpus_per_cell)
-    if options.engine == "local" and any(value is not None for value in for_ray):
-        raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell need --engine ray.")
     plan = _plan(options, console)
     device = plan.cells[0].settings.train.device
     if options.engine == "local":
@@ -221,6 +218,9 @@ def _plan(options: AblateOptions, console: Console) -> Plan:
     def build(own: Mapping[str, Any]) -> Settings:
         return options.settings(values | dict(own))
 
+    for_ray = (options.address, options.gpus_per_cell, options.cpus_per_cell)
+    if options.engine == "local" and any(value is not None for value in for_ray):
+        raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell need --engine ray.")
     first = build({}).train.seed if "train.seed" in values else 0
     return plan_ablation(axes, parse_seeds(options.seeds, first), build, console, alone=options.each_alone)
 

@@ -26,8 +26,8 @@ from jcl.studies.cost import (
     growth,
     measure_step,
     most_keys,
+    reliable_increases,
     run_in_subprocess,
-    time_increases,
 )
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
@@ -106,8 +106,8 @@ class CostReport:
 
     def warning(self) -> str:
         """A warning if the times are too noisy to compare, or nothing."""
-        increases = time_increases(self.cells)
-        unreliable = sum(each.unreliable for each in increases)
+        increases = reliable_increases(self.cells)
+        unreliable = increases.count(False)
         if not unreliable:
             return ""
         noise = max(cell.cost.spread / cell.cost.milliseconds for cell in self.cells if cell.cost is not None)

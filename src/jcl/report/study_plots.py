@@ -181,26 +181,18 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     gaps = ", ".join(f"{rows[-1].gap(scale):+.3g} (scale {scale:g})" for scale in list(rows[-1].closed)[:3])
     style.format_axes(losses, "Loss of the run's keys", f"Eq. 8 minus Eq. 4 at the end: {gaps}")
     style.format_axes(shares, "Images with non-Gaussian keys", f"{rejected[-1]:.1f} % at the end, tested at 5 %")
-    if len(steps) > 1:
-        _draw_losses(losses, steps, rows)
-        shares.plot(steps, rejected, color=style.RED, clip_on=False, **_POINTS)
-        shares.axhline(reference.rejected(), color=style.MUTED, linewidth=1.1, linestyle="--")
-        shares.annotate(
-            f"Gaussian samples: {reference.rejected():.1f} %", (1, reference.rejected()), (0, 3), ha="right",
-            xycoords=("axes fraction", "data"), textcoords="offset points", color=style.MUTED,
-            fontsize=style.SIZES["small"],
-        )  # fmt: skip
-        shares.xaxis.set_major_locator(MaxNLocator(6))
-    else:
-        colors = [style.INK, style.MUTED, *(color for _, color in _scale_colors(list(rows[0].closed)))]
-        names = ["Eq. 4", "Eq. 7", *["Eq. 8"] * len(rows[0].closed)]
-        _draw_bars(losses, names, [rows[0].infinite, rows[0].jensen, *rows[0].closed.values()], colors, "{:.3f}")
-        values = [rejected[0], reference.rejected()]
-        _draw_bars(shares, ["the run's keys", "Gaussian samples"], values, [style.RED, style.MUTED], "{:.1f} %")
+    _draw_losses(losses, steps, rows)
+    shares.plot(steps, rejected, color=style.RED, clip_on=False, **_POINTS)
+    shares.axhline(reference.rejected(), color=style.MUTED, linewidth=1.1, linestyle="--")
+    shares.annotate(
+        f"Gaussian samples: {reference.rejected():.1f} %", (1, reference.rejected()), (0, 3), ha="right",
+        xycoords=("axes fraction", "data"), textcoords="offset points", color=style.MUTED,
+        fontsize=style.SIZES["small"],
+    )  # fmt: skip
     shares.set_ylim(0, 105)
-    when = "training step" if len(steps) > 1 else f"at training step {steps[0]:,}"
-    _label(losses, when, "loss")
-    _label(shares, when, "% of images")
+    for axes, name in ((losses, "loss"), (shares, "% of images")):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        _label(axes, "training step", name)
     _draw_skewness(skewness, bounds.steps[-1].normality, reference)
     _bound_legend(
         figure,
@@ -221,20 +213,12 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
 def _draw_losses(axes: Axes, steps: Sequence[int], rows: Sequence[BoundRow]) -> None:
     for scale, color in _scale_colors(list(rows[0].closed)):
         axes.plot(steps, [row.closed[scale] for row in rows], color=color, clip_on=False, **_POINTS)
-    axes.plot(steps, [row.jensen for row in rows], color=style.MUTED, linewidth=1.6, linestyle=":", zorder=4)
+    jensen = [row.jensen for row in rows]
+    axes.plot(steps, jensen, color=style.MUTED, linewidth=1.6, linestyle=":", marker=".", zorder=4)
     infinite = np.array([row.infinite for row in rows])
     error = 2 * np.array([row.infinite_error for row in rows])
     axes.fill_between(steps, infinite - error, infinite + error, color=style.INK, alpha=0.2, linewidth=0)
     axes.plot(steps, infinite, color=style.INK, clip_on=False, **_POINTS)
-    axes.margins(y=0.08)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-
-
-def _draw_bars(axes: Axes, names: Sequence[str], values: Sequence[float], colors: Sequence[str], form: str) -> None:
-    bars = axes.bar(range(len(names)), values, width=0.6, color=colors)
-    axes.set_xticks(range(len(names)), names)
-    labels = [form.format(value) for value in values]
-    axes.bar_label(bars, labels, padding=2, fontsize=style.SIZES["small"], color=style.INK)
     axes.margins(y=0.08)
 
 

@@ -85,16 +85,6 @@ def closed_form(mean: Tensor, variance: Tensor, negative: Tensor, scale: float) 
     return torch.logaddexp(mean + scale / 2 * variance, negative) - mean
 
 
-def sampled_closed_form(similarities: Tensor, negative: Tensor, scale: float) -> Estimate:
-    """Eq. 8 with the mean and the (biased) variance of sampled s (n, m), as in training."""
-    mean = similarities.mean(dim=1)
-    centred = similarities - mean[:, None]
-    variance = centred.square().mean(dim=1)
-    share = torch.sigmoid(mean + scale / 2 * variance - negative)[:, None]
-    influence = share * (centred + scale / 2 * (centred.square() - variance[:, None])) - centred
-    return Estimate(closed_form(mean, variance, negative, scale), influence)
-
-
 @dataclass(frozen=True)
 class GaussianCase:
     """Dimension and spread of Gaussian keys, and the temperature of the loss.
@@ -191,15 +181,11 @@ def gaussian_rows(
     cases: Sequence[GaussianCase], scales: Sequence[float], *, draws: int, images: int, negatives: int, seed: int
 ) -> Iterator[tuple[GaussianCase, BoundRow]]:
     """The losses of each case; consecutive cases that differ only in temperature share their keys."""
-    keys: GaussianKeys | None = None
-    drawn: tuple[int, float] | None = None
-    similarities = torch.empty(0)
-    for case in cases:
-        if keys is None or drawn != (case.dimension, case.spread):
-            drawn = (case.dimension, case.spread)
-            keys = gaussian_keys(*drawn, images=images, negatives=negatives, seed=seed)
-            similarities = keys.similarities(draws)
-        yield case, _gaussian_row(keys, similarities / case.temperature, case.temperature, scales)
+    for (dimension, spread), same_keys in itertools.groupby(cases, lambda case: (case.dimension, case.spread)):
+        keys = gaussian_keys(dimension, spread, images=images, negatives=negatives, seed=seed)
+        similarities = keys.similarities(draws)
+        for case in same_keys:
+            yield case, _gaussian_row(keys, similarities / case.temperature, case.temperature, scales)
 
 
 def gaussian_sweep(
@@ -229,9 +215,11 @@ def _gaussian_row(keys: GaussianKeys, similarities: Tensor, temperature: float, 
 
 def sampled_row(similarities: Tensor, negative: Tensor, scales: Sequence[float]) -> BoundRow:
     """The losses of keys of any distribution, from s (n, m) and A (n,)."""
-    closed = {scale: sampled_closed_form(similarities, negative, scale).mean() for scale in scales}
-    variance = similarities.var(dim=1, correction=0)
-    return _row(infinite_keys(similarities, negative), jensen_bound(similarities, negative), closed, variance)
+    mean = similarities.mean(dim=1)
+    variance = (similarities - mean[:, None]).square().mean(dim=1)  # as in training
+    closed = {scale: float(closed_form(mean, variance, negative, scale).mean()) for scale in scales}
+    infinite, jensen = infinite_keys(similarities, negative), jensen_bound(similarities, negative)
+    return _row(infinite, jensen, closed, similarities.var(dim=1, correction=0))
 
 
 def _row(infinite: Estimate, jensen: Estimate, closed: dict[float, float], variance: Tensor) -> BoundRow:

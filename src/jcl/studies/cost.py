@@ -167,28 +167,17 @@ def growth(cells: Sequence[Cell], method: str) -> Growth | None:
     return Growth(float(slope), 1 - float((residuals**2).sum()) / total if total > 0 else 1.0)
 
 
-@dataclass(frozen=True)
-class TimeIncrease:
-    """How much longer a step takes with more keys, in milliseconds, and the noise of the two timings."""
+def reliable_increases(cells: Sequence[Cell]) -> list[bool]:
+    """Whether a step takes longer by more than the noise, from each number of keys of a method to the next.
 
-    milliseconds: float
-    spread: float
-
-    @property
-    def unreliable(self) -> bool:
-        return self.milliseconds < self.spread
-
-
-def time_increases(cells: Sequence[Cell]) -> list[TimeIncrease]:
-    """From each number of keys of a method to the next; the baseline stands in for one key if that is missing."""
+    The baseline stands in for one key if that is missing.
+    """
     found = []
     for method in dict.fromkeys(cell.method for cell in cells if cell.method != BASELINE):
         own = [cell for cell in cells if cell.method == method]
-        costs = [cell.cost for cell in own]
-        if own[0].keys > 1:
-            costs.insert(0, baseline(cells))
-        for fewer, more in itertools.pairwise(cost for cost in costs if cost is not None):
-            found.append(TimeIncrease(more.milliseconds - fewer.milliseconds, max(fewer.spread, more.spread)))
+        costs = [baseline(cells)] if own[0].keys > 1 else []
+        for fewer, more in itertools.pairwise(cost for cost in costs + [cell.cost for cell in own] if cost is not None):
+            found.append(more.milliseconds - fewer.milliseconds >= max(fewer.spread, more.spread))
     return found
 
 
