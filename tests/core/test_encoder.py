@@ -26,7 +26,7 @@ from jcl.errors import SettingsError
 )
 def test_backbones_by_name_give_pooled_features_of_the_width_they_say(name, width, size):
     if name.startswith("squeezenet"):
-        with pytest.raises(SettingsError, match="does not end in a linear classifier"):
+        with pytest.raises(SettingsError, match="linear classifier"):
             build_backbone(name, image_size=size)
         return
     network, found = build_backbone(name, image_size=size)
@@ -77,7 +77,7 @@ def test_small_stem_keeps_the_resolution(name):
 
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "timm/convnext_atto", "timm/resnet26d", "densenet121"])
 def test_small_stem_is_refused_for_other_networks(name):
-    with pytest.raises(SettingsError, match=r"small stem is for ResNets; .*model.stem=imagenet"):
+    with pytest.raises(SettingsError, match=r"model\.stem=imagenet"):
         build_backbone(name, stem="small", image_size=64)
 
 
@@ -85,7 +85,7 @@ def test_small_stem_is_refused_for_other_networks(name):
     ("typed", "meant"), [("resnet5", "resnet50"), ("timm/convnext_ato", "convnext_atto"), ("resnet_18", "resnet18")]
 )
 def test_unknown_backbones_come_with_a_suggestion(typed, meant):
-    with pytest.raises(SettingsError, match=f"no backbone called '{typed}'.*did you mean.*{meant}") as error:
+    with pytest.raises(SettingsError, match=f"'{typed}'.*did you mean.*{meant}") as error:
         build_backbone(typed)
     suggested = str(error.value).partition("did you mean ")[2].rstrip("?").split(" or ")
     assert len(suggested) == len(set(suggested)) == 3

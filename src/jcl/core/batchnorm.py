@@ -1,8 +1,8 @@
 """ShuffleBN in one process: batch-norm statistics per group of the batch, as if each group were its own GPU.
 
-MoCo needs it because a query and its keys that share batch statistics can be matched by them without learning
-anything. On many GPUs the keys of a batch are dealt to other GPUs than their queries'; here they are dealt to other
-groups. Queries form groups of N/G rows in batch order, keys groups of N·M'/G rows in a shuffled order.
+MoCo needs it because a query and keys that share batch statistics can be matched by these without learning anything.
+On several GPUs the keys of a batch go to other GPUs than their queries; here they go to other groups. Queries form
+groups of N/G rows in batch order, keys groups of N·M'/G rows in a shuffled order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
     """Batch norm whose training statistics are taken over `groups` equal, contiguous parts of the batch.
 
-    In training mode the statistics of the groups are kept in `seen` until `update_running_stats` applies them.
-    In eval mode it is plain batch norm, and its state dict is plain batch norm's.
+    In training mode the statistics of the groups stay in `seen` until `update_running_stats` applies them. In eval mode
+    it is plain batch norm, and it has the same state dict.
     """
 
     groups: int = 1
@@ -34,9 +34,9 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         if input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
-        return self._in_one_piece(input) if torch.compiler.is_compiling() else self._part_by_part(input)
+        return self._forward_fused(input) if torch.compiler.is_compiling() else self._forward_by_group(input)
 
-    def _part_by_part(self, input: Tensor) -> Tensor:
+    def _forward_by_group(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None and self.running_var is not None
         outputs, means, variances = [], [], []
         for part in input.chunk(self.groups):
@@ -48,8 +48,8 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.seen = torch.stack(means), torch.stack(variances)
         return torch.cat(outputs)
 
-    def _in_one_piece(self, input: Tensor) -> Tensor:
-        """The same in plain arithmetic, which a compiler fuses into few kernels for all groups together."""
+    def _forward_fused(self, input: Tensor) -> Tensor:
+        """The same in plain arithmetic, which the compiler fuses into few kernels for all groups."""
         assert self.weight is not None and self.bias is not None
         parts = input.view(self.groups, -1, *input.shape[1:]).float()  # (G, N/G, C) or (G, N/G, C, H, W)
         per_channel = (-1, *[1] * (parts.dim() - 3))
@@ -77,10 +77,10 @@ GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Replace every `BatchNorm1d` and `BatchNorm2d` inside `module` by its grouped form, keeping what it holds.
+    """Replace every `BatchNorm1d` and `BatchNorm2d` inside `module` by its grouped form, with the same state.
 
-    A layer that stands in several places stays one layer. Batch norms of another kind, and those without weights or a
-    moving average, are refused.
+    A shared layer stays shared. Other kinds of batch norm, and those without weights or running statistics, are
+    refused.
     """
     grouped: dict[nn.Module, GroupedBatchNorm] = {}
     for parent in list(module.modules()):
@@ -91,8 +91,8 @@ def group_batch_norm(module: ModuleType) -> ModuleType:
                 setattr(parent, name, grouped[child])
             elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm):
                 raise SettingsError(
-                    f"the backbone holds a {type(child).__name__} layer, which cannot be split into BN groups; "
-                    "set model.bn_groups=1 or choose a backbone with BatchNorm2d layers as PyTorch makes them."
+                    f"the backbone has a {type(child).__name__} layer, which cannot be split into BN groups; "
+                    "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
                 )
     return module
 
@@ -110,11 +110,11 @@ def _can_be_grouped(module: nn.Module | None) -> TypeGuard[nn.BatchNorm1d | nn.B
 
 
 Statistics = dict[GroupedBatchNorm, tuple[Tensor, Tensor]]
-"""What each layer of an encoder saw in one pass."""
+"""The statistics of each layer in one pass."""
 
 
 def pop_batch_stats(encoder: nn.Module) -> Statistics:
-    """What the grouped layers of an encoder saw in the pass just done; they forget it."""
+    """Take the statistics of the last pass out of the grouped layers of an encoder."""
     found: Statistics = {}
     for module in encoder.modules():
         if isinstance(module, GroupedBatchNorm) and module.seen is not None:
@@ -124,18 +124,18 @@ def pop_batch_stats(encoder: nn.Module) -> Statistics:
 
 @torch.no_grad()
 def update_running_stats(passes: Sequence[Statistics]) -> None:
-    """Move the running statistics of all layers once, in a few kernels together, by what the passes of one batch saw.
+    """Update the running statistics of all layers once, in a few kernels, from the passes of one batch.
 
-    They become what G replicas' statistics would average to: one update with the mean of the group statistics. That is
-    the same whether the groups live in one process or on G ranks, and whether they come in one pass or in several.
+    The update takes the mean of the group statistics, as G replicas would on average. It is the same whether the groups
+    are in one process or on G ranks, and in one pass or in several.
     """
     layers = list(passes[0])
     if any(list(seen) != layers for seen in passes):
         raise SettingsError(
-            "the backbone uses a batch norm in some passes and not in others, so that the keys' statistics cannot be "
-            "put together; set train.key_passes=1."
+            "the backbone uses a batch norm layer in only some passes, so the keys' statistics cannot be combined; "
+            "set train.key_passes=1."
         )
-    if not layers:  # plain batch norm, which looks after itself, or none at all
+    if not layers:  # plain batch norm or none
         return
     running, momenta, counts = [], [], []
     for layer in layers:
@@ -153,12 +153,12 @@ def update_running_stats(passes: Sequence[Statistics]) -> None:
 
 
 def set_batch_norm_groups(module: nn.Module, groups: int) -> None:
-    """Tell every grouped batch norm inside `module` how many groups the rows of one pass hold."""
+    """Set the number of groups in one pass, for every grouped batch norm inside `module`."""
     for child in module.modules():
         if isinstance(child, GroupedBatchNorm):
             child.groups = groups
 
 
 def unshuffle(rows: Tensor, order: Tensor) -> Tensor:
-    """NonFiniteGuard `order`: what was computed i-th goes back to place `order[i]`. Keeps gradients."""
+    """Undo a shuffle by `order`: row i goes back to place `order[i]`. Keeps gradients."""
     return torch.empty_like(rows).index_copy(0, order, rows)

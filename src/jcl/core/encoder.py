@@ -1,7 +1,7 @@
 """Encoders: a backbone that gives pooled features, and a head that turns them into unit embeddings.
 
-Backbones come by name from torchvision or timm and start as those libraries initialise them. One small network of our
-own is there for machines without a GPU.
+Backbones come by name from torchvision or timm, with those libraries' initialisation; `tiny_cnn` is a small network for
+machines without a GPU.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ OWN_BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {"tiny_cnn": tin
 
 
 def torchvision_networks() -> list[str]:
-    """What torchvision's networks for whole images are called."""
-    from torchvision import models  # takes seconds, for it imports the compiler; refusals and small networks do without
+    """Names of torchvision's image classification networks."""
+    from torchvision import models  # takes seconds to import
 
     names: list[str] = models.list_models(models)
     return names
@@ -83,13 +83,15 @@ def _torchvision_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
     options: dict[str, Any] = {}
     if name.startswith("vit_"):  # built for one image size; the other networks take any
         options = {"image_size": image_size}
-    if name in ("googlenet", "inception_v3"):  # no second classifier, whose output training mode would give as well
+    if name in ("googlenet", "inception_v3"):  # without the auxiliary classifier
         options = {"aux_logits": False, "init_weights": True}
     with _fitting(name, image_size):
         network = models.get_model(name, weights=None, **options)
     linear_layers = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear_layers:
-        raise SettingsError(f"torchvision's {name} does not end in a linear classifier and cannot serve as a backbone.")
+        raise SettingsError(
+            f"torchvision's {name} does not end in a linear classifier and cannot be used as a backbone."
+        )
     parent_path, _, last = linear_layers[-1].rpartition(".")
     parent = network.get_submodule(parent_path)
     setattr(parent, last, nn.Identity())
@@ -117,7 +119,7 @@ def _timm_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
 
 
 def _feature_width(network: nn.Module, name: str, image_size: int) -> int:
-    """As one image tells: no attribute says it of every network, nor whether the network takes that size at all."""
+    """Measured on one image, since no attribute gives it for every network; also checks that the size is accepted."""
     with _fitting(name, image_size), torch.no_grad():
         width = int(network.eval()(torch.zeros(1, 3, image_size, image_size)).shape[1])
     network.train()
@@ -126,7 +128,7 @@ def _feature_width(network: nn.Module, name: str, image_size: int) -> int:
 
 @contextlib.contextmanager
 def _fitting(name: str, image_size: int) -> Iterator[None]:
-    """Networks refuse sizes they cannot take in ways of their own; a person gets one sentence."""
+    """Turn the various errors of networks that do not accept an image size into one message."""
     try:
         yield
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
@@ -140,13 +142,13 @@ def _unknown_backbone(name: str, timm_names: list[str]) -> str:
     known = {*OWN_BACKBONES, *torchvision_networks(), *timm_names}  # many are in both
     nearest = difflib.get_close_matches(name.removeprefix("timm/"), known, n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
-    return f"there is no backbone called {name!r} in torchvision or timm; {hint}"
+    return f"unknown backbone {name!r}, neither in torchvision nor in timm; {hint}"
 
 
 def _use_small_stem(network: nn.Module, name: str) -> None:
     first = getattr(network, "conv1", None)
     if not isinstance(first, nn.Conv2d) or not hasattr(network, "maxpool"):
-        raise SettingsError(f"the small stem is for ResNets; {name} has none to replace, so set model.stem=imagenet.")
+        raise SettingsError(f"the small stem is for ResNets only; set model.stem=imagenet for {name}.")
     convolution = nn.Conv2d(3, first.out_channels, 3, stride=1, padding=1, bias=False)
     initialise_convolution(convolution)
     network.conv1 = convolution

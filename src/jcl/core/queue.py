@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 
 class KeyQueue(nn.Module):
-    """A ring of `size` keys of dimension `dim`; the oldest rows make room for the newest.
+    """A ring buffer of `size` keys of dimension `dim`; new keys replace the oldest.
 
-    It starts as random unit rows, as MoCo's does, and is saved with the model. Everything is tensor arithmetic on the
-    queue's own device: enqueueing never waits for the GPU and works for any batch size, larger than the queue too.
+    It starts with random unit rows, as in MoCo, and is saved with the model. Enqueueing never waits for the GPU and
+    works for any batch size, even larger than the queue.
     """
 
     rows: Tensor
@@ -30,11 +30,11 @@ class KeyQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, rows: Tensor) -> None:
-        """Put `rows` (n, dim) behind the newest keys, as they are: mean keys are not re-normalised."""
+        """Add `rows` (n, dim) as the newest keys, unchanged: mean keys are not normalised again."""
         if rows.ndim != 2 or rows.shape[1] != self.rows.shape[1]:
             raise ValueError(f"expected rows (n, {self.rows.shape[1]}), but got {tuple(rows.shape)}.")
         count = rows.shape[0]
-        # Of a batch larger than the queue only the newest rows can stay; the others would be overwritten at once.
+        # Of a batch larger than the queue only the newest rows stay.
         kept = rows[-self.size :].to(self.rows.dtype)
         first = self.enqueued + (count - kept.shape[0])
         places = (first + torch.arange(kept.shape[0], device=self.rows.device)) % self.size
@@ -42,5 +42,5 @@ class KeyQueue(nn.Module):
         self.enqueued += count
 
     def filled(self) -> Tensor:
-        """Share of the rows (0..1, a scalar tensor) that are real keys rather than the random start."""
+        """Fraction of the rows (0..1, a scalar tensor) that are keys and not random initial rows."""
         return (self.enqueued / self.size).clamp(max=1.0)

@@ -8,15 +8,15 @@ _WIDTHS = (16, 32, 64, 128)
 
 
 def initialise_convolution(convolution: nn.Conv2d) -> None:
-    """As torchvision's ResNets start."""
+    """Initialise as torchvision's ResNets do."""
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
 
 
 class TinyCNN(nn.Module):
-    """Four 3×3 convolutions that each halve the image, then the mean over places: (n, 3, S, S) -> (n, 128).
+    """Four 3×3 convolutions that each halve the image, then average pooling: (n, 3, S, S) -> (n, 128).
 
-    The last layer has no ReLU: features spread around zero from the start, instead of crowding into the positive corner
-    where all images look alike to a queue of random keys, so momentum contrast gets going within a few hundred steps.
+    The last layer has no ReLU, so that features spread around zero from the start. Positive features all look alike to
+    a queue of random keys; without ReLU, momentum contrast starts to learn within a few hundred steps.
     """
 
     def __init__(self) -> None:
