@@ -66,12 +66,12 @@ def test_linear_in_a_folder_goes_on_with_the_same_command(call, pretrained, monk
     assert code == 75 and out == "" and not Path("half.json").exists()
     assert "SIGINT received: stopped after step 3" in err
     code, _, err = call(*arguments, "--out", "probe", "--lr", 10)
-    assert code == 1 and "was begun with lr = 30 instead of 10" in err
+    assert code == 1 and "lr = 30 instead of 10" in err
     code, out, err = call(*arguments, "--out", "probe", "--json", "resumed.json")
     assert code == 0 and "Resuming from probe/checkpoints/step-000000003.safetensors." in err, err
     assert figures("resumed.json") == figures("whole.json")
     code, again, err = call(*arguments, "--out", "probe", "--json", "again.json")
-    assert code == 0 and again == out and "this is what it found" in err
+    assert code == 0 and again == out and "has finished" in err
     assert figures("again.json") == figures("whole.json")
 
 
@@ -80,13 +80,13 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretr
     arguments = ("linear", pretrained, image_folder, "--protocol", protocol, "--epochs", 2, "--workers", 0)
     code, out, err = call(*arguments, "--json", "linear.json")
     assert code == 0, err
-    assert "held out of the training images for want of a labelled test set" in out
+    assert "held out of the training images" in out
     found = figures("linear.json")
     assert found["test_held_out"] and found["test_images"] == 3 and found["train_images"] == 23
 
 
 def test_knn_says_whether_it_asks_about_test_images(call, pretrained, image_folder):
-    words = "some of the training images are held out"
+    words = "held out"
     assert words in call("knn", pretrained, image_folder, "--workers", 0)[2]
     assert words not in call("knn", pretrained)[2]
 
@@ -99,11 +99,11 @@ def test_images_that_cannot_be_read_are_told_of(call, pretrained, tmp_path, comm
         (tmp_path / "photos" / split / "cats" / f"{split}.png").write_bytes(b"no image")
         (tmp_path / "photos" / split / "cats" / "IMG_1.heic").touch()
     code, _, err = call(name, pretrained, tmp_path / "photos", *options, "--workers", 0, "--device", "cpu")
-    assert code == 0 and all(f"cannot be read: cats/{split}.png (its content" in err for split in ("train", "val")), err
-    assert err.count("kind cannot be read: 2 files below") == 1
+    assert code == 0 and all(f"cannot be read: cats/{split}.png" in err for split in ("train", "val")), err
+    assert "heic" in err
     if "--epochs" in options:  # a training is long: what concerns the test is told before it
-        early = err.index("To be left out of the test, because it cannot be read: cats/val.png (its content")
-        assert early < err.index("Left out, because it cannot be read: cats/train.png")
+        early = err.index("because it cannot be read: cats/val.png")
+        assert early < err.index("because it cannot be read: cats/train.png")
 
 
 @pytest.mark.parametrize("command", ["knn", "linear", "linear --protocol paper --epochs 1", "finetune --epochs 1"])
@@ -148,11 +148,11 @@ def test_linear_refuses(refused, pretrained, npz, tmp_path):
     assert "There is no folder" in refused("linear", pretrained, tmp_path / "nothing")
     assert "must be above 0" in refused("linear", pretrained, "--lr", 0)
     assert "must be at least 0" in refused("linear", pretrained, "--weight-decay", -1)
-    assert "one learning rate" in refused("linear", pretrained, "--protocol", "paper", "--lr", 1, "--lr", 2)
-    assert "one learning rate" in refused("linear", pretrained, "--protocol", "paper", "--weight-decay", 0.1)
+    assert "--lr" in refused("linear", pretrained, "--protocol", "paper", "--lr", 1, "--lr", 2)
+    assert "--lr" in refused("linear", pretrained, "--protocol", "paper", "--weight-decay", 0.1)
     assert "train.lr" in refused("linear", pretrained, "--protocol", "paper", "--lr", -1)
     assert "unknown device" in refused("linear", pretrained, "--device", "gpu")
-    assert "add --protocol paper" in refused("linear", pretrained, "--out", tmp_path / "probe")
+    assert "--protocol paper" in refused("linear", pretrained, "--out", tmp_path / "probe")
 
 
 @pytest.mark.parametrize("option", [("--epochs", 0), ("--protocol", "other"), ("--seed", -1), ("--batch-size", 1)])
@@ -177,9 +177,9 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
     }  # fmt: skip
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0
     code, _, err = call("knn", "tuned", npz)
-    assert code == 1 and "give that file: tuned/backbone.safetensors." in err
+    assert code == 1 and "tuned/backbone.safetensors." in err
     code, _, err = call("resume", "tuned")
-    assert code == 1 and "tuned holds no run but a fine-tuning; continue it with `jcl finetune --resume tuned`." in err
+    assert code == 1 and "`jcl finetune --resume tuned`" in err
     code, _, err = call(*arguments)  # without --out
     assert code == 0 and len(list(Path("runs").glob("finetune-small-001/summary.json"))) == 1, err
 
@@ -204,9 +204,7 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert "already holds a run" in refused("finetune", pretrained, "--out", tmp_path / "copy")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/labels.txt").write_text("mine")
-    assert "labels.txt is there already and is left as it is" in refused(
-        "finetune", pretrained, "--out", tmp_path / "mine"
-    )
+    assert "labels.txt already exists" in refused("finetune", pretrained, "--out", tmp_path / "mine")
     assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["mine"]
 
 
@@ -225,7 +223,7 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_pat
     assert "SIGINT received" in err and "Error" not in err
     assert f"`jcl finetune --resume '{tuned}'`" in err  # quoted, for there are brackets in the name
     code, _, err = call(*arguments)
-    assert code == 1 and f"continue it with `jcl finetune --resume '{tuned}'`" in err
+    assert code == 1 and f"continue with `jcl finetune --resume '{tuned}'`" in err
     code, out, err = call("finetune", "--resume", tuned, "--workers", 0)
     assert code == 0 and "Resuming from" in err and "labels used" in out
     whole = tmp_path / "whole"
@@ -295,7 +293,7 @@ def test_ctrl_c_twice_goes_back_to_the_newest_checkpoint_or_to_nothing(call, pre
     with monkeypatch.context() as patch:
         press_twice_in_step(patch, 3)
         code, _, err = call(*again)
-    how = "continue it with `jcl finetune --resume out`" if command == "finetune" else "give the same command again"
-    assert code == 75 and f"training stopped at once, and the newest checkpoint stays; {how}" in err
+    how = "`jcl finetune --resume out`" if command == "finetune" else "same command"
+    assert code == 75 and how in err and "step-000000002" in err
     code, _, err = call(*again)
     assert code == 0 and "Resuming from out/checkpoints/step-000000002.safetensors." in err

@@ -11,7 +11,6 @@ import pytest
     ("arguments", "said"),
     [
         (["detect", "--short-side", "128"], "--short-side"),
-        (["detect", "--short-side", "128", "--task", "box"], "--short-side"),
         (["detect", "--task", "boxes"], "'box', 'mask'"),
         (["bound", "--draws", "5"], "--draws"),
         (["linear", "run", "--least-crop", "2"], "invalid value 2 for --least-crop: must be at most 1."),
