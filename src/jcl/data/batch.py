@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -51,11 +51,9 @@ class ImageBatch:
 
 
 class Decoded(NamedTuple):
-    """What a worker sends back: the parts of an `ImageBatch`, and the images it could not read with the reasons."""
+    """A decoded batch, and the images that could not be read with the reasons."""
 
-    pixels: Tensor
-    sizes: Tensor
-    samples: Tensor
+    batch: ImageBatch
     skipped: dict[str, str]
 
 
@@ -77,15 +75,14 @@ class ImageReader:
         """The module that a process must import to unpickle the source."""
         return type(self._source).__module__
 
-    def __getitem__(self, indices: Sequence[int]) -> Decoded:
+    def read(self, indices: Sequence[int]) -> Decoded:
         """Read the images; the result has no rows if none is readable."""
         pixels = torch.empty(len(indices), 3, self.canvas, self.canvas, dtype=torch.uint8)
         sizes = torch.empty(len(indices), 2, dtype=torch.int64)
-        samples = torch.empty(len(indices), dtype=torch.int64)
-        skipped = self.read_into(indices, pixels, sizes, samples)
-        return readable_rows(pixels, sizes, samples, skipped)
+        batch = ImageBatch(pixels, sizes, torch.empty(len(indices), dtype=torch.int64))
+        return readable_rows(batch, self.read_into(indices, batch))
 
-    def read_into(self, indices: Sequence[int], pixels: Tensor, sizes: Tensor, samples: Tensor) -> dict[str, str]:
+    def read_into(self, indices: Sequence[int], batch: ImageBatch) -> dict[str, str]:
         """Read each image into its row; rows for which nothing can be read get the sample -1.
 
         Returns the unreadable images with the reasons.
@@ -93,42 +90,31 @@ class ImageReader:
         skipped: dict[str, str] = {}
         for row, index in enumerate(indices):
             found = self._find(index, skipped)
-            samples[row] = -1
+            batch.samples[row] = -1
             if found is not None:
-                samples[row], image = found
-                sizes[row, 0], sizes[row, 1] = image.shape[1:]
-                _copy_to_canvas(image, pixels[row])
+                batch.samples[row], image = found
+                batch.sizes[row, 0], batch.sizes[row, 1] = image.shape[1:]
+                _copy_to_canvas(image, batch.pixels[row])
         return skipped
 
     def _find(self, index: int, skipped: dict[str, str]) -> tuple[int, Tensor] | None:
-        """The image, or its substitute, and the index of what was read."""
-        for candidate in self._candidates(index):
-            image = self._read(candidate)
-            if image is not None:
-                return candidate, image
+        """The index and pixels of the image or its substitute."""
+        count = len(self._source)
+        for step in range(count if self._substitute else 1):
+            candidate = (index + step) % count
+            if candidate not in self._unreadable:
+                try:
+                    return candidate, self._source.read(candidate, self.canvas)
+                except UnreadableImage as error:
+                    self._unreadable[candidate] = error.reason
             skipped[self._source.name_of(candidate)] = self._unreadable[candidate]
         return None
 
-    def _candidates(self, index: int) -> Iterator[int]:
-        count = len(self._source)
-        return ((index + step) % count for step in range(count if self._substitute else 1))
 
-    def _read(self, index: int) -> Tensor | None:
-        if index in self._unreadable:
-            return None
-        try:
-            return self._source.read(index, self.canvas)
-        except UnreadableImage as error:
-            self._unreadable[index] = error.reason
-            return None
-
-
-def readable_rows(pixels: Tensor, sizes: Tensor, samples: Tensor, skipped: dict[str, str]) -> Decoded:
+def readable_rows(batch: ImageBatch, skipped: dict[str, str]) -> Decoded:
     """The rows that hold an image, without a copy if all do."""
-    read = samples >= 0
-    if read.all():
-        return Decoded(pixels, sizes, samples, skipped)
-    return Decoded(pixels[read], sizes[read], samples[read], skipped)
+    read = batch.samples >= 0
+    return Decoded(batch if read.all() else batch.map(lambda rows: rows[read]), skipped)
 
 
 def _copy_to_canvas(image: Tensor, canvas: Tensor) -> None:
@@ -159,18 +145,21 @@ def canvas_for(source: ImageSource, canvas: int) -> int:
 class ResidentImages:
     """All images in memory, on the training device if they fit there, so that a batch is one gather.
 
-    pixels (n, 3, H, W) uint8, sizes (n, 2). `places` (n,) maps an index to the image read for it: itself, or its
-    substitute if it is unreadable.
+    pixels (n, 3, H, W) uint8; sizes (n, 2), by default H and W. `substitutes` (n,) maps an index to the image read for
+    it: itself unless it is unreadable.
     """
 
-    def __init__(self, pixels: Tensor, sizes: Tensor, places: Tensor | None, device: torch.device) -> None:
+    def __init__(
+        self, pixels: Tensor, device: torch.device, sizes: Tensor | None = None, substitutes: Tensor | None = None
+    ) -> None:
+        sizes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2) if sizes is None else sizes
         self.device = device if _fits(pixels, device) else torch.device("cpu")
         self.pixels = pixels.to(self.device)
         self.sizes = sizes.to(self.device)
-        self.places = None if places is None else places.to(self.device)
+        self.substitutes = None if substitutes is None else substitutes.to(self.device)
 
     def batch(self, indices: Tensor) -> ImageBatch:
-        samples = indices if self.places is None else self.places[indices]
+        samples = indices if self.substitutes is None else self.substitutes[indices]
         return ImageBatch(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
 
 
@@ -183,24 +172,24 @@ class GrowingStore:
     def __init__(self, count: int, canvas: int) -> None:
         self._pixels = torch.empty(count, 3, canvas, canvas, dtype=torch.uint8)
         self._sizes = torch.empty(count, 2, dtype=torch.int64)
-        self._places = torch.full((count,), -1, dtype=torch.int64)
+        self._samples = torch.full((count,), -1, dtype=torch.int64)  # what was read for each index
 
     @staticmethod
     def bytes_needed(count: int, canvas: int) -> int:
         return count * 3 * canvas * canvas
 
-    def add(self, requested: list[int], decoded: Decoded) -> None:
+    def add(self, requested: list[int], decoded: ImageBatch) -> None:
         """Store what was decoded for the requested indices."""
         self._pixels[decoded.samples] = decoded.pixels
         self._sizes[decoded.samples] = decoded.sizes
-        self._places[torch.tensor(requested)] = decoded.samples
+        self._samples[torch.tensor(requested)] = decoded.samples
 
     def missing(self) -> list[int]:
         """The indices not decoded yet."""
-        return torch.nonzero(self._places < 0).flatten().tolist()
+        return torch.nonzero(self._samples < 0).flatten().tolist()
 
     def completed(self, device: torch.device) -> ResidentImages:
-        return ResidentImages(self._pixels, self._sizes, self._places, device)
+        return ResidentImages(self._pixels, device, self._sizes, self._samples)
 
 
 def _fits(pixels: Tensor, device: torch.device) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -38,6 +38,7 @@ class FolderImages:
         self.unsupported = _count_extensions(listing)
         self.unlisted = {_printable(folder): reason for folder, reason in listing.unlisted.items()}
         self._files = listing.files
+        self._skipped = _about_skipped(listing)
 
     @property
     def description(self) -> str:
@@ -54,16 +55,10 @@ class FolderImages:
         """The relative path, with undecodable bytes replaced."""
         return _printable(self._files[index])
 
-    def path_of(self, index: int) -> Path:
-        return self.root / self._files[index]
-
-    def extension_of(self, index: int) -> str:
-        return self.path_of(index).suffix.lower()
-
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
         try:
-            return self.path_of(index).read_bytes()
+            return (self.root / self._files[index]).read_bytes()
         except OSError as error:
             raise UnreadableImage(self.name_of(index), (error.strerror or "it cannot be read").lower()) from error
 
@@ -73,20 +68,16 @@ class FolderImages:
             return []
         classes = [_class_of(name) for name in self._files]
         several = len(set(classes) - {""}) > 1
-        return [self.name_of(index) for index, name in enumerate(classes) if not name] if several else []
+        return [self.name_of(index) for index, name in enumerate(classes) if several and not name]
 
     def warnings(self) -> list[str]:
         """What a user should know about skipped files and missing labels."""
-        found = []
-        if self.unsupported:
-            found.append(f"{_about_unsupported(self.unsupported)} below {self.root}.")
-        if self.unlisted:
-            found.append(f"{_about_unlisted(self.unlisted)} below {self.root}.")
+        found = [f"{note} below {self.root}." for note in self._skipped]
         if stray := self.stray_images():
             more = f" and {pluralize(len(stray) - 1, 'other image')}" if len(stray) > 1 else ""
             found.append(
-                f"No labels: {_one_line(stray[0])}{more} below {self.root} are not in a class folder, and kNN needs "
-                "labels. If the sub-folders are classes, move the images into one of them."
+                f"No labels: {stray[0]}{more} below {self.root} are not in a class folder, and kNN needs labels. If "
+                "the sub-folders are classes, move the images into one of them."
             )
         return found
 
@@ -110,16 +101,10 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
     listing = _list_classes(test_root, classes, strict)
     if not len(listing.files):  # pre-training needs no test images
         return ImageData(root.name, train, why_untested=f"{_about_empty(test_root, listing)}. {NO_TEST_IMAGES}")
-    return ImageData(root.name, train, FolderImages(test_root, listing, _test_classes(class_names, listing.files)))
-
-
-def _test_classes(class_names: tuple[str, ...] | None, test_files: NameTable) -> tuple[str, ...] | None:
-    """The training classes with their labels, then those that only the test images have."""
-    found = _class_names(test_files)
-    if found is None:
-        return None
-    known = class_names or ()
-    return known + tuple(name for name in found if name not in known)
+    test_classes = _class_names(listing.files)
+    if test_classes is not None:  # the training classes keep their labels
+        test_classes = tuple(dict.fromkeys((class_names or ()) + test_classes))
+    return ImageData(root.name, train, FolderImages(test_root, listing, test_classes))
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:
@@ -148,17 +133,15 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
     if classes is None or not len(listing.files):
         return listing
     files, unsupported = (
-        [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.unsupported)
+        NameTable.of([name for name in names if _class_of(name) in wanted])
+        for names in (listing.files, listing.unsupported)
     )
-    missing = sorted(wanted - {_class_of(name) for name in files})
-    if missing:
+    listing = replace(listing, files=files, unsupported=unsupported)
+    if missing := sorted(wanted - {_class_of(name) for name in files}):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        note = f" {_about_unlisted(listing.unlisted)}." if listing.unlisted else ""
-        raise DataError(
-            f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}; each class of the class "
-            f"list needs a sub-folder of that name.{note}"
-        )
-    return replace(listing, files=NameTable.of(files), unsupported=NameTable.of(unsupported))
+        problem = f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}; each class of the "
+        raise DataError(". ".join([f"{problem}class list needs a sub-folder of that name", *_about_skipped(listing)]))
+    return listing
 
 
 def _about_empty(root: Path, listing: Listing) -> str:
@@ -167,25 +150,23 @@ def _about_empty(root: Path, listing: Listing) -> str:
         return f"The folder {root} cannot be listed: {listing.unlisted['']}"
     if any(root.glob("*.tar")):
         return f"The folder {root} holds .tar files; to use them as shards, give {typed(root / '*.tar')}"
-    notes = [f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"]
-    if unsupported := _count_extensions(listing):
-        notes.append(_about_unsupported(unsupported))
-    if listing.unlisted:
-        notes.append(_about_unlisted(listing.unlisted))
-    return ". ".join(notes)
+    problem = f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"
+    return ". ".join([problem, *_about_skipped(listing)])
 
 
-def _about_unsupported(counts: dict[str, int]) -> str:
-    kinds = ", ".join(f"{extension} {count:,}" for extension, count in counts.items())
-    return (
-        f"Skipping {pluralize(sum(counts.values()), 'file')} of unsupported formats ({kinds}; convert to JPEG or PNG)"
-    )
-
-
-def _about_unlisted(unlisted: Mapping[str, str]) -> str:
-    folder, reason = next(iter(unlisted.items()))
-    more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
-    return f"Skipping {pluralize(len(unlisted), 'folder')} that cannot be listed ({_one_line(folder)}: {reason}{more})"
+def _about_skipped(listing: Listing) -> list[str]:
+    """A note about files of unsupported formats and one about folders that cannot be listed, without full stops."""
+    notes = []
+    if counts := _count_extensions(listing):
+        kinds = ", ".join(f"{extension} {count:,}" for extension, count in counts.items())
+        files = pluralize(sum(counts.values()), "file")
+        notes.append(f"Skipping {files} of unsupported formats ({kinds}; convert to JPEG or PNG)")
+    if unlisted := listing.unlisted:
+        folder, reason = next(iter(unlisted.items()))
+        more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
+        folders = pluralize(len(unlisted), "folder")
+        notes.append(f"Skipping {folders} that cannot be listed ({_printable(folder)}: {reason}{more})")
+    return notes
 
 
 def _count_extensions(listing: Listing) -> dict[str, int]:
@@ -194,10 +175,6 @@ def _count_extensions(listing: Listing) -> dict[str, int]:
 
 def _printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
-
-
-def _one_line(name: str) -> str:
-    return name.replace("\n", "\\n")
 
 
 def _class_of(name: str) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -138,54 +138,40 @@ def _is_current(root: Path, listing: Listing) -> bool:
 
 
 def _walk(root: Path) -> Listing:
+    """Visit paths with fewer links first, so that neither cycles nor trees of links multiply the work."""
     files: list[str] = []
     unsupported: list[str] = []
     folders: dict[str, int] = {}
     unlisted: dict[str, str] = {}
-    for folder, modified, entries in _visit_folders(root, unlisted):
-        folders[folder] = modified
-        for entry in entries:
-            extension = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a Path each would double the time
-            if extension in IMAGE_EXTENSIONS and _is_file(entry):
-                files.append(_relative(folder, entry))
-            elif extension in UNSUPPORTED_EXTENSIONS:
-                unsupported.append(_relative(folder, entry))
-    tables = NameTable.of(sorted(files)), NameTable.of(sorted(unsupported)), NameTable.of(list(folders))
-    return Listing(*tables, np.array(list(folders.values()), dtype=np.int64), unlisted)
-
-
-def _visit_folders(root: Path, unlisted: dict[str, str]) -> Iterator[tuple[str, int, list[os.DirEntry[str]]]]:
-    """Yield each folder below `root`, itself first: its relative path, modification time and the files in it.
-
-    Links may lead to one folder along several paths. Below each sub-folder of `root`, which may be a class, only the
-    path with the fewest links is taken, the first by name: neither cycles nor trees of links multiply the work.
-    """
     waiting = [(0, "")]  # the number of links on the path, and the path
-    seen: set[tuple[str, int, int]] = set()
-    root_id: tuple[int, int] | None = None
+    visited: set[tuple[str, int, int]] = set()
     while waiting:
         links, folder = heapq.heappop(waiting)
+        top = folder.partition("/")[0]  # may be a class; two classes may link to one folder
         try:
             status = (root / folder).stat()
-            folder_id = (status.st_dev, status.st_ino)
-            root_id = root_id or folder_id
-            visit = (folder.partition("/")[0], *folder_id)
-            if links and (folder_id == root_id or visit in seen):  # some file systems reuse ids, links or not
+            device, inode = status.st_dev, status.st_ino
+            if links and not visited.isdisjoint([("", device, inode), (top, device, inode)]):
                 continue
-            seen.add(visit)
+            visited.add((top, device, inode))
             entries = _visible_entries(root / folder)
         except OSError as error:
             if error.errno not in _SKIPPED_ERRORS:
                 raise DataError(f"The folder {root / folder} cannot be listed: {error.strerror}.") from error
             unlisted[folder] = (error.strerror or "it cannot be read").lower()
             continue
-        files = []
+        folders[folder] = status.st_mtime_ns
         for entry in entries:
+            path = f"{folder}/{entry.name}" if folder else entry.name
+            extension = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a Path each would double the time
             if _is_folder(entry):
-                heapq.heappush(waiting, (links + entry.is_symlink(), _relative(folder, entry)))
-            else:
-                files.append(entry)
-        yield folder, status.st_mtime_ns, files
+                heapq.heappush(waiting, (links + entry.is_symlink(), path))
+            elif extension in IMAGE_EXTENSIONS and _is_file(entry):
+                files.append(path)
+            elif extension in UNSUPPORTED_EXTENSIONS:
+                unsupported.append(path)
+    tables = NameTable.of(sorted(files)), NameTable.of(sorted(unsupported)), NameTable.of(list(folders))
+    return Listing(*tables, np.array(list(folders.values()), dtype=np.int64), unlisted)
 
 
 def sub_folders(folder: Path) -> list[str]:
@@ -201,15 +187,8 @@ def _visible_entries(folder: Path) -> list[os.DirEntry[str]]:
         return [entry for entry in entries if not entry.name.startswith(".")]
 
 
-def _relative(folder: str, entry: os.DirEntry[str]) -> str:
-    return f"{folder}/{entry.name}" if folder else entry.name
-
-
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a cycle of links
-        return False
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # noqa: PTH112 - False for a cycle
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -64,7 +65,7 @@ class BatchLoader:
         self._resident: ResidentImages | None = None
         self._store: GrowingStore | None = None
         if isinstance(source, ArrayImages):
-            self._resident = ResidentImages(source.pixels, _full_sizes(source), None, self._device)
+            self._resident = ResidentImages(source.pixels, self._device)
             canvas, workers = 0, 0
         else:
             canvas = canvas_for(source, canvas)
@@ -139,7 +140,7 @@ class BatchLoader:
             self._stream = self._pool.decode(self._requests(epoch, start, endless=True))
         for step in range(start, self.steps_per_epoch):
             self._stream_at = None  # until the batch has been received
-            batch = _as_batch(self._checked(next(self._stream), self._own_size), self._device)
+            batch = _lasting(self._checked(next(self._stream), self._own_size), self._device)
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
 
@@ -147,8 +148,9 @@ class BatchLoader:
         """The batches of an epoch; then decode the images that it left out, to complete the store."""
         requests = list(self._requests(epoch, start, endless=False))
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.add(indices, self._checked(decoded, len(indices)))
-            yield _as_batch(decoded, self._device)
+            batch = self._checked(decoded, len(indices))
+            store.add(indices, batch)
+            yield _lasting(batch, self._device)
         requests = _in_batches(store.missing(), self._own_size)
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
             store.add(indices, self._checked(decoded, len(indices)))
@@ -163,11 +165,11 @@ class BatchLoader:
                 return
             epoch, start = epoch + 1, 0
 
-    def _checked(self, decoded: Decoded, requested: int) -> Decoded:
+    def _checked(self, decoded: Decoded, requested: int) -> ImageBatch:
         _record_skipped(decoded, self.skipped, self._strict)
-        if len(decoded.samples) < requested:  # no substitute found: no image is readable
+        if len(decoded.batch) < requested:  # no substitute found: no image is readable
             raise NoneReadable(self._source.description, self.skipped)
-        return decoded
+        return decoded.batch
 
 
 def read_all(
@@ -186,37 +188,26 @@ def read_all(
     instead.
     """
     device = torch.device(device)
-    batches: Iterator[ImageBatch]
     if isinstance(source, ArrayImages):
-        images = ResidentImages(source.pixels, _full_sizes(source), None, torch.device("cpu"))
-        batches = map(images.batch, torch.split(torch.arange(len(source)), batch_size))
-    else:
-        reader = ImageReader(source, canvas_for(source, canvas), substitute=False)
-        pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
-        batches = _decode_all(source, pool, batch_size, device, strict, {} if skipped is None else skipped)
-    return prefetch_to_device(device, batches)
+        images = ResidentImages(source.pixels, torch.device("cpu"))
+        return prefetch_to_device(device, map(images.batch, torch.split(torch.arange(len(source)), batch_size)))
+    reader = ImageReader(source, canvas_for(source, canvas), substitute=False)
+    pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
 
+    def decoded_batches() -> Iterator[ImageBatch]:
+        any_read, own_skipped = False, dict[str, str]()  # `skipped` may hold images of other sources
+        with contextlib.closing(pool):
+            for decoded in pool.decode(_in_batches(range(len(source)), batch_size)):
+                _record_skipped(decoded, own_skipped, strict)
+                if skipped is not None:
+                    skipped.update(decoded.skipped)
+                if len(decoded.batch):
+                    any_read = True
+                    yield _lasting(decoded.batch, device)
+            if not any_read:
+                raise NoneReadable(source.description, own_skipped)
 
-def _decode_all(
-    source: ImageSource,
-    pool: DecodingPool,
-    batch_size: int,
-    device: torch.device,
-    strict: bool,
-    skipped: dict[str, str],
-) -> Iterator[ImageBatch]:
-    any_read, own_skipped = False, dict[str, str]()  # `skipped` may hold images of other sources
-    try:
-        for decoded in pool.decode(_in_batches(range(len(source)), batch_size)):
-            _record_skipped(decoded, own_skipped, strict)
-            skipped.update(decoded.skipped)
-            if len(decoded.samples):
-                any_read = True
-                yield _as_batch(decoded, device)
-        if not any_read:
-            raise NoneReadable(source.description, own_skipped)
-    finally:
-        pool.close()
+    return prefetch_to_device(device, decoded_batches())
 
 
 def _record_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> None:
@@ -225,9 +216,8 @@ def _record_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> 
     skipped.update(decoded.skipped)
 
 
-def _as_batch(decoded: Decoded, device: torch.device) -> ImageBatch:
+def _lasting(batch: ImageBatch, device: torch.device) -> ImageBatch:
     """A batch that outlives the workers' memory: a copy on the CPU; for a GPU `prefetch_to_device` copies."""
-    batch = ImageBatch(decoded.pixels, decoded.sizes, decoded.samples)
     return batch if device.type == "cuda" else batch.clone()
 
 
@@ -235,19 +225,14 @@ def _in_batches(indices: Sequence[int], batch_size: int) -> list[list[int]]:
     return [list(indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
 
 
-def _full_sizes(source: ArrayImages) -> Tensor:
-    return torch.tensor(source.pixels.shape[2:]).expand(len(source), 2)
-
-
 def prefetch_to_device(device: torch.device, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
     """Yield the batches on `device`; on a GPU each is copied on a side stream while the one before it is used.
 
     A batch in host memory is copied before the next one is requested, so its memory may be reused.
     """
-    return _prefetched(device, batches) if device.type == "cuda" else batches
-
-
-def _prefetched(device: torch.device, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+    if device.type != "cuda":
+        yield from batches
+        return
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     waiting: tuple[ImageBatch, torch.cuda.Event] | None = None
     for batch in batches:

@@ -17,13 +17,12 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from jcl.data.batch import Decoded, ImageReader, readable_rows
+from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
 from jcl.errors import DataError
 
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
@@ -53,7 +52,7 @@ class DecodingPool:
     def _decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
         if not self._workers:
             for indices in requests:
-                yield self._reader[indices]
+                yield self._reader.read(indices)
             return
         if self._team is None:
             self._team = _Team(self._reader, self._workers, self._batch_size, self._pinned)
@@ -72,28 +71,13 @@ class DecodingPool:
             self._team = None
 
 
-# A part of a batch: the number of its pass, the slot of the ring, the first row and the number of rows. Small enough
-# for the pipe to hold all tasks, so that `put` never blocks.
-_Task = tuple[int, int, int, int]
-
-
 class _Report(NamedTuple):
-    """What a worker reports about a task."""
+    """What a worker reports about a task, a part of the batch in a slot of the ring."""
 
-    number: int
+    number: int  # of the pass
     slot: int
     skipped: dict[str, str]
-    error: BaseException | None
-
-
-@dataclass
-class _PendingBatch:
-    """A batch that is being decoded."""
-
-    slot: int
-    count: int
-    tasks_left: int
-    skipped: dict[str, str] = field(default_factory=dict)
+    error: Exception | None
 
 
 class _Team:
@@ -109,9 +93,10 @@ class _Team:
         self._ring = BatchRing(max(_BATCHES_AHEAD, tasks_ahead) + 1, batch_size, reader.canvas)
         if pinned:
             self._ring.pin()
-        self._number = 0
+        self._number = 0  # of the pass
         self._unfinished = 0  # tasks submitted and not reported
-        context = _process_context()
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
         self._tasks: Any = context.SimpleQueue()
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
@@ -119,8 +104,7 @@ class _Team:
             with _without_main_module(reader), _signals_blocked():
                 for _ in range(workers):
                     receiver, sender = context.Pipe(duplex=False)
-                    arguments = (reader, self._ring, self._tasks, sender)
-                    process = context.Process(target=_work, args=arguments, daemon=True)  # type: ignore[attr-defined]
+                    process = context.Process(target=_work, args=(reader, self._ring, self._tasks, sender), daemon=True)
                     process.start()
                     sender.close()
                     self._reports.append(receiver)
@@ -133,34 +117,37 @@ class _Team:
         """One pass: every slot except the one in use is being filled."""
         self._begin_pass()
         free = deque(range(self._ring.slots))
-        pending: deque[_PendingBatch] = deque()
+        pending: deque[tuple[int, int]] = deque()  # the slots of the batches being decoded, and their sizes
+        tasks_left = [0] * self._ring.slots
+        skipped: list[dict[str, str]] = [{} for _ in tasks_left]
         while True:
             while free and (indices := next(requests, None)) is not None:
-                pending.append(self._submit(indices, free.popleft()))
+                slot = free.popleft()
+                tasks_left[slot], skipped[slot] = self._submit(indices, slot), {}
+                pending.append((slot, len(indices)))
             if not pending:
                 return
-            batch = pending.popleft()
-            while batch.tasks_left:
+            slot, count = pending.popleft()
+            while tasks_left[slot]:
                 for report in self._receive():
-                    reported = next(each for each in (batch, *pending) if each.slot == report.slot)
-                    reported.tasks_left -= 1
-                    reported.skipped |= report.skipped
-            ring, rows = self._ring, (batch.slot, slice(batch.count))
-            yield readable_rows(ring.pixels[rows], ring.sizes[rows], ring.samples[rows], batch.skipped)
-            free.append(batch.slot)
+                    tasks_left[report.slot] -= 1
+                    skipped[report.slot] |= report.skipped
+            yield readable_rows(self._ring.batch(slot, 0, count), skipped[slot])
+            free.append(slot)
 
-    def _submit(self, indices: list[int], slot: int) -> _PendingBatch:
+    def _submit(self, indices: list[int], slot: int) -> int:
+        """Queue the tasks of a batch; returns their number. The pipe holds them all, so `put` never blocks."""
         self._ring.wanted[slot, : len(indices)] = torch.tensor(indices)
         starts = range(0, len(indices), self._rows_per_task)
         for start in starts:
             self._tasks.put((self._number, slot, start, min(self._rows_per_task, len(indices) - start)))
         self._unfinished += len(starts)
-        return _PendingBatch(slot, len(indices), len(starts))
+        return len(starts)
 
     def _begin_pass(self) -> None:
         """Cancel the tasks of the pass before by changing the pass number, and wait for those being worked on."""
         self._number += 1
-        self._ring.current_pass = self._number
+        self._ring.current_pass.fill_(self._number)
         while self._unfinished:
             self._receive()
 
@@ -168,12 +155,15 @@ class _Team:
         """Wait for at least one report; return those on tasks of this pass."""
         sentinels = [process.sentinel for process in self._processes]
         ready = multiprocessing.connection.wait([*self._reports, *sentinels])
-        if any(sentinel in ready for sentinel in sentinels):
-            raise _lost_worker()
         try:
+            if any(sentinel in ready for sentinel in sentinels):
+                raise EOFError
             reports: list[_Report] = [pipe.recv() for pipe in self._reports if pipe in ready]
         except (EOFError, OSError):
-            raise _lost_worker() from None
+            raise DataError(
+                "A worker process that decodes images exited unexpectedly, most likely out of memory; use fewer "
+                "workers or a smaller batch."
+            ) from None
         self._unfinished -= len(reports)
         current = [report for report in reports if report.number == self._number]
         for report in current:
@@ -192,27 +182,19 @@ class _Team:
         self._tasks.close()
 
 
-def _lost_worker() -> DataError:
-    return DataError(
-        "A worker process that decodes images exited unexpectedly, most likely out of memory; use fewer workers or a "
-        "smaller batch."
-    )
-
-
 def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiprocessing.connection.Connection) -> None:
     """Run a worker: take a task, fill its rows, report."""
-    _set_up_worker()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent handles it
+    torch.set_num_threads(1)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     while True:
-        task: _Task = tasks.get()
-        number, slot, first, count = task
+        number, slot, first, count = tasks.get()
         skipped: dict[str, str] = {}
-        error: BaseException | None = None
-        if number == ring.current_pass:  # else the task was cancelled
-            rows = (slot, slice(first, first + count))
+        error: Exception | None = None
+        if number == int(ring.current_pass):  # else the task was cancelled
             try:
-                skipped = reader.read_into(
-                    ring.wanted[rows].tolist(), ring.pixels[rows], ring.sizes[rows], ring.samples[rows]
-                )
+                wanted = ring.wanted[slot, first : first + count].tolist()
+                skipped = reader.read_into(wanted, ring.batch(slot, first, count))
             except Exception as raised:
                 error = _picklable(raised)
         reports.send(_Report(number, slot, skipped, error))
@@ -227,12 +209,6 @@ def _picklable(error: Exception) -> Exception:
     return error
 
 
-def _set_up_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent handles it
-    torch.set_num_threads(1)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
 def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
@@ -242,37 +218,23 @@ def _exit_with_parent() -> None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Let processes that are started here inherit blocked signals.
+    """Let processes that are started here inherit blocked signals; this process handles those it receives at the end.
 
-    The parent handles signals, and may need further images until the end of a step. The forkserver would die of a
-    Ctrl-C while it imports torch. Signals that arrive meanwhile are delivered to the parent afterwards.
+    The parent may need further images until the end of a step, and the forkserver would die of a Ctrl-C while it
+    imports torch. Another thread of the parent may receive a signal, but Python handles it in the main thread.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     multiprocessing.resource_tracker.ensure_running()  # starting it later would unblock the signals
-    with _signals_deferred():
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-
-@contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Handle signals at the end: another thread may receive one, but Python handles it in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    received: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in _GROUP_SIGNALS}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in _GROUP_SIGNALS if in_main_thread}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    received: list[int] = []
     for number in handlers:
         signal.signal(number, lambda number, _: received.append(number))
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         for number, handler in handlers.items():
             signal.signal(number, handler)
         for late in received:
@@ -296,50 +258,34 @@ def _without_main_module(reader: ImageReader) -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def _process_context() -> multiprocessing.context.BaseContext:
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
-    return context
-
-
 class BatchRing:
     """Shared memory for `slots` batches of `rows` images on canvases of C x C pixels.
 
     pixels (slots, rows, 3, C, C) uint8; sizes (slots, rows, 2); wanted (slots, rows), the requested indices; samples
-    (slots, rows), the indices of what was read; `current_pass`, a number that all processes see. Workers write pixels
-    where the copy to the GPU reads them, so nothing is sent through pipes, and memory use is constant. The block is an
-    anonymous file rather than a part of /dev/shm, which containers often keep too small. A ring sent to a process that
-    is being started maps the same memory there.
+    (slots, rows), the indices of what was read; current_pass (1,), a number that all processes see. Workers write
+    pixels where the copy to the GPU reads them, so nothing is sent through pipes, and memory use is constant. The block
+    is an anonymous file rather than a part of /dev/shm, which containers often keep too small. A ring sent to a process
+    that is being started maps the same memory there.
     """
 
-    def __init__(self, slots: int, rows: int, canvas: int) -> None:
-        self._attach(_anonymous_file(_bytes_needed(slots, rows, canvas)), slots, rows, canvas)
-
-    def _attach(self, file: int, slots: int, rows: int, canvas: int) -> None:
+    def __init__(self, slots: int, rows: int, canvas: int, shared: Any = None) -> None:
         self.slots, self.rows, self.canvas = slots, rows, canvas
-        self._file = file
-        self._memory = mmap.mmap(file, _bytes_needed(slots, rows, canvas))
-        block = torch.frombuffer(self._memory, dtype=torch.uint8)
         places = slots * rows
-        pixel_bytes = places * 3 * canvas * canvas
-        self.pixels = block[_ALIGNMENT : _ALIGNMENT + pixel_bytes].view(slots, rows, 3, canvas, canvas)
-        numbers = block[_ALIGNMENT + _aligned(pixel_bytes) :].view(torch.int64)
-        self.sizes = numbers[: 2 * places].view(slots, rows, 2)
-        self.wanted = numbers[2 * places : 3 * places].view(slots, rows)
-        self.samples = numbers[3 * places :].view(slots, rows)
-        self._pass = block[:8].view(torch.int64)
-        self._block = block
-        weakref.finalize(self, os.close, file)
+        pixels_at = -(-8 * (1 + 4 * places) // _ALIGNMENT) * _ALIGNMENT
+        size = pixels_at + places * 3 * canvas * canvas
+        self._file = _anonymous_file(size) if shared is None else shared.detach()
+        weakref.finalize(self, os.close, self._file)
+        self._block = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+        self.pixels = self._block[pixels_at:].view(slots, rows, 3, canvas, canvas)
+        numbers = self._block[:pixels_at].view(torch.int64)
+        self.current_pass = numbers[:1]
+        self.sizes = numbers[1 : 1 + 2 * places].view(slots, rows, 2)
+        self.wanted, self.samples = numbers[1 + 2 * places : 1 + 4 * places].view(2, slots, rows)
 
-    @property
-    def current_pass(self) -> int:
-        return int(self._pass)
-
-    @current_pass.setter
-    def current_pass(self, number: int) -> None:
-        self._pass.fill_(number)
+    def batch(self, slot: int, first: int, count: int) -> ImageBatch:
+        """A view of some rows of a slot."""
+        rows = (slot, slice(first, first + count))
+        return ImageBatch(self.pixels[rows], self.sizes[rows], self.samples[rows])
 
     def pin(self) -> None:
         """Page-lock the memory, so that copies to the GPU are asynchronous; without it they are only slower."""
@@ -348,22 +294,8 @@ class BatchRing:
         if int(runtime.cudaHostRegister(address, self._block.numel(), 0)) == 0:
             weakref.finalize(self, runtime.cudaHostUnregister, address)
 
-    def __reduce__(self) -> tuple[Callable[..., BatchRing], tuple[Any, int, int, int]]:
-        return _attached_ring, (multiprocessing.reduction.DupFd(self._file), self.slots, self.rows, self.canvas)
-
-
-def _attached_ring(file: Any, slots: int, rows: int, canvas: int) -> BatchRing:
-    ring = BatchRing.__new__(BatchRing)
-    ring._attach(file.detach(), slots, rows, canvas)
-    return ring
-
-
-def _bytes_needed(slots: int, rows: int, canvas: int) -> int:
-    return _ALIGNMENT + _aligned(slots * rows * 3 * canvas * canvas) + slots * rows * 4 * 8
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    def __reduce__(self) -> tuple[type[BatchRing], tuple[int, int, int, Any]]:
+        return BatchRing, (self.slots, self.rows, self.canvas, multiprocessing.reduction.DupFd(self._file))
 
 
 def _anonymous_file(size: int) -> int:

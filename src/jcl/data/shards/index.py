@@ -10,13 +10,14 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError
 
 from jcl.data.listing import IMAGE_EXTENSIONS, NameTable, TableCache
 from jcl.errors import DataError
@@ -28,6 +29,7 @@ DESCRIPTION_FILE: Final = "index.json"
 _FORMAT: Final = "jcl-shards"
 _VERSION: Final = 1
 _DESCRIPTION_LIMIT: Final = 1 << 28  # bytes
+_FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]  # stays in the folder
 _HEADER_LIMIT: Final = 1 << 16  # bytes of a long name or of extended attributes
 _LABEL_FILE_LIMIT: Final = 1 << 20  # bytes
 _LABEL_LIMIT: Final = 200  # characters
@@ -88,17 +90,8 @@ def _build(shards: NameTable, stamps: NDArray[np.int64]) -> ShardIndex:
         ends.append(len(names))
         damage.append(reason)
     offsets, sizes, labels = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
-    return ShardIndex(
-        shards=shards,
-        stamps=stamps,
-        ends=np.array(ends, dtype=np.int64),
-        damage=NameTable.of(damage),
-        names=NameTable.of(names),
-        offsets=offsets,
-        sizes=sizes,
-        labels=labels,
-        label_texts=NameTable.of(list(texts)),
-    )
+    shard_columns = (shards, stamps, np.array(ends, dtype=np.int64), NameTable.of(damage))
+    return ShardIndex(*shard_columns, NameTable.of(names), offsets, sizes, labels, NameTable.of(list(texts)))
 
 
 class _Member(NamedTuple):
@@ -214,38 +207,30 @@ def _label(stream: _HeaderFile, member: _Member) -> str | None:
     return None if re.fullmatch(r"-\d+", text) else text[:_LABEL_LIMIT] or None
 
 
-@dataclass(frozen=True)
-class ShardSet:
+class ShardSet(BaseModel, frozen=True):
     """A folder of shards as `index.json` describes it: the images in each file by split, and the class names."""
 
+    format: Literal["jcl-shards"] = _FORMAT
+    version: Literal[1] = _VERSION
     name: str
     class_names: tuple[str, ...] | None
-    splits: Mapping[str, Mapping[str, int]]
+    splits: dict[str, dict[_FileName, StrictInt]]
 
     @property
     def counts(self) -> dict[str, int]:
         """Images by file name, of all splits."""
         return {name: count for files in self.splits.values() for name, count in files.items()}
 
-
-def write_description(folder: Path, described: ShardSet) -> None:
-    content = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "name": described.name,
-        "class_names": described.class_names,
-        "splits": {split: dict(files) for split, files in described.splits.items()},
-    }
-    (folder / DESCRIPTION_FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="ascii")
+    def write(self, folder: Path) -> None:
+        text = json.dumps(self.model_dump(), indent=1) + "\n"
+        (folder / DESCRIPTION_FILE).write_text(text, encoding="ascii")
 
 
 def read_description(folder: Path) -> ShardSet | None:
     """Read the description in a folder; None if there is none or the file is another program's."""
     file = folder / DESCRIPTION_FILE
     try:
-        if file.stat().st_size > _DESCRIPTION_LIMIT:
-            return None
-        content = json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes()) if file.stat().st_size <= _DESCRIPTION_LIMIT else None
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -256,16 +241,6 @@ def read_description(folder: Path) -> ShardSet | None:
             "upgrade this program or write the shards again."
         )
     try:
-        return _validated(content)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        return ShardSet.model_validate(content)
+    except ValidationError as error:
         raise DataError(f"The file {file} is damaged; write the shards again.") from error
-
-
-def _validated(content: dict[str, Any]) -> ShardSet:
-    names = content["class_names"]
-    splits = {str(split): dict(files) for split, files in content["splits"].items()}
-    described = ShardSet(str(content["name"]), None if names is None else tuple(map(str, names)), splits)
-    for file, count in described.counts.items():  # a file name must not lead out of the folder
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", file) or type(count) is not int:
-            raise ValueError(f"{file}: {count}")
-    return described

@@ -71,9 +71,6 @@ class ShardImages:
         shard = Path(self._index.shards[self._shard_of(index)]).name
         return _printable(f"{shard}/{self._index.names[index]}")
 
-    def extension_of(self, index: int) -> str:
-        return os.path.splitext(self._index.names[index])[1].lower()  # noqa: PTH122 - a name in a tar is no path
-
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
         index = range(len(self))[index]

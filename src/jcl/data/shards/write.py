@@ -1,6 +1,5 @@
 """Write any data set as WebDataset shards: a few large files, faster to copy and read than many small ones."""
 
-import contextlib
 import io
 import os
 import shutil
@@ -8,8 +7,8 @@ import tarfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path
+from itertools import groupby
+from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from PIL import Image
 from jcl.cores import cpu_cores
 from jcl.data.decode import decode
 from jcl.data.folder import FolderImages
-from jcl.data.shards.index import DESCRIPTION_FILE, ShardSet, write_description
+from jcl.data.shards.index import DESCRIPTION_FILE, ShardSet
 from jcl.data.shards.read import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names
 from jcl.errors import DataError, SettingsError
@@ -77,23 +76,35 @@ def write_shards(
     if images_per_shard < 1:
         raise SettingsError(f"images_per_shard must be at least 1, got {images_per_shard}.")
     sources = {"train": data.train} | ({} if data.test is None else {"val": data.test})
+    done, total = 0, sum(map(len, sources.values()))
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
     partial = _new_folder(out)
-    written, files = {}, {}
+    splits, files = {}, {}
     try:
         with ThreadPoolExecutor(threads or cpu_cores()) as pool:
-            done, total = 0, sum(map(len, sources.values()))
             for split, source in sources.items():
-                images = _ReadableImages(source, seed, pool, lambda count, done=done: progress(done + count, total))  # type: ignore[misc]
-                written[split], files[split] = _write_split(images, partial, split, images_per_shard)
-                done += len(source)
-        write_description(partial, ShardSet(data.name, all_class_names(sources.values()), files))
-        _rename_durably(partial, out)
+                left_out: dict[str, str] = {}
+                images = _readable_images(source, seed, pool, left_out, advance)
+                files[split] = _write_split(images, len(source), partial, split, images_per_shard)
+                if not files[split]:
+                    raise DataError(f"None of the images can be read ({source.description}).")
+                size = sum((partial / name).stat().st_size for name in files[split])
+                splits[split] = SplitShards(len(files[split]), sum(files[split].values()), size, left_out)
+        ShardSet(name=data.name, class_names=all_class_names(sources.values()), splits=files).write(partial)
+        _sync(partial / DESCRIPTION_FILE, partial)
+        partial.rename(out)  # fails if something has appeared there
+        _sync(out.absolute().parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
             raise DataError(f"The shards cannot be written to {out}: {error.strerror}.") from error
         raise
-    return ShardReport(out, written)
+    return ShardReport(out, splits)
 
 
 def _new_folder(out: Path) -> Path:
@@ -114,86 +125,66 @@ def _new_folder(out: Path) -> Path:
     return partial
 
 
-class _Loaded(NamedTuple):
-    """One image as it is stored in a shard, or the reason why it is left out."""
+class _EncodedImage(NamedTuple):
+    """One image as it is stored in a shard."""
 
-    content: bytes = b""
-    extension: str = ""
-    label: int | None = None
-    reason: str | None = None
+    content: bytes
+    extension: str
+    label: int
 
 
-class _ReadableImages:
-    """The images of a source in shuffled order, read and decoded by several threads; the others are in `left_out`."""
-
-    def __init__(
-        self, source: ImageSource, seed: int, pool: ThreadPoolExecutor, progress: Callable[[int], None]
-    ) -> None:
-        self.source = source
-        self.left_out: dict[str, str] = {}
-        self._seed, self._pool, self._progress = seed, pool, progress
-
-    def __iter__(self) -> Iterator[_Loaded]:
-        done = 0
-        for indices in torch.split(permutation(self._seed, SHARD_ORDER, 0, len(self.source)), _READ_TOGETHER):
-            for index, loaded in zip(indices.tolist(), self._pool.map(self._load, indices.tolist()), strict=True):
-                if loaded.reason is None:
-                    yield loaded
-                else:
-                    self.left_out[self.source.name_of(index)] = loaded.reason
-            done += len(indices)
-            self._progress(done)
-
-    def _load(self, index: int) -> _Loaded:
-        source = self.source
-        label = UNLABELLED if source.labels is None else int(source.labels[index])
-        try:
-            if isinstance(source, FolderImages | ShardImages):
-                content, extension = source.content_of(index), source.extension_of(index)
-                decode(content, _DECODED_SIDE, source.name_of(index))
+def _readable_images(
+    source: ImageSource,
+    seed: int,
+    pool: ThreadPoolExecutor,
+    left_out: dict[str, str],
+    advance: Callable[[int], None],
+) -> Iterator[_EncodedImage]:
+    """Yield the images in shuffled order, read by several threads; unreadable ones are added to `left_out`."""
+    for indices in torch.split(permutation(seed, SHARD_ORDER, 0, len(source)), _READ_TOGETHER):
+        for loaded in pool.map(lambda index: _load(source, index), indices.tolist()):
+            if isinstance(loaded, UnreadableImage):
+                left_out[loaded.name] = loaded.reason
             else:
-                stream = io.BytesIO()
-                Image.fromarray(source.read(index).permute(1, 2, 0).numpy()).save(stream, "PNG")
-                content, extension = stream.getvalue(), ".png"
-        except UnreadableImage as error:
-            return _Loaded(reason=error.reason)
-        return _Loaded(content, extension, None if label == UNLABELLED else label)
+                yield loaded
+        advance(len(indices))
+
+
+def _load(source: ImageSource, index: int) -> _EncodedImage | UnreadableImage:
+    label = UNLABELLED if source.labels is None else int(source.labels[index])
+    try:
+        if isinstance(source, FolderImages | ShardImages):
+            content, extension = source.content_of(index), PurePosixPath(source.name_of(index)).suffix.lower()
+            decode(content, _DECODED_SIDE, source.name_of(index))
+        else:
+            stream = io.BytesIO()
+            Image.fromarray(source.read(index).permute(1, 2, 0).numpy()).save(stream, "PNG")
+            content, extension = stream.getvalue(), ".png"
+    except UnreadableImage as error:
+        return error
+    return _EncodedImage(content, extension, label)
 
 
 def _write_split(
-    images: _ReadableImages, folder: Path, split: str, images_per_shard: int
-) -> tuple[SplitShards, dict[str, int]]:
-    """Write the shards of one split; also returns the number of images in each file."""
-    total = len(images.source)
+    images: Iterator[_EncodedImage], total: int, folder: Path, split: str, images_per_shard: int
+) -> dict[str, int]:
+    """Write the shards of one split; returns the number of images in each file.
+
+    Their bytes depend on the images only, not on times or owners.
+    """
     width, key_width = max(4, len(str(total // images_per_shard))), max(6, len(str(total - 1)))
     files: dict[str, int] = {}
-    count = 0
-    loading = iter(images)
-    while (first := next(loading, None)) is not None:
-        name = f"{split}-{len(files):0{width}}.tar"
-        with _new_tar(folder / name) as tar:
-            for image in chain([first], islice(loading, images_per_shard - 1)):
-                key = f"{count:0{key_width}}"
+    for shard, numbered in groupby(enumerate(images), lambda each: each[0] // images_per_shard):
+        name = f"{split}-{shard:0{width}}.tar"
+        with tarfile.open(folder / name, "x", format=tarfile.USTAR_FORMAT) as tar:
+            for number, image in numbered:
+                key = f"{number:0{key_width}}"
                 _add(tar, key + image.extension, image.content)
-                if image.label is not None:
+                if image.label != UNLABELLED:
                     _add(tar, f"{key}.cls", str(image.label).encode())
-                count += 1
                 files[name] = files.get(name, 0) + 1
-    if not count:
-        raise DataError(f"None of the images can be read ({images.source.description}).")
-    size = sum((folder / name).stat().st_size for name in files)
-    return SplitShards(len(files), count, size, images.left_out), files
-
-
-@contextlib.contextmanager
-def _new_tar(file: Path) -> Iterator[tarfile.TarFile]:
-    """A tar file that is on the disk at the end; its bytes depend on its members only, not on times or owners."""
-    with file.open("xb") as stream:
-        tar = tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115 - closed below
-        yield tar
-        tar.close()
-        stream.flush()
-        os.fsync(stream.fileno())
+        _sync(folder / name)
+    return files
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -202,16 +193,11 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     tar.addfile(member, io.BytesIO(content))
 
 
-def _rename_durably(partial: Path, out: Path) -> None:
-    _sync(partial / DESCRIPTION_FILE)
-    _sync(partial)
-    partial.rename(out)  # fails if something has appeared there
-    _sync(out.absolute().parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(*paths: Path) -> None:
+    """Wait until files and folders are on the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
