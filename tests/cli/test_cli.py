@@ -549,8 +549,9 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
         patch.setattr("jcl.train.pretrain.PretrainTask.end_epoch", press_twice)
         code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
         assert (code, out, err.splitlines()[-1]) == (130, "", "Interrupted.") and not Path("my run").exists()
-    monkeypatch.setattr("jcl.evaluate.knn.knn_on", press_twice)  # at the end of the second epoch
-    code, out, err = call("pretrain", npz, *TINY, "--set", "record.checkpoint_every=1", "--out", "my run")
+    monkeypatch.setattr("jcl.evaluate.knn.knn_on", press_twice)  # at the end of the last epoch
+    often = ["--set", "record.checkpoint_every=1", "--set", "record.knn_every=0"]
+    code, out, err = call("pretrain", npz, *TINY, *often, "--out", "my run")
     assert code == 75 and out == "" and "Traceback" not in err
     assert "in step 12" in err and "step-000000008" in err and "`jcl resume 'my run'`" in err
 

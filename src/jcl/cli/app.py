@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -62,14 +62,3 @@ def check_json_file(path: Path | None) -> Path | None:
     if path.exists() and not may_hold_figures(path):
         raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
     return path
-
-
-JsonOption = Annotated[
-    Path | None, typer.Option("--json", callback=check_json_file, help="Also write the figures to this file as JSON.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
-
-
-def seed_option(help: str = "Same seed, same numbers.") -> Any:
-    """A seed that every generator takes: one that fits into 63 bits."""
-    return typer.Option(min=0, max=2**63 - 1, help=help)
