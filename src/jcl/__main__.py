@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Whoever presses Ctrl-C while the command line is still being imported sees no trace either."""
+    """Run the command line; Ctrl-C during its import leaves no traceback either."""
     try:
         from jcl.cli import main as command_line
     except KeyboardInterrupt:

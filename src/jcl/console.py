@@ -1,4 +1,4 @@
-"""How the tool speaks to people: plain lines, whatever they quote, with numbers that read well."""
+"""Printing lines, names and numbers for people."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-# What stays on one line, so that it can be copied: a word (a path), a command between back quotes, and how to install.
+# Never broken, so that it can be copied: a word (a path), a command between back quotes, and how to install.
 _UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
 class StderrConsole(Console):
-    """Standard error, where progress and remarks go.
+    """Standard error, for progress and remarks.
 
-    A training does not end because nobody can read of it any more: the reader of a pipe has gone (`| head`), so has the
-    terminal, or the disk that holds the log is full. From then on nothing is said.
+    Training does not end when this output is lost, because a pipe or terminal was closed or the disk of a log is full:
+    the console is silent from then on.
     """
 
     def __init__(self) -> None:
@@ -39,17 +39,17 @@ class StderrConsole(Console):
 
     def _fall_silent(self) -> None:
         self.quiet = True
-        with contextlib.suppress(OSError, ValueError):  # what is no file of the system's cannot be turned away
+        with contextlib.suppress(OSError, ValueError):  # not a file of the system
             nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.file.fileno())  # or the rest would be tried again when the program ends
+            os.dup2(nowhere, self.file.fileno())  # or Python would try to flush the rest at exit
             os.close(nowhere)
 
 
 def print_line(console: Console, text: str, *, lead: str = "") -> None:
-    """Print a line as it is: paths may hold brackets, which are no markup.
+    """Print a line without markup, since paths may contain brackets.
 
-    A terminal gets lines broken between words; a log or a pipe gets the whole line. What a file's name may hold to
-    steer a terminal is shown, not sent. `lead` comes first and stands out.
+    Lines are wrapped between words in a terminal, but not in a log or pipe. Control characters are escaped. `lead`
+    comes first, highlighted.
     """
     shown = visible(lead + text)
     if console.is_terminal:
@@ -67,7 +67,7 @@ def tell_left_out(console: Console, skipped: Mapping[str, str], what: str = "Lef
 
 
 def visible(text: str) -> str:
-    """The text with what would steer a terminal shown, not sent; line ends stay."""
+    """The text with control characters escaped, except line ends."""
     return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
 
 
@@ -82,7 +82,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def told_apart(names: Sequence[str], between: str) -> list[str]:
-    """The names, with a number behind each that would be there twice."""
+    """The names, with a number added to those that repeat."""
     given: list[str] = []
     for name in names:
         number, unique = 2, name
@@ -93,12 +93,12 @@ def told_apart(names: Sequence[str], between: str) -> list[str]:
 
 
 def plain_names(names: Sequence[str]) -> list[str]:
-    """Runs' names as they stand in files: small letters, digits and underscores, each told from the others."""
+    """Names of runs as keys in JSON: lower case, digits and underscores, without duplicates."""
     return told_apart([re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "run" for name in names], "_")
 
 
 def typed(path: Path) -> str:
-    """A path as it is given to a shell: in quotes where it needs them."""
+    """A path quoted for a shell where necessary."""
     return shlex.quote(str(path))
 
 
@@ -112,14 +112,14 @@ def duration(seconds: float) -> str:
 
 
 def readable_size(count: float) -> str:
-    """Bytes in the unit in which they read best."""
+    """Bytes in KiB, MiB or GiB."""
     if abs(count) >= 2**30:
         return f"{count / 2**30:,.2f} GiB"
     return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def _broken(line: str, width: int) -> str:
-    """The line in parts of at most `width` columns, unless a word is longer; later parts are set in a little."""
+    """The line wrapped to `width` columns, unless a word is longer, with a hanging indent."""
     if cell_len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()))

@@ -1,4 +1,4 @@
-"""How many processors there are for this process, and how many of them decode images."""
+"""Numbers of CPU cores and image decoding processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ MOST_WORKERS = 16
 
 
 def cpu_cores() -> int:
-    """The processors that this process may use, which in a container or a job can be fewer than the machine has."""
+    """CPU cores available to this process; in a container or a job these may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def usual_workers() -> int:
-    """One process a core to decode images, 16 at most; arrays are not decoded and take none anyway."""
+    """Default number of decoding processes: one per core, 16 at most."""
     return min(MOST_WORKERS, cpu_cores())

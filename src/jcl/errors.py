@@ -1,22 +1,22 @@
-"""Errors a person can act on.
+"""Errors that the user can fix.
 
-Every message is a full sentence: what is wrong, where, and what to do about it. The command line prints the
-sentence and exits with a non-zero code; anything that is not a `JclError` is a defect of ours and keeps its trace.
+A message says what is wrong, where, and what to do. The command line prints it and exits with a non-zero code; any
+other exception is a bug and keeps its traceback.
 """
 
 
 class JclError(Exception):
-    """Something the user can put right."""
+    """An error that the user can fix."""
 
     exit_code = 1
 
 
 class SettingsError(JclError):
-    """A setting is unknown, of the wrong type or impossible together with another."""
+    """A setting is unknown, invalid or conflicts with another."""
 
 
 class DataError(JclError):
-    """The images cannot be found, read or used as asked."""
+    """The images cannot be found, read or used."""
 
 
 class CollectiveDataError(DataError):
@@ -24,11 +24,11 @@ class CollectiveDataError(DataError):
 
 
 class RunError(JclError):
-    """A run folder or checkpoint is missing, occupied or not what it should be."""
+    """A run folder or checkpoint is missing, occupied or damaged."""
 
 
 class Interrupted(JclError):
-    """A run was asked to stop, saved itself and can be resumed."""
+    """A run was asked to stop and can be resumed."""
 
     exit_code = 75  # the conventional "temporary failure, try again"
 

@@ -1,4 +1,4 @@
-"""Paths as people write them."""
+"""Paths as users write them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def home_expanded(path: str | Path) -> Path:
-    """The path with `~` as the home folder; a folder that is only called so, as `~old`, is meant as it stands.
+    """The path with `~` expanded; a folder whose name begins with `~` stays as it is.
 
-    `Path.expanduser` raises where there is no user of that name.
+    `Path.expanduser` would raise if there is no user of that name.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111

@@ -35,7 +35,7 @@ ViewFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class StepFigures(NamedTuple):
-    """What is told about a step, over the whole batch."""
+    """Metrics of a step, over the whole batch."""
 
     loss: float
     contrastive_accuracy: float  # 0..1, without the variance term
@@ -45,7 +45,7 @@ class StepFigures(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What a step leaves behind on a rank, of its own queries; it stays on the device until somebody asks for it."""
+    """Results of a step for the queries of one rank; they stay on the device."""
 
     loss: Tensor
     contrastive_accuracy: Tensor
@@ -57,7 +57,7 @@ class StepResult(NamedTuple):
 
     @torch.no_grad()
     def figures(self, ranks: Ranks = ALONE) -> Tensor:
-        """`StepFigures` of all ranks' queries, in that order, the same on every rank: one exchange."""
+        """The values of `StepFigures`, in that order, over the queries of all ranks, in one exchange."""
         means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance]
         mean, variance = self.feature_mean, self.feature_variance
         shared = ranks.average(torch.cat([torch.stack(means), mean, mean.square(), variance]))
@@ -71,7 +71,7 @@ class StepResult(NamedTuple):
 
 
 class ContrastiveLearner(nn.Module):
-    """Query encoder f, key encoder g, queue Q, and the step that ties them together.
+    """Query encoder f, key encoder g, queue Q and the training step.
 
     `bn_groups` splits queries and shuffled keys into that many batch-norm groups (ShuffleBN). `key_passes` sends the
     keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'. The paper
@@ -143,7 +143,7 @@ class ContrastiveLearner(nn.Module):
         return result
 
     def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
-        """The method's loss, and figures about the features it was taken of; several queries share an image's keys."""
+        """The method's loss and metrics of the features; several queries of an image share its keys."""
         if self.num_queries > 1:
             keys = keys.repeat_interleave(self.num_queries, dim=0)
         scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
@@ -151,7 +151,7 @@ class ContrastiveLearner(nn.Module):
         return _measured(loss, query.detach(), keys.detach(), negatives)
 
     def compile_parts(self) -> None:
-        """Compile what takes the time; the parameters keep their names."""
+        """Compile the encoders and the loss; the parameters keep their names."""
         self.query_encoder.compile(dynamic=False)
         self.key_encoder.compile(dynamic=False)
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
@@ -167,7 +167,7 @@ class ContrastiveLearner(nn.Module):
         torch._foreach_lerp_(own, ahead, 1.0 - self.key_momentum)
 
     def _views_in_turn(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
-        """The views of this rank as a step takes them: the shuffled keys of one pass after the other, then the queries.
+        """The views of this rank in the order of a step: the shuffled keys, pass after pass, then the queries.
 
         Where more keys an image than queries go in one pass, or fewer, the queries' views are made with theirs: a
         compiler of views then has one shape to prepare for, not two.
@@ -183,14 +183,14 @@ class ContrastiveLearner(nn.Module):
             yield from (views(*part) for part in parts)
 
     def _queries_asked_for(self, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Rows and numbers of this rank's queries, image by image, so that groups of them are the same on any ranks."""
+        """Rows and numbers of this rank's queries, image by image, so that BN groups do not depend on the ranks."""
         rows = self.ranks.rank * images + torch.arange(images, device=device)
         further = self.num_keys + torch.arange(self.num_queries, device=device)
         numbers = torch.where(further == self.num_keys, 0, further)
         return rows.repeat_interleave(self.num_queries), numbers.repeat(images)
 
     def encode_keys(self, made: Iterator[Tensor], order: Tensor) -> Tensor:
-        """All N·M' keys through their encoder in a shuffled order, each rank its share; back in place: (N, M', d)."""
+        """Encode all N·M' keys in a shuffled order, each rank its share, and restore the order: (N, M', d)."""
         if self.method.gradient_through_keys:
             # End to end: f encodes its own keys, so that gradients reach everything that made them.
             encoded = self._encode_with_gradient(made)
@@ -213,7 +213,7 @@ class ContrastiveLearner(nn.Module):
         return encoded
 
     def encode_queries(self, made: Iterator[Tensor]) -> Tensor:
-        """The queries of this rank, image by image in batch order: one each, or several: (N/W·Q, d)."""
+        """Encode the queries of this rank, image by image in batch order: (N/W·Q, d)."""
         return self._encode_with_gradient(made)
 
 
