@@ -59,7 +59,7 @@ def print_line(console: Console, text: str, *, lead: str = "") -> None:
     console.print(line, soft_wrap=True)
 
 
-def tell_left_out(console: Console, skipped: Mapping[str, str], what: str = "Left out") -> None:
+def warn_skipped(console: Console, skipped: Mapping[str, str], what: str = "Left out") -> None:
     """Which images could not be read, if any, and `what` becomes of them: the first one, why, and how many more."""
     for name, reason in list(skipped.items())[:1]:
         more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""

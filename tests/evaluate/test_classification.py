@@ -127,7 +127,7 @@ def test_a_task_with_a_test_set_uses_it_and_drops_unlabelled_training_images():
 def test_a_task_needs_two_classes(labels):
     labels = None if labels is None else torch.tensor(labels)
     source = ArrayImages(torch.zeros(4, 3, 4, 4, dtype=torch.uint8), labels)
-    with pytest.raises(DataError, match=r"no labels|at least two classes"):
+    with pytest.raises(DataError):
         classification_task(ImageData("x", source))
 
 

@@ -64,7 +64,7 @@ def same(table: FeatureTable, expected: FeatureRows) -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 def test_everything_comes_back_bit_for_bit(tmp_path, kind):
     table = read_feature_file(written(tmp_path / f"features.{kind}"))
-    assert same(table, rows()) and len(table) == 7
+    assert same(table, rows()) and len(table.rows) == 7
     assert table.class_names == CLASSES and table.info == INFO
     assert [table.class_of(row) for row in range(7)] == ["cats", "größe", "狗 [x]", None, None, "cats", "狗 [x]"]
 
@@ -279,7 +279,7 @@ def test_without_pyarrow_parquet_is_a_sentence_and_npz_works(tmp_path, monkeypat
     written(tmp_path / "good.parquet"), written(tmp_path / "good.npz")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     module = runpy.run_path(feature_file.__file__)
-    assert len(module["read_feature_file"](tmp_path / "good.npz")) == 7
+    assert len(module["read_feature_file"](tmp_path / "good.npz").rows) == 7
     sentence = (
         "Parquet files need pyarrow, which is not installed; run: "
         "pip install 'joint-contrastive-learning[parquet]', or use a .npz file."

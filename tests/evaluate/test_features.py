@@ -94,7 +94,7 @@ def test_unreadable_images_are_left_out_and_named(tmp_path: Path) -> None:
     assert features.samples.tolist() == [0, 1, 3, 4]
     assert len(features) == len(features.values) == 4
     assert len(features.skipped) == 1 and "2.png" in next(iter(features.skipped))
-    assert features.labels is None
+    assert features.labels.tolist() == [-1] * 4
     assert len(features.values.unique(dim=0)) == 4
 
 

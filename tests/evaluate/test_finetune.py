@@ -80,10 +80,10 @@ def test_the_parts_of_backbones(name, expected):
 def test_learning_rates_fall_from_the_head_down_and_vectors_do_not_decay(name, width):
     backbone, _ = build_backbone(name)
     network = Classifier(backbone, width, 5, frozen=False, seed=0)
-    optimiser = finetune_optimizer(network, settings(layer_decay=0.5))
+    optimizer = finetune_optimizer(network, settings(layer_decay=0.5))
     found = {
         id(parameter): (group["lr_scale"] * 0.1, group["weight_decay"])
-        for group in optimiser.param_groups
+        for group in optimizer.param_groups
         for parameter in group["params"]
     }
     names = {parameter: name for name, parameter in network.named_parameters()}
@@ -274,7 +274,7 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
         ({"layer_decay": 1.5}, "layer_decay"),
         ({"head_lr": -1.0}, "head_lr"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
-        ({"labels": "many"}, "--labels takes"),
+        ({"labels": "many"}, "--labels"),
         ({"train": {"lr": 0.0}}, "train.lr"),
     ],
 )

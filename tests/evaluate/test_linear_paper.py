@@ -1,17 +1,21 @@
 """The paper's linear probe: its schedule, its start, its frozen backbone, and a loop that does as torch's parts do."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
+from jcl.commands.linear import PaperProbe
+from jcl.commands.target import EvaluationTarget
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.linear_paper import check_frozen, paper_probe, paper_settings, probe_optimizer, state_of
+from jcl.evaluate.linear_paper import check_frozen, paper_settings, probe_optimizer, state_of
 from jcl.evaluate.supervised import (
     Classifier,
     ClassifierTask,
@@ -19,6 +23,8 @@ from jcl.evaluate.supervised import (
     crop_and_flip,
     training_loader,
 )
+from jcl.export import BackboneInfo
+from jcl.settings.evaluation import LinearOptions
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
 from jcl.train.trainer import Trainer
@@ -26,7 +32,7 @@ from jcl.views import IMAGENET_MEAN, IMAGENET_STD, ViewMaker
 
 QUIET = Console(quiet=True)
 CPU = torch.device("cpu")
-SHOWN = FeatureSettings(16, IMAGENET_MEAN, IMAGENET_STD)
+PREPROCESSING = FeatureSettings(16, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def coloured(count: int, seed: int) -> ArrayImages:
@@ -55,13 +61,18 @@ def probe_training(task, network, train, device):
         network=network,
         optimizer=probe_optimizer(network, train),
         task=task,
-        labelled=task.train,
-        shown=SHOWN,
-        recipe=crop_and_flip(SHOWN),
+        preprocessing=PREPROCESSING,
+        recipe=crop_and_flip(PREPROCESSING),
         train=train,
         device=device,
         workers=0,
     )
+
+
+def paper_probe(backbone, task, train, *, width=128, device=CPU):
+    info = BackboneInfo("tiny_cnn", "imagenet", 16, width, IMAGENET_MEAN, IMAGENET_STD)
+    target = EvaluationTarget(backbone, info, ImageData("colours", task.train, task.test), device)
+    return PaperProbe(target, task, train, LinearOptions(weights=Path("w"), workers=0), QUIET).run()
 
 
 @pytest.mark.parametrize(("epochs", "drops"), [(100, (60, 80)), (10, (6, 8)), (50, (30, 40))])
@@ -89,12 +100,12 @@ def test_the_layer_starts_as_mocos_by_the_seed(backbone):
 
 
 def test_views_are_crops_and_flips_alone():
-    recipe = crop_and_flip(SHOWN)
+    recipe = crop_and_flip(PREPROCESSING)
     assert (recipe.min_scale, recipe.max_scale, recipe.ratio) == (0.08, 1.0, (3 / 4, 4 / 3))
     assert recipe.random_crop and recipe.flip_probability == 0.5
     assert recipe.jitter_probability == recipe.gray_probability == recipe.blur_probability == 0
-    assert recipe.min_scale == 0.08 and crop_and_flip(SHOWN, min_scale=0.5).min_scale == 0.5
-    assert crop_and_flip(SHOWN, jitter=True).jitter_probability == 0.8
+    assert recipe.min_scale == 0.08 and crop_and_flip(PREPROCESSING, min_scale=0.5).min_scale == 0.5
+    assert crop_and_flip(PREPROCESSING, jitter=True).jitter_probability == 0.8
 
 
 def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
@@ -103,21 +114,23 @@ def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
     network = Classifier(backbone, 128, 3, frozen=True, seed=4)
     layer = nn.Linear(128, 3)
     layer.load_state_dict(network.fc.state_dict())
-    optimiser = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [3, 4], 0.1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 4], 0.1)
     training = probe_training(task, network, train, CPU)
     with training_loader(training) as loader:
         for epoch in range(5):
             for number, batch in enumerate(loader.epoch(epoch)):
-                make = ViewMaker(crop_and_flip(SHOWN), 4, epoch * 3 + number, batch.pixels, batch.sizes, batch.samples)
+                make = ViewMaker(
+                    crop_and_flip(PREPROCESSING), 4, epoch * 3 + number, batch.pixels, batch.sizes, batch.samples
+                )
                 with torch.no_grad():
                     features = backbone.eval()(make(torch.arange(16), torch.zeros(16, dtype=torch.int64)))
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 F.cross_entropy(layer(features), task.train.labels[batch.samples]).backward()
-                optimiser.step()
+                optimizer.step()
             schedule.step()
     with training_loader(training) as loader:
-        Trainer(ClassifierTask(training, loader, task.train.labels), Display(QUIET, "probe")).run()
+        Trainer(ClassifierTask(training, loader), Display(QUIET, "probe")).run()
     torch.testing.assert_close(network.fc.weight, layer.weight, rtol=0, atol=1e-6)
     torch.testing.assert_close(network.fc.bias, layer.bias, rtol=0, atol=1e-6)
 
@@ -125,14 +138,13 @@ def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
 def test_it_learns_and_the_seed_fixes_the_figures(task, backbone):
     train = paper_settings(lr=1.0, epochs=10, batch_size=16)
     before = state_of(backbone)
-    first, again = (paper_probe(backbone, 128, SHOWN, task, train, device=CPU, console=QUIET)[0] for _ in range(2))
+    first, again = (paper_probe(backbone, task, train).scores for _ in range(2))
     assert first == again and first.top1 > 80 and first.top5 == 100 and first.images == 30
     check_frozen(before, backbone)
 
 
 def test_a_batch_larger_than_the_data_takes_all_of_it(task, backbone):
-    found = paper_probe(backbone, 128, SHOWN, task, paper_settings(lr=1.0, epochs=2), device=CPU, console=QUIET).scores
-    assert found.images == 30
+    assert paper_probe(backbone, task, paper_settings(lr=1.0, epochs=2)).scores.images == 30
 
 
 class StubbornNorm(nn.BatchNorm2d):
@@ -146,7 +158,7 @@ def test_a_backbone_that_moves_is_found_out(task):
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), StubbornNorm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     train = paper_settings(lr=1.0, epochs=1, batch_size=16)
     with pytest.raises(RunError, match=r"1\.running_mean"):
-        paper_probe(backbone, 8, SHOWN, task, train, device=CPU, console=QUIET)
+        paper_probe(backbone, task, train, width=8)
 
 
 @pytest.mark.parametrize("name", ["layers.0.weight", "layers.1.running_var", "layers.1.num_batches_tracked"])
@@ -163,7 +175,7 @@ def test_a_loss_that_is_not_finite_stops_training(task, backbone):
     with torch.no_grad():
         next(backbone.parameters()).fill_(torch.inf)
     with pytest.raises(RunError, match="not finite after step 3"):
-        paper_probe(backbone, 128, SHOWN, task, paper_settings(epochs=2, batch_size=16), device=CPU, console=QUIET)
+        paper_probe(backbone, task, paper_settings(epochs=2, batch_size=16))
 
 
 @pytest.mark.gpu
@@ -172,11 +184,11 @@ def test_a_loss_that_is_not_finite_stops_training(task, backbone):
 def test_a_gpu_learns_too_and_never_waits_within_an_epoch(task, backbone, compiled):
     train = paper_settings(lr=1.0, epochs=10, batch_size=16, compiled=compiled)
     device = torch.device("cuda")
-    assert paper_probe(backbone, 128, SHOWN, task, train, device=device, console=QUIET)[0].top1 > 80
+    assert paper_probe(backbone, task, train, device=device).scores.top1 > 80
     network = Classifier(backbone, 128, 3, frozen=True, seed=0).to(device)
     training = probe_training(task, network, train, device)
     with training_loader(training) as loader:
-        probe = ClassifierTask(training, loader, task.train.labels.to(device))
+        probe = ClassifierTask(training, loader)
         batches = list(loader.epoch(0))
         probe.step(batches[0], 0, 1.0)
         torch.cuda.set_sync_debug_mode("error")

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, with_absolute_location
-from jcl.console import duration, pluralize, print_line, tell_left_out
+from jcl.console import duration, pluralize, print_line, warn_skipped
 from jcl.data import ImageData, ImageSource
 from jcl.data.loader import refuse_large_batch
 from jcl.data.source import fingerprint
@@ -245,7 +245,7 @@ def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console)
             except RunError as error:
                 print_line(console, f"Cannot write the plot: {error}")
     folders = [folder.cell(cell) for cell in plan.cells]
-    tell_left_out(console, {name: why for each in folders for name, why in each.skipped().items()})
+    warn_skipped(console, {name: why for each in folders for name, why in each.skipped().items()})
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, results, failed, missing, stop.signal_name)
 

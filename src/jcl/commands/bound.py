@@ -11,7 +11,6 @@ from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
-from jcl.cores import usual_workers
 from jcl.distributed.device import choose_device, choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
@@ -67,7 +66,7 @@ def bound_along_training(
         precision=choose_precision(options.precision, device),
         batch_size=options.batch_size,
         canvas=settings.data.canvas,
-        workers=usual_workers() if options.workers is None else options.workers,
+        workers=options.worker_count,
     )
     own_scale = float(settings.method.covariance_scale)
     scales = sorted({1.0, own_scale, *_scales(options)})

@@ -15,7 +15,6 @@ from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole, plain_names, pluralize, told_apart
 from jcl.core.registry import METHODS
-from jcl.cores import usual_workers
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, choose_precision, on_device
 from jcl.errors import DataError, RunError, SettingsError
@@ -102,7 +101,7 @@ def compare_views(
         precision=choose_precision(options.precision, device),
         batch_size=options.batch_size,
         canvas=max(canvases),
-        workers=usual_workers() if options.workers is None else options.workers,
+        workers=options.worker_count,
         progress=progress,
     )
     rows = sample_rows(source, options.images, options.seed)

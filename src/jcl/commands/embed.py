@@ -12,7 +12,6 @@ from torch import Tensor
 
 from jcl.commands.target import EvaluationTarget, open_target
 from jcl.console import StderrConsole
-from jcl.cores import usual_workers
 from jcl.data import UNLABELLED, ImageData, ImageSource, all_class_names
 from jcl.data.named import absolute_location
 from jcl.errors import DataError, RunError, SettingsError
@@ -100,7 +99,7 @@ def _feature_rows(
             batch_size=options.batch_size,
             device=target.device,
             precision=PRECISIONS[options.precision],
-            workers=usual_workers() if options.workers is None else options.workers,
+            workers=options.worker_count,
             skipped=skipped,
         )
         for values, samples in batches:

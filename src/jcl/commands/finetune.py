@@ -1,11 +1,10 @@
-"""Fine-tuning from options to a finished folder: what `jcl finetune` does."""
+"""Fine-tuning from options to a finished folder (`jcl finetune`)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -16,9 +15,7 @@ from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
-from jcl.data import ImageSource
 from jcl.data.named import absolute_location
-from jcl.data.source import select_images
 from jcl.distributed.device import on_device
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
@@ -30,7 +27,7 @@ from jcl.evaluate.finetune import (
     finetune_settings,
 )
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.supervised import Classifier, ClassifierTraining, Evaluated, crop_and_flip, train_and_evaluate
+from jcl.evaluate.supervised import Classifier, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import starting_folder
 from jcl.runs.lock import RunLock
@@ -48,73 +45,45 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
     all layers.
     """
     console = console or StderrConsole()
-    weights, location = options.weights, options.data
+    weights, out = options.weights, options.out
     if weights is None:
         raise SettingsError("give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
-    subject, task, settings = _chosen(options, weights, console)
-    out = options.out
-    refuse_inside_data(Path("runs") if out is None else out, data_location(weights, location))
+    amount = label_amount(options.labels)
+    target = open_target(weights, options.data, options.device, console)
+    task = classification_task(target.data)
+    settings = _choose_settings(options, weights, len(label_subset(task.labels, amount, options.seed)))
+    refuse_inside_data(out or Path("runs"), data_location(weights, options.data))
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
-    work = _prepare(settings, subject, task, options.workers)
-    wanted = Path("runs") / f"finetune-{subject.data.name}" if out is None else out
-    with starting_folder(wanted, numbered=out is None) as path:
+    work = _Finetuning(settings, target, task, options.workers, console)
+    with starting_folder(out or Path("runs") / f"finetune-{target.data.name}", numbered=out is None) as path:
         folder = FinetuneFolder(path)
-        with folder.begun(warn=lambda text: print_line(console, text)):
+        with folder.begun(warn=partial(print_line, console)):
             folder.create(settings.model_dump_json(indent=2), work.names)
-            return _train(settings, folder, work, console)
+            return work.run(folder)
 
 
-def _chosen(
-    options: FinetuneOptions, weights: Path, console: Console
-) -> tuple[EvaluationTarget, ClassificationTask, FinetuneSettings]:
-    """What is fine-tuned, on which task, with which settings."""
-    amount, epochs = label_amount(options.labels), options.epochs
-    subject = open_target(weights, options.data, options.device, console)
-    task = classification_task(subject.data)
-    labels = len(label_subset(_labels(task.train), amount, options.seed))
-    defaults = _default_rates(labels, options.batch_size, options.lr, options.from_scratch)
-    train = {
-        "epochs": epochs,
-        "batch_size": defaults.batch_size,
-        "lr": defaults.lr,
-        "weight_decay": options.weight_decay,
-        "schedule": "cosine",
-        "schedule_by": "step",
-        "warmup_epochs": 0.1 * epochs if options.warmup_epochs is None else options.warmup_epochs,
-        "seed": options.seed,
-        "device": options.device,
-        "compile": options.compile,
-    }
-    values = {
+def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> FinetuneSettings:
+    """The settings for a number of labels; what is given stays, and the rest follows it."""
+    batch_size = default_batch_size(labels) if options.batch_size is None else options.batch_size
+    root = math.sqrt(batch_size / 256)
+    lr = round(DEFAULT_LR * root, 6) if options.lr is None else options.lr
+    head_lr, layer_decay = (lr, 1.0) if options.from_scratch else (round(DEFAULT_HEAD_LR * root, 6), 0.7)
+    values = options.model_dump(include={"labels", "from_scratch", "label_smoothing", "jitter"}) | {
         "weights": str(weights.resolve()),
         "data": None if options.data is None else absolute_location(options.data),
-        "labels": options.labels,
-        "from_scratch": options.from_scratch,
-        "layer_decay": defaults.layer_decay if options.layer_decay is None else options.layer_decay,
-        "head_lr": defaults.head_lr if options.head_lr is None else options.head_lr,
-        "label_smoothing": options.label_smoothing,
-        "jitter": options.jitter,
-        "train": train,
+        "layer_decay": layer_decay if options.layer_decay is None else options.layer_decay,
+        "head_lr": head_lr if options.head_lr is None else options.head_lr,
+        "train": options.model_dump(include={"epochs", "weight_decay", "seed", "device", "compile"})
+        | {
+            "batch_size": batch_size,
+            "lr": lr,
+            "schedule": "cosine",
+            "schedule_by": "step",
+            "warmup_epochs": 0.1 * options.epochs if options.warmup_epochs is None else options.warmup_epochs,
+        },
     }
-    return subject, task, finetune_settings(values, "the options of `jcl finetune`")
-
-
-class _Rates(NamedTuple):
-    batch_size: int
-    lr: float
-    head_lr: float
-    layer_decay: float
-
-
-def _default_rates(labels: int, batch_size: int | None, lr: float | None, from_scratch: bool) -> _Rates:
-    """Defaults for a number of labels; a given batch size and learning rate stay, and the rest follows them."""
-    batch_size = default_batch_size(labels) if batch_size is None else batch_size
-    root = math.sqrt(batch_size / 256)
-    lr = round(DEFAULT_LR * root, 6) if lr is None else lr
-    if from_scratch:
-        return _Rates(batch_size, lr, head_lr=lr, layer_decay=1.0)
-    return _Rates(batch_size, lr, head_lr=round(DEFAULT_HEAD_LR * root, 6), layer_decay=0.7)
+    return finetune_settings(values, "the options of `jcl finetune`")
 
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
@@ -125,11 +94,11 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     if folder.summary_file.exists():
         print_line(console, f"The fine-tuning in {folder.path} has finished; nothing to resume.")
         return folder
-    subject = open_target(Path(settings.weights), settings.data, settings.train.device, console)
-    work = _prepare(settings, subject, classification_task(subject.data), workers)
+    target = open_target(Path(settings.weights), settings.data, settings.train.device, console)
+    work = _Finetuning(settings, target, classification_task(target.data), workers, console)
     folder.check_labels(work.names)
-    with RunLock(folder.path, warn=lambda text: print_line(console, text)), folder.resumable():
-        return _train(settings, folder, work, console, resumed=True)
+    with RunLock(folder.path, warn=partial(print_line, console)), folder.resumable():
+        return work.run(folder, resumed=True)
 
 
 def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
@@ -142,108 +111,86 @@ def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     return network.eval(), names
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A fine-tuning ready to start; `names` are the labelled images in use."""
+class _Finetuning:
+    """A fine-tuning ready to start; `names` are the images whose labels are used."""
 
-    subject: EvaluationTarget
-    task: ClassificationTask
-    labelled: ImageSource
-    names: list[str]
-    network: Classifier
-    workers: int
+    def __init__(
+        self,
+        settings: FinetuneSettings,
+        target: EvaluationTarget,
+        task: ClassificationTask,
+        workers: int | None,
+        console: Console,
+    ) -> None:
+        self.settings, self.target, self.console = settings, target, console
+        self.workers = usual_workers() if workers is None else workers
+        info, seed, backbone = target.info, settings.train.seed, target.backbone
+        self.task = task.select(label_subset(task.labels, label_amount(settings.labels), seed))
+        self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]
+        if settings.from_scratch:
+            torch.manual_seed(seed)
+            backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
+        network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
+        self.network = on_device(network, target.device)
 
+    def run(self, folder: FinetuneFolder, *, resumed: bool = False) -> FinetuneFolder:
+        """Train, evaluate and write the results."""
+        settings, train, network, task = self.settings, self.settings.train, self.network, self.task
+        preprocessing, device = self.target.preprocessing, self.target.device
+        self._announce(folder)
+        training = ClassifierTraining(
+            title="fine-tuning",
+            network=network,
+            optimizer=finetune_optimizer(network, settings),
+            task=task,
+            preprocessing=preprocessing,
+            recipe=crop_and_flip(preprocessing, jitter=settings.jitter),
+            train=train,
+            device=device,
+            workers=self.workers,
+            label_smoothing=settings.label_smoothing,
+        )
+        scores, progress, unreadable = train_and_evaluate(training, self.console, folder, resumed=resumed)
+        save_backbone(network.backbone, self.target.info, folder.backbone_file)
+        folder.save_classifier(network.fc, task.class_names)
+        summary = {
+            "finetune_top1": scores.top1,
+            "finetune_top5": scores.top5,
+            "labels": settings.labels,
+            "labels_used": len(task.train) - unreadable,
+            "skipped": unreadable,
+            "classes": len(task.classes),
+            "test_images": scores.images,
+            "unseen_class_images": scores.unseen_class_images,
+            "test_held_out": task.held_out,
+            "from_scratch": settings.from_scratch,
+            "epochs": train.epochs,
+            "steps": progress.step,
+            "batch_size": train.batch_size,
+            "lr": train.lr,
+            "head_lr": settings.head_lr,
+            "layer_decay": settings.layer_decay,
+            "weight_decay": train.weight_decay,
+            "label_smoothing": settings.label_smoothing,
+            "seed": train.seed,
+            "seconds": progress.seconds,
+        }
+        folder.write_summary(summary)  # last: it marks the fine-tuning as finished
+        return folder
 
-def _prepare(
-    settings: FinetuneSettings, subject: EvaluationTarget, task: ClassificationTask, workers: int | None
-) -> _Work:
-    """Select the labels and build the network; invalid settings raise here."""
-    seed, info = settings.train.seed, subject.info
-    rows = label_subset(_labels(task.train), settings.amount, seed)
-    backbone = subject.backbone
-    if settings.from_scratch:
-        torch.manual_seed(seed)
-        backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
-    network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
-    return _Work(
-        subject=subject,
-        task=task,
-        labelled=select_images(task.train, rows),
-        names=[task.train.name_of(row) for row in rows.tolist()],
-        network=on_device(network, subject.device),
-        workers=usual_workers() if workers is None else workers,
-    )
-
-
-def _train(
-    settings: FinetuneSettings, folder: FinetuneFolder, work: _Work, console: Console, *, resumed: bool = False
-) -> FinetuneFolder:
-    network, shown = work.network, work.subject.preprocessing
-    _announce(console, settings, folder, work)
-    training = ClassifierTraining(
-        title="fine-tuning",
-        network=network,
-        optimizer=finetune_optimizer(network, settings),
-        task=work.task,
-        labelled=work.labelled,
-        shown=shown,
-        recipe=crop_and_flip(shown, jitter=settings.jitter),
-        train=settings.train,
-        device=work.subject.device,
-        workers=work.workers,
-        label_smoothing=settings.label_smoothing,
-    )
-    found = train_and_evaluate(training, console, folder, resumed=resumed)
-    save_backbone(network.backbone, work.subject.info, folder.backbone_file)
-    folder.save_classifier(network.fc, work.task.class_names)
-    folder.write_summary(_summary(settings, work, found))  # last: it marks the fine-tuning as finished
-    return folder
-
-
-def _summary(settings: FinetuneSettings, work: _Work, outcome: Evaluated) -> dict[str, Any]:
-    train, found = settings.train, outcome.scores
-    return {
-        "finetune_top1": found.top1,
-        "finetune_top5": found.top5,
-        "labels": settings.labels,
-        "labels_used": len(work.names) - outcome.unreadable,
-        "skipped": outcome.unreadable,
-        "classes": len(work.task.classes),
-        "test_images": found.images,
-        "unseen_class_images": found.unseen_class_images,
-        "test_held_out": work.task.held_out,
-        "from_scratch": settings.from_scratch,
-        "epochs": train.epochs,
-        "steps": outcome.progress.step,
-        "batch_size": train.batch_size,
-        "lr": train.lr,
-        "head_lr": settings.head_lr,
-        "layer_decay": settings.layer_decay,
-        "weight_decay": train.weight_decay,
-        "label_smoothing": settings.label_smoothing,
-        "seed": train.seed,
-        "seconds": outcome.progress.seconds,
-    }
-
-
-def _announce(console: Console, settings: FinetuneSettings, folder: FinetuneFolder, work: _Work) -> None:
-    start = "random weights" if settings.from_scratch else settings.weights
-    parts = backbone_parts(work.network.backbone)
-    lowest = float(settings.train.lr) * settings.layer_decay ** (len(parts) - 1)
-    print_line(
-        console,
-        f"Fine-tuning {work.subject.info.backbone} from {start} with {pluralize(len(work.names), 'labelled image')} "
-        f"({settings.labels} of {len(work.task.train):,}, {pluralize(len(work.task.classes), 'class', 'classes')}) "
-        f"on {work.subject.device}, {pluralize(settings.train.epochs, 'epoch')} "
-        f"in batches of {settings.train.batch_size}, into {folder.path}",
-    )
-    print_line(
-        console,
-        f"  learning rates: {lowest:.2g} ({parts[0].name}) to {settings.train.lr:.2g} ({parts[-1].name}), "
-        f"{settings.head_lr:.2g} for the new layer",
-    )
-
-
-def _labels(source: ImageSource) -> torch.Tensor:
-    assert source.labels is not None, "a task's training images are labelled"
-    return source.labels
+    def _announce(self, folder: FinetuneFolder) -> None:
+        settings, train, parts = self.settings, self.settings.train, backbone_parts(self.network.backbone)
+        print_line(
+            self.console,
+            f"Fine-tuning {self.target.info.backbone} from "
+            f"{'random weights' if settings.from_scratch else settings.weights} with "
+            f"{pluralize(len(self.task.train), 'labelled image')} ({settings.labels}, "
+            f"{pluralize(len(self.task.classes), 'class', 'classes')}) on {self.target.device}, "
+            f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}, into {folder.path}",
+        )
+        lowest = float(train.lr) * settings.layer_decay ** (len(parts) - 1)
+        print_line(
+            self.console,
+            f"  learning rates: {lowest:.2g} ({parts[0].name}) to {train.lr:.2g} ({parts[-1].name}), "
+            f"{settings.head_lr:.2g} for the new layer",
+        )

@@ -92,8 +92,8 @@ def _image_query(table: FeatureTable, name: str) -> Query:
 
 
 def _row_query(table: FeatureTable, row: int) -> Query:
-    if not 0 <= row < len(table):
-        raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table) - 1}.")
+    if not 0 <= row < len(table.rows):
+        raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table.rows) - 1}.")
     return Query(table.rows.names[row], row)
 
 

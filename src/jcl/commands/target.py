@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.console import tell_left_out
+from jcl.console import warn_skipped
 from jcl.data import ImageData, ImageSource
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError
@@ -49,7 +49,7 @@ class EvaluationTarget:
         found = self.preprocessing.extract(
             self.backbone, source, device=self.device, batch_size=batch_size, workers=workers, progress=progress
         )
-        tell_left_out(console, found.skipped)
+        warn_skipped(console, found.skipped)
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ LAST = torch.iinfo(torch.int64).max  # the rank of a true class that cannot be p
 
 @dataclass(frozen=True)
 class ClassificationTask:
-    """Labelled images to train on, and test images, some of which may have no label.
+    """Training images with their labels (n,), and test images, some of which may have no label.
 
-    `classes` (c,) int64 are the labels of the training images in ascending order; output i of a classifier stands for
-    classes[i]. `held_out` says that the test images were taken from the training images.
+    `classes` (c,) int64 are the labels in ascending order; output i of a classifier stands for classes[i]. `held_out`
+    says that the test images were taken from the training images.
     """
 
     train: ImageSource
+    labels: Tensor
     test: ImageSource
     classes: Tensor
     held_out: bool
@@ -34,20 +35,28 @@ class ClassificationTask:
         names = self.train.class_names
         return tuple(str(label) if names is None else names[label] for label in self.classes.tolist())
 
+    def select(self, rows: Tensor) -> ClassificationTask:
+        """The task with some of the training images."""
+        return replace(self, train=select_images(self.train, rows), labels=self.labels[rows])
+
 
 def classification_task(data: ImageData) -> ClassificationTask:
     """The task of a data set; without a labelled test set, a seeded tenth of the training images are the test."""
     labels = data.train.labels
     if labels is None:
         raise no_labels(data)
-    _check_classes(labels, data.train.description)
     if data.test is not None and data.test.labels is not None:
-        rows = (labels >= 0).nonzero().squeeze(1)
-        train = select_images(data.train, rows)
-        return ClassificationTask(train, data.test, torch.unique(labels[rows]), held_out=False)
-    kept, held_out = leave_out_split(labels)
-    train, test = select_images(data.train, kept), select_images(data.train, held_out)
-    return ClassificationTask(train, test, _check_classes(labels[kept], train.description), held_out=True)
+        rows, test, held_out = (labels >= 0).nonzero().squeeze(1), data.test, False
+    else:
+        rows, test_rows = leave_out_split(labels)
+        test, held_out = select_images(data.train, test_rows), True
+    classes = torch.unique(labels[rows])
+    if len(classes) < 2:
+        raise DataError(
+            f"a classifier needs labelled images of at least two classes, but got {len(rows)} images of "
+            f"{len(classes)} ({data.train.description})."
+        )
+    return ClassificationTask(select_images(data.train, rows), labels[rows], test, classes, held_out)
 
 
 def no_labels(data: ImageData) -> DataError:
@@ -56,16 +65,6 @@ def no_labels(data: ImageData) -> DataError:
         f"the data ({data.train.description}) has no labels. A folder needs two or more class folders and no images "
         "beside them, a .npz file needs y_train. `jcl embed` and `jcl neighbours` work without labels."
     )
-
-
-def _check_classes(labels: Tensor, description: str) -> Tensor:
-    classes: Tensor = torch.unique(labels[labels >= 0])
-    if len(classes) < 2:
-        raise DataError(
-            f"a classifier needs labelled images of at least two classes, but got {int((labels >= 0).sum())} images of "
-            f"{len(classes)} ({description})."
-        )
-    return classes
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,16 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
         class_top1=tuple(value if count else None for value, count in zip(share, members.tolist(), strict=True)),
         unseen_class_images=int((truth < 0).sum()),
     )
+
+
+def labelled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and labels (n,) without the rows labelled -1."""
+    if labels.shape != features.shape[:1]:
+        raise DataError(f"the {name} has {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
+    keep = labels >= 0
+    if not keep.any():
+        raise DataError(f"the {name} has no labelled rows, so accuracy cannot be measured.")
+    return (features, labels) if keep.all() else (features[keep.to(features.device)], labels[keep])
 
 
 def class_positions(labels: Tensor, classes: Tensor) -> Tensor:

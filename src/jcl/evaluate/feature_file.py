@@ -15,17 +15,14 @@ from typing import Any, BinaryIO, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, PositiveInt
+from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter
 
 from jcl.data import UNLABELLED
-from jcl.data.arrays import NPZ_ERRORS
 from jcl.errors import DataError, SettingsError
 from jcl.runs.atomic import refuse_overwrite, replacing
 
 _ROW_GROUP: Final = 4096  # rows of Parquet that are written and read at a time
-_INFO_KEY: Final = b"jcl.info"
-_CLASSES_KEY: Final = b"jcl.class_names"
-_NPZ_KEYS: Final = ("features", "names", "labels", "split", "class_names", "info")
+_INFO_KEY, _CLASSES_KEY = b"jcl.info", b"jcl.class_names"
 
 
 class FeatureInfo(BaseModel):
@@ -61,11 +58,8 @@ class FeatureTable:
     """The content of a feature file; `class_names` is None if labels are numbers or missing."""
 
     rows: FeatureRows
-    class_names: tuple[str, ...] | None
+    class_names: Sequence[str] | None
     info: FeatureInfo
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def class_of(self, row: int) -> str | None:
         """The class of a row as text, None if it is unknown."""
@@ -80,7 +74,7 @@ def _class_text(label: int, class_names: Sequence[str] | None) -> str | None:
 
 def check_writable(file: Path, *, force: bool) -> None:
     """Refuse, before any work, another suffix, an existing file without `force`, and Parquet without pyarrow."""
-    if _suffix(file) == ".parquet":
+    if _is_parquet(file):
         _import_pyarrow()
     refuse_overwrite(file, force=force)
 
@@ -92,19 +86,19 @@ def write_feature_file(
 
     Parquet is written as the parts come; a `.npz` file is collected in memory first.
     """
-    write = _write_npz if _suffix(file) == ".npz" else _write_parquet
-    # Names of folders may hold bytes that are not UTF-8.
-    names = None if class_names is None else [os.fsencode(name).decode("utf-8", "replace") for name in class_names]
+    if class_names is not None:  # names of folders may hold bytes that are not UTF-8
+        class_names = [os.fsencode(name).decode("utf-8", "replace") for name in class_names]
+    write = _write_parquet if _is_parquet(file) else _write_npz
     with replacing(file) as stream:
-        write(stream, parts, names, info)
+        write(stream, parts, class_names, info)
 
 
 def read_feature_file(file: Path) -> FeatureTable:
     """Read what `write_feature_file` wrote. The file is not trusted."""
-    errors: tuple[type[Exception], ...] = (*NPZ_ERRORS, AttributeError, LookupError, TypeError, MemoryError)
     read = _read_npz
-    if _suffix(file) == ".parquet":
-        read, errors = _read_parquet, (*errors, _import_pyarrow().ArrowException)
+    if _is_parquet(file):
+        _import_pyarrow()
+        read = _read_parquet
     if not file.is_file():
         raise DataError(f"there is no feature file {file}; write one with `jcl embed`.")
     try:
@@ -113,31 +107,42 @@ def read_feature_file(file: Path) -> FeatureTable:
         classes = np.iinfo(np.int64).max if table.class_names is None else len(table.class_names)
         if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < classes):
             raise ValueError("labels without a class")
-    except errors:
+    except Exception:  # NumPy, Arrow and pydantic refuse damaged files in many ways
         raise DataError(f"{file} is not a feature file, or is damaged; write it again with `jcl embed`.") from None
     return table
 
 
-def _suffix(file: Path) -> str:
-    suffix = file.suffix.lower()
-    if suffix not in (".npz", ".parquet"):
+def _is_parquet(file: Path) -> bool:
+    if file.suffix.lower() not in (".npz", ".parquet"):
         raise SettingsError(f"the feature file {file} must end in .npz or .parquet.")
-    return suffix
+    return file.suffix.lower() == ".parquet"
 
 
 def _write_npz(
     stream: BinaryIO, parts: Iterable[FeatureRows], class_names: Sequence[str] | None, info: FeatureInfo
 ) -> None:
-    table = _concatenate(list(parts))
+    rows = _concatenate(list(parts))
     np.savez(
         stream,
-        features=table.features,
-        names=np.array(table.names, dtype=np.str_),
-        labels=table.labels,
-        split=np.array(table.splits, dtype=np.str_),
+        features=rows.features,
+        names=np.array(rows.names, dtype=np.str_),
+        labels=rows.labels,
+        split=np.array(rows.splits, dtype=np.str_),
         class_names=np.array(class_names or [], dtype=np.str_),
         info=np.array(info.model_dump_json()),
     )
+
+
+def _read_npz(file: Path) -> FeatureTable:
+    with np.load(file, allow_pickle=False) as content:
+        arrays = [content[key] for key in ("features", "names", "labels", "split", "class_names", "info")]
+    features, names, labels, split, class_names, info = arrays
+    columns = all(array.shape == features.shape[:1] for array in (names, labels, split))
+    kinds = [array.dtype.kind for array in arrays]
+    if features.ndim != 2 or not columns or class_names.ndim != 1 or kinds != list("fUiUUU"):
+        raise ValueError("arrays of the wrong shape or type")
+    rows = FeatureRows(features.astype(np.float32, copy=False), names.tolist(), labels.astype(np.int64), split.tolist())
+    return FeatureTable(rows, tuple(class_names.tolist()) or None, FeatureInfo.model_validate_json(str(info)))
 
 
 def _concatenate(parts: Sequence[FeatureRows]) -> FeatureRows:
@@ -147,18 +152,6 @@ def _concatenate(parts: Sequence[FeatureRows]) -> FeatureRows:
         np.concatenate([part.labels for part in parts]),
         [split for part in parts for split in part.splits],
     )
-
-
-def _read_npz(file: Path) -> FeatureTable:
-    with np.load(file, allow_pickle=False) as content:
-        arrays = [content[key] for key in _NPZ_KEYS]
-    features, names, labels, split, class_names, info = arrays
-    columns = all(array.shape == features.shape[:1] for array in (names, labels, split))
-    kinds = [array.dtype.kind for array in arrays]
-    if features.ndim != 2 or not columns or class_names.ndim != 1 or kinds != list("fUiUUU"):
-        raise ValueError("arrays of the wrong shape or type")
-    rows = FeatureRows(features.astype(np.float32, copy=False), names.tolist(), labels.astype(np.int64), split.tolist())
-    return FeatureTable(rows, tuple(class_names.tolist()) or None, FeatureInfo.model_validate_json(str(info)))
 
 
 def _import_pyarrow() -> Any:
@@ -175,15 +168,9 @@ def _import_pyarrow() -> Any:
 
 def _parquet_schema(width: int) -> Any:
     arrow = _import_pyarrow()
-    return arrow.schema(
-        [
-            arrow.field("name", arrow.string(), nullable=False),
-            arrow.field("label", arrow.int64(), nullable=False),
-            arrow.field("class", arrow.string()),
-            arrow.field("split", arrow.string(), nullable=False),
-            arrow.field("features", arrow.list_(arrow.float32(), width), nullable=False),
-        ]
-    )
+    types = {"name": arrow.string(), "label": arrow.int64(), "class": arrow.string(), "split": arrow.string()}
+    types["features"] = arrow.list_(arrow.float32(), width)
+    return arrow.schema([arrow.field(name, kind, nullable=name == "class") for name, kind in types.items()])
 
 
 def _write_parquet(
@@ -193,14 +180,14 @@ def _write_parquet(
     metadata = {_INFO_KEY: info.model_dump_json(), _CLASSES_KEY: json.dumps(class_names)}
     schema = _parquet_schema(info.feature_width).with_metadata(metadata)
     with arrow.parquet.ParquetWriter(stream, schema, use_dictionary=["class", "split"]) as writer:
-        for part in _row_groups(parts):
-            classes = [_class_text(label, class_names) for label in part.labels.tolist()]
-            features = arrow.FixedSizeListArray.from_arrays(part.features.ravel(), info.feature_width)
-            writer.write_table(arrow.table([part.names, part.labels, classes, part.splits, features], schema=schema))
+        for rows in _row_groups(parts):
+            classes = [_class_text(label, class_names) for label in rows.labels.tolist()]
+            features = arrow.FixedSizeListArray.from_arrays(rows.features.ravel(), info.feature_width)
+            writer.write_table(arrow.table([rows.names, rows.labels, classes, rows.splits, features], schema=schema))
 
 
 def _row_groups(parts: Iterable[FeatureRows]) -> Iterator[FeatureRows]:
-    """The parts of a table, joined to at least `_ROW_GROUP` rows."""
+    """The parts joined to at least `_ROW_GROUP` rows."""
     waiting: list[FeatureRows] = []
     for part in parts:
         waiting.append(part)
@@ -214,14 +201,11 @@ def _row_groups(parts: Iterable[FeatureRows]) -> Iterator[FeatureRows]:
 def _read_parquet(file: Path) -> FeatureTable:
     """Read row group by row group: at once, Arrow takes several times the memory."""
     with _import_pyarrow().parquet.ParquetFile(file) as content:
-        metadata = content.schema_arrow.metadata or {}
+        metadata, count = content.schema_arrow.metadata, content.metadata.num_rows
         info = FeatureInfo.model_validate_json(metadata[_INFO_KEY])
-        class_names = json.loads(metadata[_CLASSES_KEY])
-        if class_names is not None and not (type(class_names) is list and all(type(n) is str for n in class_names)):
-            raise ValueError("class names that are not text")
-        schema, count = _parquet_schema(info.feature_width), content.metadata.num_rows
-        features = np.empty((count, info.feature_width), dtype=np.float32)
-        labels = np.empty(count, dtype=np.int64)
+        class_names = TypeAdapter(tuple[str, ...] | None).validate_json(metadata[_CLASSES_KEY])
+        schema = _parquet_schema(info.feature_width)
+        features, labels = np.empty((count, info.feature_width), np.float32), np.empty(count, np.int64)
         names: list[str] = []
         splits: list[str] = []
         for number in range(content.num_row_groups):
@@ -234,5 +218,4 @@ def _read_parquet(file: Path) -> FeatureTable:
             splits += group["split"].to_pylist()
     if len(names) != count:
         raise ValueError("fewer rows than the file states")
-    rows = FeatureRows(features, names, labels, splits)
-    return FeatureTable(rows, None if class_names is None else tuple(class_names), info)
+    return FeatureTable(FeatureRows(features, names, labels, splits), class_names, info)

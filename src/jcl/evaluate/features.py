@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from jcl.data import ImageSource, read_all
+from jcl.data import UNLABELLED, ImageSource, read_all
 from jcl.data.source import NoneReadable, select_images
 from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
@@ -18,12 +18,12 @@ from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 class Features:
     """Features of the images that could be read, in the source's order, on the CPU.
 
-    values (n, d) float32; labels (n,) int64, -1 where an image has none, None where the source has no labels;
-    samples (n,) int64, each row's index in the source; skipped: name and reason of each image that could not be read.
+    values (n, d) float32; labels (n,) int64, -1 where an image has none; samples (n,) int64, each row's index in the
+    source; skipped: name and reason of each image that could not be read.
     """
 
     values: Tensor
-    labels: Tensor | None
+    labels: Tensor
     samples: Tensor
     skipped: dict[str, str]
 
@@ -43,6 +43,11 @@ class FeatureSettings:
     def crop_ratio(self) -> float:
         """Photographs are resized a little larger than the crop; small images are not cropped."""
         return 0.875 if self.image_size >= 96 else 1.0
+
+    @property
+    def canvas(self) -> int:
+        """The size at which images are decoded: twice what the crop needs."""
+        return 2 * round(self.image_size / self.crop_ratio)
 
     def extract(
         self,
@@ -65,12 +70,15 @@ class FeatureSettings:
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
         count = 0
+        if batch_size is None:  # a GPU takes more small images at a time
+            small = max(1, 224 // self.image_size) ** 2 if device.type == "cuda" else 1
+            batch_size = min(256 * small, 1024)
         batches = self.batches(
             backbone,
             source,
             device=device,
             precision=precision,
-            batch_size=batch_size or _default_batch_size(self.image_size, device),
+            batch_size=batch_size,
             workers=workers,
             skipped=skipped,
             strict=strict,
@@ -83,9 +91,7 @@ class FeatureSettings:
             count += len(found)
             if progress is not None:
                 progress(count, len(source))
-        values, samples = values[:count], samples[:count]
-        labels = None if source.labels is None else source.labels[samples]
-        return Features(values, labels, samples, skipped)
+        return Features(values[:count], labels_of(source, samples[:count]), samples[:count], skipped)
 
     def batches(
         self,
@@ -106,25 +112,25 @@ class FeatureSettings:
         """
         images = read_all(
             source,
-            canvas=2 * round(self.image_size / self.crop_ratio),  # twice what the crop needs
+            canvas=self.canvas,
             batch_size=batch_size,
             device=device,
             workers=workers,
             strict=strict,
             skipped=skipped,
         )
-        shown = (self.image_size, self.crop_ratio, self.mean, self.std)
+        crop = (self.image_size, self.crop_ratio, self.mean, self.std)
         with evaluation_mode(backbone.to(device)):
             for batch in images:
                 # Inference mode ends before the yield, so that a probe can be trained on the features.
                 with torch.inference_mode(), autocast(device, precision):
-                    found = backbone(centre_views(batch.pixels, batch.sizes, *shown))
+                    found = backbone(centre_views(batch.pixels, batch.sizes, *crop))
                 yield found, batch.samples
 
 
-def _default_batch_size(image_size: int, device: torch.device) -> int:
-    """256; up to 1024 small images on a GPU."""
-    return min(256 * max(1, 224 // image_size) ** 2, 1024) if device.type == "cuda" else 256
+def labels_of(source: ImageSource, samples: Tensor) -> Tensor:
+    """The labels (n,) of some images, -1 where there are none."""
+    return torch.full_like(samples, UNLABELLED) if source.labels is None else source.labels[samples]
 
 
 def extract_features(
@@ -138,8 +144,8 @@ def extract_features(
     workers: int = 0,
 ) -> Features:
     """Features of all images in one call; see `FeatureSettings.extract`."""
-    shown = FeatureSettings(image_size, mean, std)
-    return shown.extract(backbone, source, device=torch.device(device), workers=workers)
+    preprocessing = FeatureSettings(image_size, mean, std)
+    return preprocessing.extract(backbone, source, device=torch.device(device), workers=workers)
 
 
 def extract_over_ranks(extract: Callable[[ImageSource], Features], source: ImageSource, ranks: Ranks) -> Features:
@@ -159,7 +165,7 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     for skipped_by_rank in ranks.from_all(skipped):
         skipped = skipped | skipped_by_rank
     values, samples = ranks.gather_all(values.reshape(-1, width)), ranks.gather_all(rows)
-    return Features(values, None if source.labels is None else source.labels[samples], samples, skipped)
+    return Features(values, labels_of(source, samples), samples, skipped)
 
 
 def all_skipped(train: Features, test: Features) -> dict[str, str]:

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, field_validator
 from torch import nn
 
-from jcl.evaluate.classification import LabelAmount, label_amount
+from jcl.evaluate.classification import label_amount
 from jcl.evaluate.supervised import Classifier
 from jcl.settings.schema import Positive, Section, Share, TrainSettings, validated
 
@@ -39,10 +39,6 @@ class FinetuneSettings(Section):
     def _can_be_read(cls, text: str) -> str:
         label_amount(text)
         return text
-
-    @property
-    def amount(self) -> LabelAmount:
-        return label_amount(self.labels)
 
 
 def finetune_settings(values: dict[str, Any], origin: str) -> FinetuneSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,11 @@ from jcl.data import ImageData, ImageSource
 from jcl.data.source import NoneReadable
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
-from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import LAST, class_positions, leave_out_split, rank_of_true_class
-from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
+from jcl.errors import SettingsError
+from jcl.evaluate.classification import LAST, class_positions, labelled_rows, leave_out_split, rank_of_true_class
+from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks, labels_of
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolve import ResolvedSettings
-
-DEFAULT_K = 200
-DEFAULT_TEMPERATURE = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ def knn_accuracy(
     test_features: Tensor,
     test_labels: Tensor,
     *,
-    k: Sequence[int] = (DEFAULT_K,),
-    temperature: Sequence[float] = (DEFAULT_TEMPERATURE,),
+    k: Sequence[int] = (200,),
+    temperature: Sequence[float] = (0.1,),
     chunk: int = DEFAULT_CHUNK,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -64,8 +62,8 @@ def knn_accuracy(
     among the top 5 only if the bank has at most five classes. `chunk`, `device` and `dtype` are those of
     `neighbour_chunks`. Several `ranks`, each with all features, share the queries.
     """
-    bank, bank_labels = _labelled(train_features, train_labels, "bank")
-    queries, query_labels = _labelled(test_features, test_labels, "test set")
+    bank, bank_labels = labelled_rows(train_features, train_labels, "bank")
+    queries, query_labels = labelled_rows(test_features, test_labels, "test set")
     if not k or min(k) < 1:
         raise SettingsError(f"kNN needs values of k of at least 1, but got {list(k)}.")
     if not temperature or not all(each > 0 for each in temperature):
@@ -113,11 +111,10 @@ def knn_on(
             unreadable |= all_skipped(bank, queries)
         else:
             unreadable |= bank.skipped
-            bank, queries = _hold_out(bank, data.train)
+            bank, queries = _hold_out(bank, labels_of(data.train, torch.arange(len(data.train))))
     except NoneReadable as error:
         unreadable |= error.skipped
         raise
-    assert bank.labels is not None and queries.labels is not None, "kNN is measured on labelled data only"
     problem = (bank.values, bank.labels, queries.values, queries.labels)
     return knn_accuracy(*problem, k=k, temperature=temperature, device=device, ranks=ranks)
 
@@ -127,8 +124,8 @@ def online_knn(
     backbone: nn.Module,
     settings: ResolvedSettings,
     device: torch.device,
-    ranks: Ranks = ALONE,
-    skipped: dict[str, str] | None = None,
+    ranks: Ranks,
+    skipped: dict[str, str],
 ) -> Callable[[], dict[str, float]] | None:
     """A function that measures `backbone` during training, each time it is called; None if the data has no labels.
 
@@ -136,12 +133,14 @@ def online_knn(
     """
     if data.train.labels is None:
         return None
-    views, record, workers = settings.views, settings.record, settings.data.workers
-    preprocessing = FeatureSettings(views.image_size, views.mean, views.std)
-    precision = choose_precision(settings.train.precision, device)
-
-    def features(source: ImageSource) -> Features:
-        return preprocessing.extract(backbone, source, device=device, precision=precision, workers=workers)
+    views, record = settings.views, settings.record
+    features = partial(
+        FeatureSettings(views.image_size, views.mean, views.std).extract,
+        backbone,
+        device=device,
+        precision=choose_precision(settings.train.precision, device),
+        workers=settings.data.workers,
+    )
 
     def measure() -> dict[str, float]:
         k, temperature = [record.knn_k], [record.knn_temperature]
@@ -151,14 +150,12 @@ def online_knn(
     return measure
 
 
-def _hold_out(features: Features, source: ImageSource) -> tuple[Features, Features]:
-    """Bank and queries, split as in other evaluations.
+def _hold_out(features: Features, labels: Tensor) -> tuple[Features, Features]:
+    """Bank and queries, split as in other evaluations, for the `labels` of all images.
 
-    The split is made over all images, so that an unreadable one does not change it; only if no query is readable, over
-    the readable ones.
+    An unreadable image does not change the split, unless no query is readable.
     """
-    assert features.labels is not None and source.labels is not None, "kNN is measured on labelled data only"
-    held_out = torch.isin(features.samples, leave_out_split(source.labels)[1])
+    held_out = torch.isin(features.samples, leave_out_split(labels)[1])
     if not (held_out & (features.labels >= 0)).any():
         held_out = torch.isin(torch.arange(len(features)), leave_out_split(features.labels)[1])
     bank, queries = (
@@ -166,15 +163,6 @@ def _hold_out(features: Features, source: ImageSource) -> tuple[Features, Featur
         for rows in (~held_out, held_out)
     )
     return bank, queries
-
-
-def _labelled(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    if labels.shape != features.shape[:1]:
-        raise DataError(f"the {name} has {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
-    keep = labels >= 0
-    if not keep.any():
-        raise DataError(f"the {name} has no labelled rows, so kNN accuracy cannot be measured.")
-    return (features, labels) if keep.all() else (features[keep.to(features.device)], labels[keep])
 
 
 def _votes(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import Scores, balanced_split, class_positions, scores
+from jcl.evaluate.classification import Scores, balanced_split, labelled_rows, scores
 from jcl.random import PROBE_ORDER, permutation
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -49,12 +49,13 @@ class ProbeGrid:
     def edges(self, cell: tuple[float, float]) -> tuple[str, ...]:
         """The ends of the grid that a cell is at, beyond which there may be a better one."""
         found = []
-        for name, value, values in zip(
-            ("learning rate", "weight decay"), cell, (self.learning_rates, self.weight_decays), strict=True
+        for name, value, values in (
+            ("learning rate", cell[0], self.learning_rates),
+            ("weight decay", cell[1], self.weight_decays),
         ):
-            if len(set(values)) > 1 and value == max(values):
+            if min(values) < value == max(values):
                 found.append(f"highest {name}")
-            if len(set(values)) > 1 and value == min(values) > 0:
+            if max(values) > value == min(values) > 0:
                 found.append(f"lowest {name}")
         return tuple(found)
 
@@ -124,11 +125,17 @@ def linear_probe(
     Without `epochs`, probes see about a million images, in 10 to 100 epochs.
     """
     grid = grid or ProbeGrid()
-    features, labels = _labelled(train_features, train_labels)
-    classes = torch.unique(labels)
-    targets = class_positions(labels, classes).to(device)
+    features, labels = labelled_rows(train_features, train_labels, "training set")
+    if not features.isfinite().all():
+        raise DataError("the features are NaN or infinite; the training of the encoder probably diverged.")
+    classes, targets = torch.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        raise DataError(f"a linear probe needs training images of at least two classes, but got {len(classes)}.")
+    device, targets = torch.device(device), targets.to(device)
     standardize = Standardizer.of(features)
-    features = _on_device(standardize(features), torch.device(device))
+    features = standardize(features)
+    if device.type != "cuda" or features.nbytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
+        features = features.to(device)
     epochs = epochs or min(_MAX_EPOCHS, max(_MIN_EPOCHS, round(_IMAGES_SEEN / len(features))))
 
     cell, validation_top1 = grid.cells[0], None
@@ -136,7 +143,7 @@ def linear_probe(
         cell, validation_top1 = _choose(grid, features, targets, len(classes), epochs, batch_size, seed)
     probe = train_probes(features, targets, len(classes), [cell], epochs=epochs, batch_size=batch_size, seed=seed)
     if not (probe.weights.isfinite().all() and probe.biases.isfinite().all()):
-        raise _diverged()
+        raise SettingsError("the probe diverged; give a lower --lr or --weight-decay.")
     logits = torch.cat([part[:, 0] for part in _logits(probe, standardize(test_features))])
     return LinearResult(
         scores=scores(logits, test_labels, classes),
@@ -209,40 +216,13 @@ def _choose(
         losses = F.cross_entropy(logits.movedim(2, 1), truth[:, None].expand(-1, logits.shape[1]), reduction="none")
         loss += losses.sum(0, dtype=torch.float64).cpu()
     if not loss.isfinite().any():
-        raise _diverged()
+        raise SettingsError("all probes diverged; give a lower --lr or --weight-decay.")
     correct = correct.masked_fill(~loss.isfinite(), -1.0)  # never choose a probe that diverged
     best = min(range(len(correct)), key=lambda cell: (-float(correct[cell]), float(loss[cell])))
     return grid.cells[best], 100 * float(correct[best]) / len(held_out)
-
-
-def _diverged() -> SettingsError:
-    return SettingsError("all probes diverged; give a lower --lr or --weight-decay.")
 
 
 def _logits(probes: Probes, features: Tensor) -> Iterator[Tensor]:
     """Logits (m, k, c) of some rows at a time."""
     for rows in torch.split(features, _ROWS_PER_PASS):
         yield probes(rows.to(probes.weights.device))
-
-
-def _labelled(features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    if labels.shape != features.shape[:1]:
-        raise DataError(f"got {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
-    features, labels = features[(labels >= 0).to(features.device)], labels[labels >= 0]
-    if len(torch.unique(labels)) < 2:
-        raise DataError(
-            f"a linear probe needs training images of at least two classes, but got {len(labels)} labelled images of "
-            f"{len(torch.unique(labels))}."
-        )
-    if not features.isfinite().all():
-        raise DataError("the features are NaN or infinite; the training of the encoder probably diverged.")
-    return features, labels
-
-
-def _on_device(features: Tensor, device: torch.device) -> Tensor:
-    """The features on the device, unless they would take too much of its memory."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        if features.nbytes > _MEMORY_SHARE * free:
-            return features.cpu()
-    return features.to(device)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.console import print_line, tell_left_out
+from jcl.console import print_line, warn_skipped
 from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
 from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import Interrupted, RunError
@@ -34,9 +35,6 @@ from jcl.train.schedule import learning_rate
 from jcl.train.step import StepOptions, view_function
 from jcl.train.trainer import Trainer, TrainingTask
 from jcl.views import ViewRecipe
-
-DEFAULT_MIN_SCALE = 0.08
-"""The minimum share of an image's area in a crop, as in torchvision."""
 
 LOG_STEPS = 100
 CHECKPOINT_SECONDS = 120.0
@@ -82,36 +80,39 @@ class Classifier(nn.Module):
 class ClassifierTraining:
     """A classifier on its device and everything needed to train and evaluate it.
 
-    It is trained on `labelled`, some or all of the task's training images. `title` is shown beside the progress bar.
-    Each parameter group of the optimizer uses the learning rate times its own `lr_scale`.
+    `title` is shown beside the progress bar. Each parameter group of the optimizer uses the learning rate times its own
+    `lr_scale`.
     """
 
     title: str
     network: Classifier
     optimizer: torch.optim.Optimizer
     task: ClassificationTask
-    labelled: ImageSource
-    shown: FeatureSettings
+    preprocessing: FeatureSettings
     recipe: ViewRecipe
     train: TrainSettings
     device: torch.device
     workers: int
     label_smoothing: float = 0.0
 
+    @property
+    def precision(self) -> torch.dtype:
+        return choose_precision(self.train.precision, self.device)
+
 
 class ClassifierTask(TrainingTask):
-    """Cross-entropy on augmented views; `targets` (images,) are the classes of the loader's images, on the device."""
+    """Cross-entropy on augmented views."""
 
-    def __init__(self, training: ClassifierTraining, loader: BatchLoader, targets: Tensor) -> None:
-        self.training, self.loader, self.targets = training, loader, targets
+    def __init__(self, training: ClassifierTraining, loader: BatchLoader) -> None:
+        self.training, self.loader = training, loader
         self.module, self.optimizer = training.network.trainable, training.optimizer
         self.epochs, self.steps_per_epoch = training.train.epochs, loader.steps_per_epoch
         self.batch_size = loader.batch_size
-        self.precision = choose_precision(training.train.precision, targets.device)
+        self.targets = class_positions(training.task.labels, training.task.classes).to(training.device)
         compiled = training.train.compile is True
-        options = StepOptions(targets.device, self.precision, compiled, recorded=False)
+        options = StepOptions(training.device, training.precision, compiled, recorded=False)
         self._make_views = view_function(training.recipe, training.train.seed, options)
-        self._step = torch.zeros((), dtype=torch.int64, device=targets.device)  # a tensor avoids recompilation
+        self._step = torch.zeros((), dtype=torch.int64, device=training.device)  # a tensor avoids recompilation
         training.network.train()
         if compiled:
             training.network.backbone.compile(dynamic=False)
@@ -132,7 +133,7 @@ class ClassifierTask(TrainingTask):
         numbers = torch.zeros_like(rows)
         views = self._make_views(self._step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
         targets = self.targets[batch.samples]
-        with autocast(targets.device, self.precision):
+        with autocast(targets.device, self.training.precision):
             logits = self.training.network(views)
         loss = F.cross_entropy(logits, targets, label_smoothing=self.training.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
@@ -157,13 +158,15 @@ def train_and_evaluate(
     training: ClassifierTraining, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
 ) -> Evaluated:
     """Train to the last epoch, then evaluate on the test images; without a folder nothing is written."""
-    progress = _restored(training, folder, console) if folder is not None and resumed else Progress()
+    progress = Progress()
+    if folder is not None and resumed:
+        checkpoint = checkpoint_to_resume(folder.checkpoints, partial(print_line, console))
+        if checkpoint is not None:
+            progress = load_checkpoint(checkpoint, training.network.trainable, training.optimizer, training.device)
     if progress.step == 0:
-        check_test_images(training.task, workers=training.workers, console=console)
-    assert training.labelled.labels is not None, "a task's training images are labelled"
-    targets = class_positions(training.labelled.labels, training.task.classes).to(training.device)
+        check_test_images(training.task.test, training.workers, console)
     with contextlib.ExitStack() as open_files, training_loader(training) as loader:
-        task = ClassifierTask(training, loader, targets)
+        task = ClassifierTask(training, loader)
         trainer = Trainer(
             task, Display(console, training.title), progress, log_every=min(LOG_STEPS, loader.steps_per_epoch)
         )
@@ -174,75 +177,65 @@ def train_and_evaluate(
             )
             trainer.checkpoints, trainer.resume_hint = folder.checkpoints, folder.how_to_resume
             trainer.save_seconds = CHECKPOINT_SECONDS
+            # However training ends: after a stop it may not read them again.
             open_files.callback(_list_skipped, folder, loader, console)
         trainer.run()
-    tell_left_out(console, loader.skipped)
+    warn_skipped(console, loader.skipped)
     try:
-        found = _evaluate(training, console)
+        logits = training.preprocessing.extract(
+            training.network,
+            training.task.test,
+            device=training.device,
+            precision=training.precision,
+            workers=training.workers,
+        )
     except KeyboardInterrupt:
         if folder is None:
             raise
         raise Interrupted(f"Stopped: training is saved, but not evaluated yet; {folder.how_to_resume}.") from None
+    warn_skipped(console, logits.skipped)
+    found = scores(logits.values, logits.labels, training.task.classes)
     return Evaluated(found, progress, len(loader.skipped if folder is None else read_skipped(folder.skipped_file)))
 
 
-def crop_and_flip(shown: FeatureSettings, *, min_scale: float = DEFAULT_MIN_SCALE, jitter: bool = False) -> ViewRecipe:
+def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, jitter: bool = False) -> ViewRecipe:
     """Training views as torchvision's defaults make them; with `jitter` the colours change as in MoCo v2."""
     return ViewRecipe(
         name="crop and flip",
-        size=shown.image_size,
+        size=preprocessing.image_size,
         min_scale=min_scale,
         max_scale=1.0,
         jitter_probability=0.8 if jitter else 0.0,
         gray_probability=0.0,
         blur_probability=0.0,
-        mean=shown.mean,
-        std=shown.std,
+        mean=preprocessing.mean,
+        std=preprocessing.std,
     )
 
 
-def check_test_images(task: ClassificationTask, *, workers: int, console: Console) -> None:
+def check_test_images(images: ImageSource, workers: int, console: Console) -> None:
     """Print which test images cannot be read, before a long training rather than after it; raise if none can."""
     skipped: dict[str, str] = {}
-    for _ in read_all(task.test, canvas=_QUICK_CANVAS, batch_size=256, workers=workers, skipped=skipped):
+    for _ in read_all(images, canvas=_QUICK_CANVAS, batch_size=256, workers=workers, skipped=skipped):
         pass
-    tell_left_out(console, skipped, "To be left out of the test")
+    warn_skipped(console, skipped, "To be left out of the test")
 
 
 def training_loader(training: ClassifierTraining) -> BatchLoader:
     """Training images, decoded as large as test images, in batches of the given size or of all images."""
-    train, shown = training.train, training.shown
-    assert isinstance(train.batch_size, int), "the batch size of a supervised training is always given"
+    train, images = training.train, training.task.train
     return BatchLoader(
-        training.labelled,
-        batch_size=min(train.batch_size, len(training.labelled)),
-        canvas=2 * round(shown.image_size / shown.crop_ratio),
+        images,
+        batch_size=min(int(train.batch_size), len(images)),
+        canvas=training.preprocessing.canvas,
         seed=train.seed,
         workers=training.workers,
         device=training.device,
     )
 
 
-def _evaluate(training: ClassifierTraining, console: Console) -> Scores:
-    precision = choose_precision(training.train.precision, training.device)
-    logits = training.shown.extract(
-        training.network, training.task.test, device=training.device, precision=precision, workers=training.workers
-    )
-    tell_left_out(console, logits.skipped)
-    assert logits.labels is not None, "a task's test images are labelled"
-    return scores(logits.values, logits.labels, training.task.classes)
-
-
 def _list_skipped(folder: ClassifierFolder, loader: BatchLoader, console: Console) -> None:
-    """List unreadable images however training ended: a resumed training may not meet them again."""
     try:
         add_skipped(folder.skipped_file, loader.skipped)
     except RunError as error:
         print_line(console, str(error))
-
-
-def _restored(training: ClassifierTraining, folder: ClassifierFolder, console: Console) -> Progress:
-    checkpoint = checkpoint_to_resume(folder.checkpoints, lambda text: print_line(console, text))
-    if checkpoint is None:
-        return Progress()
-    return load_checkpoint(checkpoint, training.network.trainable, training.optimizer, training.device)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
+from jcl.cores import usual_workers
 from jcl.settings.schema import Section, setting_field
 
 # Panels of `--help` below the main one, in this order.
@@ -82,6 +83,10 @@ class WorkersOptions(Options):
     """For commands that decode images."""
 
     workers: Workers | None = option(None, "Image decoding processes (default: one per CPU core).", panel=HARDWARE)
+
+    @property
+    def worker_count(self) -> int:
+        return usual_workers() if self.workers is None else self.workers
 
 
 class DevicesOptions(Options):
