@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from jcl.commands.target import EvaluationTarget, open_target
 from jcl.console import StderrConsole
-from jcl.data import UNLABELLED, ImageData, ImageSource, all_class_names
+from jcl.data import ImageSource, all_class_names
 from jcl.data.named import absolute_location
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
+from jcl.evaluate.features import labels_of
 from jcl.export.backbone_file import weights_digest
 from jcl.paths import home_expanded
 from jcl.settings.exchange import EmbedOptions
@@ -54,7 +54,10 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedRe
         raise SettingsError(f"{options.out} is an input of this command; choose another --out.")
     check_writable(options.out, force=options.force)
     target = open_target(options.weights, options.data, options.device, StderrConsole(), labelled=False)
-    sources = _splits(target.data, options)
+    splits = {"train": target.data.train} | ({} if target.data.test is None else {"test": target.data.test})
+    if options.split not in (*splits, "all"):
+        raise DataError(f"{options.data} has no split {options.split!r}; use --split {' or '.join(splits)} or all.")
+    sources = splits if options.split == "all" else {options.split: splits[options.split]}
     info = FeatureInfo(
         weights=str(home_expanded(options.weights).resolve()),
         weights_digest=weights_digest(target.backbone),
@@ -69,16 +72,6 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedRe
     write_feature_file(options.out, rows, all_class_names(sources.values()), info)
     report.seconds = time.perf_counter() - started
     return report
-
-
-def _splits(data: ImageData, options: EmbedOptions) -> dict[str, ImageSource]:
-    sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
-    if options.split == "all":
-        return sources
-    if options.split not in sources:
-        known = " or ".join((*sources, "all"))
-        raise DataError(f"{options.data} has no split {options.split!r}; use --split {known}.")
-    return {options.split: sources[options.split]}
 
 
 def _feature_rows(
@@ -107,15 +100,11 @@ def _feature_rows(
                 raise RunError(f"the network gives features of width {values.shape[1]}, but its file states {width}.")
             if not values.isfinite().all():
                 raise RunError("the features are NaN or infinite; the training of the weights probably diverged.")
-            report.images[split] += len(samples)
-            yield _rows(split, source, values, samples.cpu())
+            names = [source.name_of(sample) for sample in samples.tolist()]
+            labels = labels_of(source, samples.cpu()).numpy()
+            yield FeatureRows(values.float().cpu().numpy(), names, labels, [split] * len(names))
+            report.images[split] += len(names)
             if progress is not None:
                 progress(sum(report.images.values()), total)
         suffix = f" ({split})" if len(sources) > 1 else ""  # both splits may have an image of the same name
         report.skipped |= {f"{name}{suffix}": reason for name, reason in skipped.items()}
-
-
-def _rows(split: str, source: ImageSource, values: Tensor, samples: Tensor) -> FeatureRows:
-    labels = torch.full_like(samples, UNLABELLED) if source.labels is None else source.labels[samples]
-    names = [source.name_of(sample) for sample in samples.tolist()]
-    return FeatureRows(values.float().cpu().numpy(), names, labels.numpy(), [split] * len(names))

@@ -6,14 +6,15 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from jcl.commands.embed import PRECISIONS
-from jcl.data import UNLABELLED, open_data
+from jcl.data import UNLABELLED, FolderImages, open_data
 from jcl.data.decode import decode
+from jcl.data.listing import Listing, NameTable
 from jcl.data.named import KNOWN_SETS
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
@@ -30,8 +31,7 @@ DRAWN: Final = 16  # queries in a picture at most, and neighbours of each
 _CANVAS: Final = 256  # size in pixels at which images of a picture are decoded
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """An image to find the neighbours of: a file, or a row of the index."""
 
     name: str
@@ -48,16 +48,17 @@ class Matches:
 
     def as_dict(self) -> dict[str, list[Any]]:
         """Columns with a line for each neighbour of each query."""
-        names, splits = self.table.rows.names, self.table.rows.splits
-        lines = [
-            (query.name, rank, similarity, row, names[row], self.table.class_of(row), splits[row])
-            for query, similarities, rows in zip(
-                self.queries, self.found.similarities.tolist(), self.found.rows.tolist(), strict=True
-            )
-            for rank, (similarity, row) in enumerate(zip(similarities, rows, strict=True), start=1)
-        ]
-        columns = ("query", "rank", "similarity", "row", "name", "class", "split")
-        return dict(zip(columns, map(list, zip(*lines, strict=True)), strict=True))
+        count, k = self.found.rows.shape
+        rows = self.found.rows.flatten().tolist()
+        return {
+            "query": [query.name for query in self.queries for _ in range(k)],
+            "rank": [rank for _ in range(count) for rank in range(1, k + 1)],
+            "similarity": self.found.similarities.flatten().tolist(),
+            "row": rows,
+            "name": [self.table.rows.names[row] for row in rows],
+            "class": [self.table.class_of(row) for row in rows],
+            "split": [self.table.rows.splits[row] for row in rows],
+        }
 
 
 def find_neighbours(options: NeighboursOptions) -> Matches:
@@ -67,7 +68,11 @@ def find_neighbours(options: NeighboursOptions) -> Matches:
     are extracted with the weights that the index was made with.
     """
     table = read_feature_file(options.index)
-    queries = (*(_image_query(table, name) for name in options.images), *(_row_query(table, r) for r in options.row))
+    queries = tuple(_image_query(table, name) for name in options.images)
+    for row in options.row:
+        if not 0 <= row < len(table.rows):
+            raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table.rows) - 1}.")
+        queries += (Query(table.rows.names[row], row),)
     if not queries:
         raise SettingsError("nothing to search for; give an image, or a row of the index with --row.")
     bank = torch.from_numpy(table.rows.features)
@@ -91,12 +96,6 @@ def _image_query(table: FeatureTable, name: str) -> Query:
     return Query(name, rows[0])
 
 
-def _row_query(table: FeatureTable, row: int) -> Query:
-    if not 0 <= row < len(table.rows):
-        raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table.rows) - 1}.")
-    return Query(table.rows.names[row], row)
-
-
 def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptions) -> Tensor:
     """Features (n, d) of image files, extracted like those of the index."""
     path = options.weights or Path(table.info.weights)
@@ -106,9 +105,11 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     same_width = loaded.info.feature_width == table.rows.features.shape[1]
     if not same_width or weights_digest(loaded.network) != table.info.weights_digest:
         raise RunError(f"{options.index} was made with other weights than {path}; write it again with `jcl embed`.")
+    none = NameTable.of([])
+    listing = Listing(NameTable.of(files), unsupported=none, folders=none, folder_times=none.ends)
     features = loaded.info.preprocessing.extract(
         loaded.network,
-        _ImageFiles(tuple(files)),
+        FolderImages(Path(), listing, class_names=None),
         device=choose_device(options.device),
         precision=PRECISIONS.get(table.info.precision, torch.float32),
         strict=True,
@@ -116,66 +117,38 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     return features.values
 
 
-@dataclass(frozen=True)
-class _ImageFiles:
-    """An image source of single files."""
-
-    files: tuple[str, ...]
-    labels: Tensor | None = None
-    class_names: tuple[str, ...] | None = None
-    description: str = "image files"
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
-        return decode(Path(self.files[index]), canvas, self.files[index])
-
-    def name_of(self, index: int) -> str:
-        return self.files[index]
-
-
 def draw_matches(matches: Matches, path: Path) -> Path:
     """Draw the first queries beside their neighbours; `DataError` if the images can no longer be read."""
     table, queries = matches.table, matches.queries[:DRAWN]
     rows = matches.found.rows[:DRAWN, :DRAWN].tolist()
     query_rows = {query.row for query in queries if query.row is not None}
-    images = _read_images(table, query_rows.union(*rows))
+    pixels = _read_images(table, query_rows.union(*rows))
     labelled = bool((table.rows.labels != UNLABELLED).any())
 
-    def caption(row: int) -> str | None:
-        return table.class_of(row) if labelled else Path(table.rows.names[row]).name
-
-    def image(row: int) -> NamedImage:
-        return NamedImage(images[row], table.rows.names[row], caption(row))
+    def image(row: int, *, query: bool = False) -> NamedImage:
+        split, name = table.rows.splits[row], table.rows.names[row]
+        return NamedImage(pixels[split, name], name, table.class_of(row) if labelled or query else Path(name).name)
 
     drawn = []
-    for query, own, similarities in zip(queries, rows, matches.found.similarities[:DRAWN].tolist(), strict=True):
-        pixels = decode(Path(query.name), _CANVAS) if query.row is None else images[query.row]
-        label = None if query.row is None or not labelled else caption(query.row)
-        drawn.append(NeighbourRow(NamedImage(pixels, query.name, label), [image(row) for row in own], similarities))
+    for (name, query_row), own, similarities in zip(queries, rows, matches.found.similarities.tolist(), strict=False):
+        query = NamedImage(decode(Path(name), _CANVAS), name) if query_row is None else image(query_row, query=True)
+        drawn.append(NeighbourRow(query, [image(row) for row in own], similarities))
     return draw_neighbours(drawn, path)
 
 
-def _read_images(table: FeatureTable, rows: set[int]) -> dict[int, Tensor]:
-    """The images of some rows of an index, found by name in the data it was made from."""
+def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], Tensor]:
+    """The images of some rows of an index by split and name, read from the data it was made from."""
     location = table.info.data
     # The file is not trusted: an address in it could be a command to run.
     if location not in KNOWN_SETS and not Path(location).is_absolute():
         raise DataError(f"the images of the index are from {location}, which is not fetched again.")
     data = open_data(location, download=False)
-    names = {row: (table.rows.splits[row], table.rows.names[row]) for row in rows}
-    found = {}
-    for split, source in (("train", data.train), ("test", data.test)):
-        wanted = {name for own_split, name in names.values() if own_split == split}
-        if source is not None and wanted:
-            for sample in range(len(source)):
-                if (name := source.name_of(sample)) in wanted:
-                    found[split, name] = (source, sample)
+    wanted = {(table.rows.splits[row], table.rows.names[row]) for row in rows}
     images = {}
-    for row, (split, name) in names.items():
-        if (split, name) not in found:
-            raise DataError(f"the image {name} of the index is no longer in {location}.")
-        source, sample = found[split, name]
-        images[row] = source.read(sample, _CANVAS)
+    for split, source in (("train", data.train), ("test", data.test)):
+        for sample in range(len(source) if source is not None else 0):
+            if source is not None and (image := (split, source.name_of(sample))) in wanted:
+                images[image] = source.read(sample, _CANVAS)
+    for _, name in wanted - images.keys():
+        raise DataError(f"the image {name} of the index is no longer in {location}.")
     return images
