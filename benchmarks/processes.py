@@ -11,7 +11,7 @@ from typing import Any
 from jcl.errors import Interrupted, JclError
 from jcl.runs.folder import RunFolder
 from jcl.studies.engines import PARENT_VARIABLE
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import StopRequest
 
 POLL_SECONDS = 0.2
 # Like `python -m jcl`, but also stops when this process is killed.

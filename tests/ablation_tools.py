@@ -15,7 +15,7 @@ from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.studies.cells import parse_axis
 from jcl.studies.engines import Engine, Outcome
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import StopRequest
 from small_runs import TINY_VALUES
 
 QUIET = Console(quiet=True)

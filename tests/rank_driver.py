@@ -18,8 +18,6 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - imported by every optimizer: once here instead of in every fork
 
-import jcl.commands.knn
-import jcl.commands.pretrain  # noqa: F401
 from jcl.data.batch import GrowingStore
 from launch_tools import descendants, wait_until
 

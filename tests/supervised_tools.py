@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jcl.commands import finetune as finetune_command
-from jcl.commands import linear as linear_command
+from jcl.commands import probes
 from jcl.core.encoder import build_backbone
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import ClassifierTask
@@ -31,9 +31,9 @@ def finetune(weights: Path, data: str, *, console: Any = None, **options: Any) -
     return finetune_command.finetune(FinetuneOptions(weights=weights, data=data, **options), console=console)
 
 
-def measure_linear(weights: Path, data: str, *, console: Any = None, **options: Any) -> linear_command.LinearReport:
+def measure_linear(weights: Path, data: str, *, console: Any = None, **options: Any) -> probes.LinearReport:
     """Train a linear probe with these options."""
-    return linear_command.measure_linear(LinearOptions(weights=weights, data=data, **options), console=console)
+    return probes.measure_linear(LinearOptions(weights=weights, data=data, **options), console=console)
 
 
 def stop_after(patch: pytest.MonkeyPatch, step: int, number: int) -> None:

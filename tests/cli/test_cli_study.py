@@ -13,7 +13,7 @@ from PIL import Image
 from jcl.commands.cost import CostReport
 from jcl.commands.distribution import split_arguments
 from jcl.commands.pretrain import pretrain
-from jcl.commands.trained import open_trained
+from jcl.commands.run import open_trained
 from jcl.errors import RunError
 from jcl.settings.recipes import build_settings
 from jcl.studies.cost import Cell, StepCost

@@ -19,7 +19,7 @@ from jcl.studies.engines import (
     local_slots,
     ray_engine,
 )
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import StopRequest
 from launch_tools import gone, settings_options, wait_until
 from small_runs import TINY_VALUES
 

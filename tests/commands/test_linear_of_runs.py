@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jcl.commands.linear import LinearReport
+from jcl.commands.probes import LinearReport
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.evaluate.supervised import ClassifierTask

@@ -8,14 +8,14 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
-from jcl.commands.linear import PaperProbe
+from jcl.commands.probes import PaperProbe
 from jcl.commands.target import EvaluationTarget
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.linear_paper import check_frozen, paper_settings, probe_optimizer, state_of
+from jcl.evaluate.linear import check_frozen, paper_settings, probe_optimizer, state_of
 from jcl.evaluate.supervised import (
     Classifier,
     ClassifierTask,

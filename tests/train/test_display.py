@@ -9,8 +9,7 @@ from rich.console import Console
 
 from jcl.console import duration
 from jcl.train import display as module
-from jcl.train.display import Display, LogPace
-from jcl.train.health import health
+from jcl.train.display import Display, LogPace, health
 
 HEALTH = partial(health, queue_size=256, embedding_dim=128)
 FIGURES = {"kind": "train", "step": 19, "epoch": 1.0, "loss": 2.1234, "images_per_second": 12_321.4}

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from jcl.train.health import health, uniform_guess_loss
+from jcl.train.display import health, uniform_guess_loss
 
 GOOD = {"queue_filled": 1.0, "loss": 4.0, "feature_std": 0.08, "contrastive_accuracy": 62.4}
 

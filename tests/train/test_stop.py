@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

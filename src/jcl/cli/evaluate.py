@@ -14,14 +14,14 @@ from jcl.console import pluralize
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
-    from jcl.commands.linear import LinearReport
+    from jcl.commands.probes import LinearReport
     from jcl.settings.evaluation import FinetuneOptions, KnnOptions, LinearOptions
 
 
 @command("knn", "evaluation.KnnOptions", group=EVALUATE)
 def knn(options: KnnOptions) -> dict[str, Any]:
     """Measure frozen features by weighted k-nearest neighbours."""
-    from jcl.commands.knn import measure_knn
+    from jcl.commands.probes import measure_knn
 
     with counting("features") as progress:
         results = measure_knn(options, console=err, progress=progress)
@@ -52,7 +52,7 @@ def linear(options: LinearOptions) -> dict[str, Any]:
 
     Test labels are used once, at the end: everything is chosen on a part of the training images.
     """
-    from jcl.commands.linear import measure_linear
+    from jcl.commands.probes import measure_linear
 
     # The paper's probe shows its own progress bar.
     bar = counting("features") if options.protocol == "fast" else contextlib.nullcontext()

@@ -53,7 +53,7 @@ from jcl.studies.cells import (
 )
 from jcl.studies.engines import Engine, Outcome, connect_ray, default_share, local_engine, local_slots, ray_engine
 from jcl.train.build import build_learner, run_view_recipe
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import StopRequest
 
 _TAIL_BYTES = 4096  # of metrics.jsonl: more than a line
 _MAX_EPOCHS_SHOWN = 3

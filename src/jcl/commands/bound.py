@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
 from jcl.distributed.device import choose_device, choose_precision

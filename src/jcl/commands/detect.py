@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from jcl.commands.context import RunContext, console_of
 from jcl.commands.detection_job import DetectionJob, InitialBackbone, open_initial_backbone
+from jcl.commands.run import RunContext, console_of
 from jcl.console import pluralize
 from jcl.distributed.group import Ranks, fail_together, joined_ranks
 from jcl.distributed.launch import launch_environment

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torchvision.models.resnet import ResNet
 
-from jcl.commands.context import RunContext
+from jcl.commands.run import RunContext
 from jcl.console import pluralize
 from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers

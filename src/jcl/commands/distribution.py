@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.commands.trained import open_trained
 from jcl.console import StderrConsole, plain_names, pluralize, told_apart
 from jcl.core.registry import METHODS
 from jcl.data import ImageSource

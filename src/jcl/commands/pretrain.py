@@ -12,12 +12,11 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from jcl.commands.context import RunContext, console_of
-from jcl.commands.run import Run, write_choices
+from jcl.commands.run import Run, RunContext, console_of, write_choices
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
 from jcl.commands.train_run import RunParts, build_parts, machine_choices, train_run
 from jcl.console import StderrConsole, pluralize
-from jcl.data import ImageData, ImageSource
+from jcl.data import ImageData
 from jcl.data.source import fingerprint_of_listing
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks, fail_together, joined_ranks
@@ -51,12 +50,11 @@ def pretrain(
     with joined_ranks(settings.train.device, settings.train.rank_timeout) as (ranks, device):
         context = RunContext(ranks, device, console_of(ranks, console))
         data = _open_data(settings, context)
-        parent, name = Path("runs"), f"{settings.method.name}-{data.name}"
-        begun = _begun_before(ranks, lambda: _interrupted(settings, parent, name) if out is None else RunFolder(out))
+        wanted = Path("runs") / f"{settings.method.name}-{data.name}" if out is None else Path(out)
+        begun = _begun_before(ranks, lambda: _interrupted(settings, wanted) if out is None else RunFolder(wanted))
         if begun is not None:
             return _resume(begun, context)
-        wanted = RunFolder(parent / name if out is None else out)
-        return _begin(settings, data, wanted, context, label, numbered=out is None)
+        return _begin(settings, data, RunFolder(wanted), context, label, numbered=out is None)
 
 
 def resume(path: str | Path, *, console: Console | None = None) -> Run:
@@ -87,9 +85,9 @@ def _begun_before(ranks: Ranks, find: Callable[[], RunFolder | None]) -> Path | 
     return Path(path.decode()) if path else None
 
 
-def _interrupted(settings: Settings, parent: Path, name: str) -> RunFolder | None:
+def _interrupted(settings: Settings, wanted: Path) -> RunFolder | None:
     """The newest unfinished, unlocked run in a numbered folder that was started with these settings."""
-    found = (RunFolder(path) for path in numbered_folders(parent, name) if not held(path))
+    found = (RunFolder(path) for path in numbered_folders(wanted.parent, wanted.name) if not held(path))
     return next((folder for folder in found if _begun_with(settings, folder)), None)
 
 
@@ -110,30 +108,25 @@ def _begun_with(settings: Settings, folder: RunFolder) -> bool:
 
 
 def _open_data(settings: Settings, context: RunContext) -> ImageData:
-    """Open the data on the first rank first, so that the others find its listing in a shared cache."""
-    opened = fail_together(
-        context.ranks, lambda: open_run_data(settings, context.console) if context.ranks.first else None
-    )
-    data = fail_together(context.ranks, lambda: opened or open_run_data(settings, context.console))
-    _check_same_images(data.train, context.ranks)
-    return data
+    """Open the data on the first rank first, so that the others find its listing in a shared cache.
 
-
-def _check_same_images(images: ImageSource, ranks: Ranks) -> None:
-    """Every rank works out by itself which images make a batch, so all must have the same images."""
-    if ranks.count == 1:
-        return
-    own = int(fingerprint_of_listing(images)[:15], 16)  # what an int64 holds
-    first = int(ranks.gather(torch.tensor([own]))[0])
+    Every rank works out by itself which images make a batch, so all must have the same images.
+    """
+    ranks, console = context.ranks, context.console
+    opened = fail_together(ranks, lambda: open_run_data(settings, console) if ranks.first else None)
+    data = fail_together(ranks, lambda: opened or open_run_data(settings, console))
+    own = int(fingerprint_of_listing(data.train)[:15], 16)  # what an int64 holds
+    first = own if ranks.count == 1 else int(ranks.gather(torch.tensor([own]))[0])
 
     def compare() -> None:
         if own != first:
             raise DataError(
-                f"the images on {socket.gethostname()} ({images.description}) differ from the first rank's in number, "
-                "names or labels. Every machine needs the same images under the same path."
+                f"the images on {socket.gethostname()} ({data.train.description}) differ from the first rank's in "
+                "number, names or labels. Every machine needs the same images under the same path."
             )
 
     fail_together(ranks, compare)
+    return data
 
 
 def _begin(
@@ -141,7 +134,14 @@ def _begin(
 ) -> Run:
     """Start a run in the wanted folder, or in a new one with that name and a number."""
     ranks = context.ranks
-    own, choices = fail_together(ranks, lambda: _resolve(asked, data, ranks))
+
+    def resolve_all() -> tuple[ResolvedSettings, list[Choice]]:
+        facts = replace(data_facts(data.train), ranks_on_machine=launch_environment().local_world_size)
+        settings, choices = resolve(with_absolute_location(asked), facts)
+        settings, changes = fit_to_ranks(settings, ranks.count)
+        return settings, [*choices, *changes]
+
+    own, choices = fail_together(ranks, resolve_all)
     settings = _broadcast(own, ranks)  # other machines may resolve "auto" differently
     wanted = RunFolder(ranks.from_first(str(wanted.path).encode()).decode())
 
@@ -164,14 +164,6 @@ def _begin(
             return train_run(settings, folder, data, parts, context, label)
 
 
-def _resolve(settings: Settings, data: ImageData, ranks: Ranks) -> tuple[ResolvedSettings, list[Choice]]:
-    """The settings with every "auto" resolved, and the choices made."""
-    facts = replace(data_facts(data.train), ranks_on_machine=launch_environment().local_world_size)
-    settings, choices = resolve(with_absolute_location(settings), facts)
-    settings, changes = fit_to_ranks(settings, ranks.count)
-    return settings, [*choices, *changes]
-
-
 def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSettings:
     """The first rank's settings, on every rank."""
     text = "" if settings is None else settings.model_dump_json()
@@ -179,19 +171,15 @@ def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSetti
     return validated(ResolvedSettings, values, "the first rank's settings")
 
 
-def _refuse_other_training(path: Path) -> None:
-    """Raise if a folder holds something that `jcl resume` cannot continue, and name the command that can."""
-    for other in (FinetuneFolder(path), ProbeFolder(path), DetectionFolder(path)):
-        if other.settings_file.exists():
-            raise RunError(f"{path} holds a {other.kind}, not a run; {other.how_to_resume}.")
-    if AblationFolder(path).study_file.exists():
-        raise RunError(f"{path} holds an ablation, not a run; repeat its `jcl ablate` command to continue.")
-
-
 def _stored_settings(folder: RunFolder) -> ResolvedSettings:
-    """The settings of a started run."""
+    """The settings of a started run; for another kind of training, an error that names the command to continue it."""
+    path = folder.path
     if not folder.settings_file.exists():  # a run folder may hold a finetune.json for its page
-        _refuse_other_training(folder.path)
+        for other in (FinetuneFolder(path), ProbeFolder(path), DetectionFolder(path)):
+            if other.settings_file.exists():
+                raise RunError(f"{path} holds a {other.kind}, not a run; {other.how_to_resume}.")
+        if AblationFolder(path).study_file.exists():
+            raise RunError(f"{path} holds an ablation, not a run; repeat its `jcl ablate` command to continue.")
     return folder.settings()
 
 

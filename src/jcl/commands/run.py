@@ -1,24 +1,30 @@
-"""A run folder as Python users see it, and the files that describe a run: summary, choices, skipped images."""
+"""A run: its folder as Python users see it, the files that describe it, its learner, and where it is trained."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from rich.console import Console
 from torch import nn
 
-from jcl.console import pluralize
+from jcl.console import StderrConsole, pluralize, print_line
+from jcl.core.method import ContrastiveLearner
+from jcl.distributed.group import Ranks, fail_together
 from jcl.errors import RunError
 from jcl.export import load_backbone
 from jcl.paths import home_expanded
-from jcl.runs.checkpoint import Progress
-from jcl.runs.folder import RunFolder, add_skipped
+from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
+from jcl.runs.folder import RunFolder, add_skipped, starting_folder
 from jcl.runs.json_object import read_object, write_object
+from jcl.runs.lock import RunLock
 from jcl.runs.metrics import read_metrics
 from jcl.settings.resolve import Choice, ResolvedSettings
+from jcl.train.build import build_learner
 
 
 @dataclass(frozen=True)
@@ -106,3 +112,80 @@ def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str
         say(f"Skipped {pluralize(len(skipped), 'unreadable image')}, but {error}")
         return
     say(f"Skipped {pluralize(len(listed), 'unreadable image')}; the reasons are in {folder.skipped_file}.")
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run with at least one checkpoint, or one checkpoint of a run."""
+
+    path: Path
+    settings: ResolvedSettings
+    checkpoints: tuple[Path, ...]  # oldest first
+
+    def learner(self, checkpoint: Path, device: torch.device) -> tuple[ContrastiveLearner, int]:
+        """The learner at a checkpoint, in evaluation mode, and its step."""
+        state, step = read_learner(checkpoint)
+        learner, _ = build_learner(self.settings, device)
+        load_weights(learner, state, checkpoint)
+        return learner.eval(), step
+
+    def newest(self, device: torch.device) -> ContrastiveLearner:
+        return self.learner(self.checkpoints[-1], device)[0]
+
+    def along_training(self, device: torch.device) -> Iterator[tuple[ContrastiveLearner, int]]:
+        """The learner and step of each checkpoint, oldest first."""
+        for checkpoint in self.checkpoints:
+            yield self.learner(checkpoint, device)
+
+
+def open_trained(path: Path) -> TrainedRun:
+    """Open a run folder, or one checkpoint file in it; other files hold no head, key encoder or queue."""
+    if not path.exists():
+        raise RunError(f"there is no run or checkpoint at {path}.")
+    if path.is_dir():
+        folder = RunFolder(path)
+        settings, found = folder.settings(), list_checkpoints(folder.checkpoints)
+        if not found:
+            raise RunError(f"the run in {path} has no checkpoint yet.")
+        return TrainedRun(path, settings, tuple(found))
+    whole = path.resolve()
+    folder = RunFolder(whole.parent.parent)
+    if whole not in list_checkpoints(folder.checkpoints):
+        raise RunError(
+            f"{path} is not a checkpoint of a run, so it has no projection head, key encoder or queue; "
+            "give a run folder, or a file in its checkpoints/."
+        )
+    return TrainedRun(path, folder.settings(), (path,))
+
+
+def console_of(ranks: Ranks, console: Console | None) -> Console:
+    """The first rank speaks for all: to the console it was given, or to standard error."""
+    return (console or StderrConsole()) if ranks.first else Console(quiet=True)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """As which rank, on which device, and who is told."""
+
+    ranks: Ranks
+    device: torch.device
+    console: Console
+
+    def say(self, text: str) -> None:
+        print_line(self.console, text)
+
+    @contextlib.contextmanager
+    def starting(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
+        """The folder of work that starts now, as `starting_folder` has it; the first rank makes it and names it."""
+        with contextlib.ExitStack() as made:
+            folder = starting_folder(wanted, numbered=numbered)
+            path = fail_together(self.ranks, lambda: made.enter_context(folder) if self.ranks.first else wanted)
+            yield Path(self.ranks.from_first(str(path).encode()).decode())
+
+    @contextlib.contextmanager
+    def locked(self, folder: Path) -> Iterator[None]:
+        """Keep other processes out of the folder; the first rank holds the lock for all."""
+        with contextlib.ExitStack() as held:
+            lock = RunLock(folder, warn=self.say)
+            fail_together(self.ranks, lambda: held.enter_context(lock) if self.ranks.first else None)
+            yield

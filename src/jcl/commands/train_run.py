@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from jcl.commands.context import RunContext
 from jcl.commands.report import write_run_report
-from jcl.commands.run import Run, read_choices, write_choices, write_skipped, write_summary
+from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_skipped, write_summary
 from jcl.console import pluralize, typed
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
@@ -30,8 +29,7 @@ from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
-from jcl.train.display import Display
-from jcl.train.health import health
+from jcl.train.display import Display, health
 from jcl.train.pretrain import PretrainTask
 from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
@@ -91,8 +89,9 @@ def train_run(
     record: Record | NullRecord = NullRecord()
     saver: CheckpointSaver | NullSaver = NullSaver()
     if ranks.first:
-        tensorboard = settings.record.tensorboard
-        record = Record(folder.path, resumed_at=progress.step, tensorboard=tensorboard, warn=display.warn)
+        record = Record(
+            folder.path, resumed_at=progress.step, tensorboard=settings.record.tensorboard, warn=display.warn
+        )
         saver = CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn)
     unreadable: dict[str, str] = {}  # images that only kNN reads
     evaluate = online_knn(data, backbone, settings, context.device, ranks, unreadable)
@@ -135,18 +134,24 @@ def train_run(
 def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:
     """Load the newest good checkpoint; the first rank reads it and sends it to the others."""
     ranks = context.ranks
+
+    def content() -> bytes:
+        try:
+            return path.read_bytes() if path and ranks.count > 1 else b""
+        except OSError as error:
+            raise RunError(f"the checkpoint {path} cannot be read: {error.strerror}.") from None
+
     path = fail_together(ranks, lambda: checkpoint_to_resume(folder.checkpoints, context.say) if ranks.first else None)
-    content = ranks.from_first(fail_together(ranks, lambda: _content(path) if path and ranks.count > 1 else b""))
-    if ranks.first:
-        progress = Progress() if path is None else _load(path, parts, context)
-    elif not content:
-        progress = Progress()
-    else:
-        with tempfile.NamedTemporaryFile(suffix=".safetensors") as received:
-            received.write(content)
-            received.flush()
-            progress = _load(Path(received.name), parts, context)
-    if path is not None and progress.ranks != ranks.count:
+    received = ranks.from_first(fail_together(ranks, content))
+    with tempfile.NamedTemporaryFile(suffix=".safetensors") as copy:
+        if received and not ranks.first:
+            copy.write(received)
+            copy.flush()
+            path = Path(copy.name)
+        if path is None:
+            return Progress(ranks=ranks.count)
+        progress = load_checkpoint(path, parts.learner, parts.optimizer, context.device)
+    if progress.ranks != ranks.count:
         context.say(
             f"Resuming on {pluralize(ranks.count, 'rank')} a run started on {progress.ranks}: batches, views and "
             "shuffles stay the same; results differ by rounding only."
@@ -155,36 +160,21 @@ def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progres
     return progress
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise RunError(f"the checkpoint {path} cannot be read: {error.strerror}.") from None
-
-
-def _load(path: Path, parts: RunParts, context: RunContext) -> Progress:
-    return load_checkpoint(path, parts.learner, parts.optimizer, context.device)
-
-
 def _compare_with_checkpoint(
     progress: Progress, settings: ResolvedSettings, data: ImageData, parts: RunParts, context: RunContext
 ) -> None:
     """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
     ranks, say = context.ranks, context.say
-    _report_changed_settings(progress, settings, say)
-    # Only the first rank writes checkpoints, so only it needs the fingerprints.
-    fail_together(ranks, lambda: _report_changed_images(progress, data, say) if ranks.first else None)
-    fail_together(ranks, lambda: _check_schedule(progress, parts.loader.steps_per_epoch, settings, say))
-
-
-def _report_changed_settings(progress: Progress, settings: ResolvedSettings, say: Callable[[str], None]) -> None:
     names = [name for name in setting_names() if name.startswith(_SECTIONS) and affects_results(name)]
     names.remove("model.bn_groups")  # adapted to the number of ranks
     before, now = progress.settings, values_of(settings, names)
     both = [name for name in names if name in before]  # versions may differ in the settings they have
+    progress.settings = now
     if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
         say(f"Settings have changed since the checkpoint was written: {other}.")
-    progress.settings = now
+    # Only the first rank writes checkpoints, so only it needs the fingerprints.
+    fail_together(ranks, lambda: _report_changed_images(progress, data, say) if ranks.first else None)
+    fail_together(ranks, lambda: _check_schedule(progress, parts.loader.steps_per_epoch, settings, say))
 
 
 def _report_changed_images(progress: Progress, data: ImageData, say: Callable[[str], None]) -> None:
@@ -241,20 +231,16 @@ def machine_choices(settings: ResolvedSettings, device: torch.device) -> list[Ch
 
 def _update_choices(folder: RunFolder, settings: ResolvedSettings, device: torch.device) -> None:
     """Bring `choices.json`, which the page shows, up to date with edited settings and this machine."""
-    before = read_choices(folder)
-    if before is not None:
-        write_choices(folder, [*_choices_after(before, settings), *machine_choices(settings, device)])
-
-
-def _choices_after(before: Sequence[Choice], settings: ResolvedSettings) -> list[Choice]:
-    now = values_of(settings, setting_names())
-    return [
-        choice
-        if now.get(choice.name, choice.value) == choice.value
-        else replace(choice, value=now[choice.name], reason=f"was {written(choice.value)} before the run was resumed")
-        for choice in before
-        if now.get(choice.name) != "auto"
-    ]
+    before, now, choices = read_choices(folder), values_of(settings, setting_names()), []
+    if before is None:
+        return
+    for choice in before:
+        value = now.get(choice.name, choice.value)
+        if value != choice.value:
+            choice = replace(choice, value=value, reason=f"was {written(choice.value)} before the run was resumed")
+        if value != "auto":
+            choices.append(choice)
+    write_choices(folder, [*choices, *machine_choices(settings, device)])
 
 
 def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None:

@@ -1,8 +1,12 @@
-"""The linear probe on cached, standardized features: a grid of learning rates and weight decays trained at once.
+"""Linear probes: a grid of them on cached, standardized features, and the settings of the paper's probe.
 
-The probes of all grid cells lie in one tensor and see the same batches. Their losses are added, so their gradients are
-independent and a batch is one matrix product. The best cell is chosen on held-out training images and trained again on
-all of them; the test images are used once, at the end.
+The grid is made of learning rates and weight decays. The probes of all its cells lie in one tensor and see the same
+batches. Their losses are added, so their gradients are independent and a batch is one matrix product. The best cell is
+chosen on held-out training images and trained again on all of them; the test images are used once, at the end.
+
+The paper's probe (section 4.1; MoCo) is a linear layer trained on random crops through a frozen backbone: batches of
+256, SGD with momentum 0.9 and no weight decay, learning rate 30 (10 in the ablation), divided by ten after 60 % and
+80 % of 100 epochs. The only difference: the last incomplete batch of an epoch is dropped.
 """
 
 from __future__ import annotations
@@ -12,12 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import Scores, balanced_split, labelled_rows, scores
+from jcl.evaluate.supervised import Classifier
 from jcl.random import PROBE_ORDER, permutation
+from jcl.settings.schema import TrainSettings, settings_from
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -27,6 +33,7 @@ _IMAGES_SEEN = 1_000_000  # in all epochs together
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 100
 _ROWS_PER_PASS = 1024
 _MEMORY_SHARE = 0.5  # of the free device memory, for features
+_PAPER_MILESTONES = (0.6, 0.8)  # of the epochs
 
 
 @dataclass(frozen=True)
@@ -226,3 +233,46 @@ def _logits(probes: Probes, features: Tensor) -> Iterator[Tensor]:
     """Logits (m, k, c) of some rows at a time."""
     for rows in torch.split(features, _ROWS_PER_PASS):
         yield probes(rows.to(probes.weights.device))
+
+
+def paper_settings(
+    *, lr: float = 30.0, epochs: int = 100, batch_size: int = 256, seed: int = 0, compiled: bool = False
+) -> TrainSettings:
+    """The paper's probe as training settings; the milestones scale with the epochs."""
+    values = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "schedule": "step",
+        "schedule_by": "epoch",
+        "milestones": tuple(max(1, round(share * epochs)) for share in _PAPER_MILESTONES),
+        "decay": 0.1,
+        "seed": seed,
+        "compile": compiled,
+    }
+    return settings_from({"train": values}, "the linear probe").train
+
+
+def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
+    """SGD over the layer only."""
+    group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
+    return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=float(train.weight_decay))
+
+
+def state_of(backbone: nn.Module) -> dict[str, Tensor]:
+    """A copy of every parameter and buffer by name."""
+    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
+    return {name: value.detach().clone() for name, value in tensors}
+
+
+def check_frozen(before: dict[str, Tensor], backbone: nn.Module) -> None:
+    """Raise unless every parameter and buffer is unchanged, bit for bit."""
+    now = state_of(backbone)
+    moved = [name for name, value in before.items() if not torch.equal(value, now[name])]
+    if moved:
+        raise RunError(
+            f"the frozen backbone changed while the probe was trained ({', '.join(moved[:3])}). "
+            "Does one of its layers ignore evaluation mode?"
+        )

@@ -12,7 +12,6 @@ import math
 import pickle
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -58,37 +57,30 @@ def load_arrays(content: bytes) -> Any:
         raise DamagedPickle(str(error)) from None
 
 
-@dataclass(slots=True, eq=False)
 class PickledArray:
     """An array or dtype as a pickle describes it."""
 
-    kind: str
-    arguments: tuple[Any, ...]
-    state: Any = None
+    def __init__(self, kind: str, *arguments: Any) -> None:
+        self.kind, self.arguments, self.state = kind, arguments, None
 
     def to_numpy(self) -> NDArray[Any]:
         """The array, in C order and native byte order."""
-        try:
-            return self._array()
-        except Exception as error:
-            raise DamagedPickle(str(error)) from None
-
-    def _array(self) -> NDArray[Any]:
         order: Any = "C"
-        if self.kind == "ndarray":  # as written by `dump_arrays`
-            shape, dtype, raw = self.arguments
-        elif self.kind == "frombuffer":  # numpy with protocol 5
-            raw, dtype, shape, order = self.arguments
-        elif self.kind == "reconstruct":  # numpy up to protocol 4
-            _, shape, dtype, fortran, raw = self.state
-            order = "F" if fortran else "C"
-        else:
-            raise ValueError(f"{self.kind} is not an array")
-        element, shape, content = _checked_dtype(dtype), tuple(int(side) for side in shape), _to_bytes(raw)
-        if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != len(content):
-            raise ValueError("the size of an array does not match its shape")
-        values = np.frombuffer(content, dtype=element).reshape(shape, order="F" if order == "F" else "C")
-        return np.array(values, dtype=element.newbyteorder("="), order="C")
+        try:
+            if self.kind == "reconstruct":  # numpy up to protocol 4
+                _, shape, dtype, fortran, raw = self.state  # type: ignore[misc]
+                order = "F" if fortran else "C"
+            elif self.kind == "frombuffer":  # numpy with protocol 5
+                raw, dtype, shape, order = self.arguments
+            else:  # as written by `dump_arrays`
+                shape, dtype, raw = self.arguments
+            element, shape, content = _checked_dtype(dtype), tuple(int(side) for side in shape), _to_bytes(raw)
+            if min(shape, default=0) < 0 or math.prod(shape) * element.itemsize != len(content):
+                raise ValueError("the size of an array does not match its shape")
+            values = np.frombuffer(content, dtype=element).reshape(shape, order="F" if order == "F" else "C")
+            return np.array(values, dtype=element.newbyteorder("="), order="C")
+        except Exception as error:  # the description may be of anything
+            raise DamagedPickle(str(error)) from None
 
 
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
@@ -110,15 +102,11 @@ def _to_bytes(value: Any = b"", *_: Any) -> bytes:
     return bytes(value)
 
 
-def _describe(kind: str, *arguments: Any) -> PickledArray:
-    return PickledArray(kind, arguments)
-
-
 _STAND_INS = {
-    "numpy.ndarray": partial(_describe, "ndarray"),
-    "numpy.dtype": partial(_describe, "dtype"),
-    "numpy.core.multiarray._reconstruct": partial(_describe, "reconstruct"),
-    "numpy.core.numeric._frombuffer": partial(_describe, "frombuffer"),
+    "numpy.ndarray": partial(PickledArray, "ndarray"),
+    "numpy.dtype": partial(PickledArray, "dtype"),
+    "numpy.core.multiarray._reconstruct": partial(PickledArray, "reconstruct"),
+    "numpy.core.numeric._frombuffer": partial(PickledArray, "frombuffer"),
     "builtins.bytes": _to_bytes,
     "builtins.bytearray": _to_bytes,
     "_codecs.encode": _to_bytes,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jcl.report.contents import FeatureMap, RunContents
 from jcl.report.style import PALETTE
-from jcl.train.health import uniform_guess_loss
+from jcl.train.display import uniform_guess_loss
 
 Points = NDArray[np.float64]  # (n, 2)
 

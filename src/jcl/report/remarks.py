@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from jcl.console import pluralize
 from jcl.report.contents import RunContents
 from jcl.runs.folder import RunFolder
-from jcl.train.health import COLLAPSED, NARROW, uniform_guess_loss
+from jcl.train.display import COLLAPSED, NARROW, uniform_guess_loss
 
 _SATURATED: Final = 99.0  # percent contrastive accuracy
 _HIGH_FINAL_LR: Final = 0.3  # share of the peak

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.studies.ablation import CellFolder
-from jcl.train.stop import StopRequest
+from jcl.train.trainer import StopRequest
 
 PARENT_VARIABLE = "JCL_CELL_STARTED_BY"
 """Environment variable with the id of the process that a cell must not outlive."""

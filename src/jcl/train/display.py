@@ -1,10 +1,10 @@
-"""Progress of a training: a bar in a terminal, a line now and then in a log file."""
+"""Progress of a training: a bar in a terminal, a line now and then in a log file, and its state in words."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from jcl.console import duration, print_line
+from jcl.console import duration, pluralize, print_line
 from jcl.train.step import STEPS_BEFORE_RECORDING
 
 LOG_SECONDS = 30.0  # between lines where there is no terminal
@@ -20,8 +20,7 @@ MAX_LOG_SECONDS = 600.0
 # The first steps after a start compile, choose kernels and are recorded; they do not count for the time left.
 WARMUP_STEPS = STEPS_BEFORE_RECORDING + 3
 MIN_TIMED_STEPS = 2
-
-Describe = Callable[[Mapping[str, Any]], str]
+COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
 
 
 def speed(images_per_second: float) -> str:
@@ -78,11 +77,14 @@ class Display:
     """
 
     def __init__(
-        self, console: Console, label: str, describe: Callable[[Mapping[str, Any]], str] | None = None
+        self,
+        console: Console,
+        label: str,
+        describe: Callable[[Mapping[str, Any]], str] = lambda figures: f"loss {figures['loss']:.3f}",
     ) -> None:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
-        self._describe = describe or (lambda figures: f"loss {figures['loss']:.3f}")
+        self._describe = describe
         self._pace = LogPace(console)
         self._figures = BarFigures()
         self._bar = progress_bar(console, self._figures)
@@ -94,9 +96,7 @@ class Display:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
     def start(self, step: int, total: int, steps_per_epoch: int) -> None:
@@ -162,3 +162,37 @@ class Display:
         self._pace.written()
         epoch = "" if self._total == self._steps_per_epoch else f" epoch {step / self._steps_per_epoch:.3g}"
         print_line(self.console, f"{self.label}{epoch}: {text}")
+
+
+def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_dim: int) -> str:
+    """One line on the state of training, from its newest figures."""
+    parts = []
+    filled, spread = figures.get("queue_filled"), figures.get("feature_std")
+    if filled is not None and filled < 1.0:
+        parts.append(f"queue still filling ({filled:.0%} real keys, the loss is not comparable yet)")
+    if "loss" in figures:
+        loss, guess = figures["loss"], uniform_guess_loss(queue_size)
+        if loss is None:
+            parts.append("the loss is not finite")
+        else:
+            parts.append(f"loss {loss:.2f}, {'below' if loss < guess else 'above'} a uniform guess ({guess:.2f})")
+    if spread is not None:
+        # Unit vectors spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate.
+        share = spread * math.sqrt(embedding_dim)
+        if share < COLLAPSED:
+            advice = "lower --lr or use more BN groups"
+            parts.append(f"features have COLLAPSED (spread {share:.0%} of the maximum): {advice}")
+        elif share < NARROW:
+            parts.append(f"features are spread narrowly ({share:.0%} of the maximum), watch for collapse")
+        else:
+            parts.append(f"features well spread ({share:.0%})")
+    if (accuracy := figures.get("contrastive_accuracy")) is not None:
+        parts.append(f"{accuracy:.0f} % of queries find their own image first")
+    if skipped := figures.get("skipped_steps"):
+        parts.append(f"{pluralize(int(skipped), 'step')} skipped so far because the loss was not finite")
+    return "; ".join(parts)
+
+
+def uniform_guess_loss(queue_size: int) -> float:
+    """The loss of a network that cannot tell the positive from the negatives: log(K + 1)."""
+    return math.log(queue_size + 1)

@@ -11,9 +11,8 @@ from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
 from jcl.runs.checkpoint import Progress
 from jcl.settings.resolve import ResolvedSettings
-from jcl.train.nonfinite import MAX_SKIPPED_IN_A_ROW
 from jcl.train.schedule import covariance_scale, learning_rate
-from jcl.train.step import TrainingStep
+from jcl.train.step import MAX_SKIPPED_IN_A_ROW, TrainingStep
 from jcl.train.trainer import Trainer, TrainingTask
 
 

@@ -1,4 +1,4 @@
-"""Linear probes of a run or a weights file, by either protocol (`jcl linear`)."""
+"""Measures the frozen features of a run or weights file: kNN (`jcl knn`) and linear probes (`jcl linear`)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,61 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.commands.run import console_of
 from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, print_line
+from jcl.cores import usual_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import on_device
+from jcl.distributed.group import joined_ranks
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.folders import ProbeFolder
-from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, ProbeGrid, linear_probe
-from jcl.evaluate.linear_paper import check_frozen, paper_settings, probe_optimizer, state_of
+from jcl.evaluate.knn import KnnResult, knn_on
+from jcl.evaluate.linear import (
+    LEARNING_RATES,
+    WEIGHT_DECAYS,
+    ProbeGrid,
+    check_frozen,
+    linear_probe,
+    paper_settings,
+    probe_optimizer,
+    state_of,
+)
 from jcl.evaluate.supervised import Classifier, ClassifierTraining, Evaluated, crop_and_flip, train_and_evaluate
 from jcl.export.backbone_file import weights_digest
-from jcl.settings.evaluation import LinearOptions
+from jcl.settings.evaluation import KnnOptions, LinearOptions
+from jcl.settings.resolve import default_knn_k
 from jcl.settings.schema import TrainSettings
 
 _DIGEST_LENGTH = 16
+RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 _PAPER_OPTIONS = ("out", "compile", "least_crop")
+
+
+def measure_knn(
+    options: KnnOptions,
+    *,
+    console: Console | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[KnnResult]:
+    """Weighted kNN of the frozen features of a run or file on labelled data (default: the data of the run).
+
+    The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
+    `progress` is called with the number of images done and their total, for the training and then the test set.
+    """
+    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, device):
+        target = open_target(options.weights, options.data, str(device), console_of(ranks, console))
+        workers = max(1, usual_workers() // ranks.count) if options.workers is None else options.workers
+        console = console or StderrConsole()
+        features = partial(
+            target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
+        )
+        data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
+        if ranks.first and (data.test is None or data.test.labels is None):
+            print_line(console, "No labelled test set: some training images are held out as queries.")
+        return knn_on(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
 
 
 @dataclass(frozen=True)
