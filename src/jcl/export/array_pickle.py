@@ -61,14 +61,15 @@ class PickledArray:
     """An array or dtype as a pickle describes it."""
 
     def __init__(self, kind: str, *arguments: Any) -> None:
-        self.kind, self.arguments, self.state = kind, arguments, None
+        self.kind, self.arguments = kind, arguments
+        self.state: Any = None
 
     def to_numpy(self) -> NDArray[Any]:
         """The array, in C order and native byte order."""
         order: Any = "C"
         try:
             if self.kind == "reconstruct":  # numpy up to protocol 4
-                _, shape, dtype, fortran, raw = self.state  # type: ignore[misc]
+                _, shape, dtype, fortran, raw = self.state
                 order = "F" if fortran else "C"
             elif self.kind == "frombuffer":  # numpy with protocol 5
                 raw, dtype, shape, order = self.arguments
