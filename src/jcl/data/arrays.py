@@ -77,10 +77,7 @@ def _pixels(array: NDArray[np.generic], place: str) -> Tensor:
     if array.ndim == 4 and array.shape[3] not in (1, 3) and array.shape[1] in (1, 3):
         array = array.transpose(0, 2, 3, 1)
     if array.ndim != 4 or array.shape[3] not in (1, 3):
-        raise DataError(
-            f"The array {place} has shape {array.shape}; images must be (n, height, width, 3), (n, 3, height, width) "
-            f"or gray (n, height, width)."
-        )
+        raise DataError(f"The array {place} has shape {array.shape}, not (n, h, w, 3), (n, 3, h, w) or (n, h, w).")
     if array.size == 0:
         raise DataError(f"The array {place} holds no images.")
     channels_first = torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))
@@ -91,14 +88,10 @@ def _labels(array: NDArray[np.generic], count: int, place: str) -> Tensor:
     if array.ndim == 2 and array.shape[1] == 1:  # as in some CIFAR files
         array = array[:, 0]
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise DataError(
-            f"The array {place} must be one-dimensional and of integers, got {array.dtype} of shape {array.shape}."
-        )
+        raise DataError(f"The array {place} must be integers of shape (n,), got {array.dtype} of {array.shape}.")
     if len(array) != count:
         raise DataError(f"The array {place} has {pluralize(len(array), 'label')} for {pluralize(count, 'image')}.")
     labels = torch.from_numpy(array.astype(np.int64))
     if labels.min() < UNLABELLED:
-        raise DataError(
-            f"The array {place} has the label {int(labels.min())}; labels are 0, 1, 2, ..., or {UNLABELLED} for none."
-        )
+        raise DataError(f"The array {place} has the label {int(labels.min())}; only {UNLABELLED} may be negative.")
     return labels

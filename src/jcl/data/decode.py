@@ -71,25 +71,18 @@ def open_image(file: Path | bytes) -> Image.Image:
     content = file if isinstance(file, bytes) else file.read_bytes()
     if not content:
         raise ValueError("the file is empty")
-    image = Image.open(io.BytesIO(content), formats=_known_formats())
-    pixels = image.width * image.height
-    if pixels > PIXEL_LIMIT:
+    Image.init()
+    known = tuple(name for name in _FORMATS if name in Image.OPEN)  # some builds of Pillow cannot read all of them
+    image = Image.open(io.BytesIO(content), formats=known)
+    if image.width * image.height > PIXEL_LIMIT:
         raise ValueError(_too_large(f"{image.width} x {image.height} pixels"))
     return image
-
-
-def _known_formats() -> tuple[str, ...]:
-    """Those of our formats that this build of Pillow can read."""
-    Image.init()
-    return tuple(name for name in _FORMATS if name in Image.OPEN)
 
 
 def _fitted(size: tuple[int, int], canvas: int) -> tuple[int, int]:
     """The size (width, height) of an image on a canvas, rounded down so that half of an odd side is enough."""
     longer = max(size)
-    if longer <= canvas:
-        return size
-    return max(1, size[0] * canvas // longer), max(1, size[1] * canvas // longer)
+    return size if longer <= canvas else (max(1, size[0] * canvas // longer), max(1, size[1] * canvas // longer))
 
 
 def _orientation(image: Image.Image) -> int:
@@ -106,8 +99,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = Image.fromarray(_to_bytes(image))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(white, image)
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     if image.mode != "RGB":
         return image.convert("RGB")
     image.load()
@@ -136,5 +128,4 @@ def _reason(error: Exception) -> str:
         return "it is not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    text = " ".join(str(error).split()).rstrip(".")
-    return text or type(error).__name__
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

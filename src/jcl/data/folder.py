@@ -75,10 +75,7 @@ class FolderImages:
         found = [f"{note} below {self.root}." for note in self._skipped]
         if stray := self.stray_images():
             more = f" and {pluralize(len(stray) - 1, 'other image')}" if len(stray) > 1 else ""
-            found.append(
-                f"No labels: {stray[0]}{more} below {self.root} are not in a class folder, and kNN needs labels. If "
-                "the sub-folders are classes, move the images into one of them."
-            )
+            found.append(f"No labels, because images lie outside of class folders below {self.root}: {stray[0]}{more}.")
         return found
 
 
@@ -126,10 +123,8 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
         unlisted = {name: why for name, why in listing.unlisted.items() if name.partition("/")[0] in {"", *wanted}}
         listing = replace(listing, unlisted=unlisted)
     for folder, reason in listing.unlisted.items() if strict else ():
-        raise DataError(
-            f"The folder {_printable(str(root / folder))} cannot be listed: {reason}. Fix its permissions or move it, "
-            "or omit --strict to skip it."
-        )
+        name = _printable(str(root / folder))
+        raise DataError(f"The folder {name} cannot be listed: {reason}. Fix its permissions or omit --strict.")
     if classes is None or not len(listing.files):
         return listing
     files, unsupported = (

@@ -26,8 +26,7 @@ def refuse_large_batch(source: ImageSource, batch_size: int) -> None:
     """Raise if the source is smaller than one batch."""
     if batch_size > len(source):
         raise DataError(
-            f"A batch of {batch_size} images is larger than the data set ({source.description}); use at most "
-            f"{len(source)}."
+            f"A batch of {batch_size} is larger than the data ({source.description}); use at most {len(source)}."
         )
 
 
@@ -100,11 +99,10 @@ class BatchLoader:
     def _order(self, epoch: int, start: int, device: torch.device) -> tuple[Tensor, ...]:
         """The indices of each whole batch of an epoch from `start` on."""
         order = permutation(self._seed, DATA_ORDER, epoch, len(self._source), device)
-        return torch.split(order[start * self.batch_size : self.steps_per_epoch * self.batch_size], self.batch_size)
+        order = order[start * self.batch_size : self.steps_per_epoch * self.batch_size]
+        return torch.split(order, self.batch_size) if len(order) else ()
 
     def _resident_batches(self, images: ResidentImages, epoch: int, start: int) -> Iterator[ImageBatch]:
-        if start >= self.steps_per_epoch:
-            return
         for step, indices in enumerate(self._order(epoch, start, images.device), epoch * self.steps_per_epoch + start):
             if self._dealer is None:
                 yield images.batch(indices)
@@ -158,9 +156,8 @@ class BatchLoader:
     def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
         """This rank's indices of each batch from a step on, to the end of its epoch or without end."""
         while True:
-            if start < self.steps_per_epoch:
-                for indices in self._order(epoch, start, torch.device("cpu")):
-                    yield self._ranks.share(indices).tolist()
+            for indices in self._order(epoch, start, torch.device("cpu")):
+                yield self._ranks.share(indices).tolist()
             if not endless:
                 return
             epoch, start = epoch + 1, 0

@@ -56,10 +56,7 @@ def open_data(
     elif path.suffix.lower() == ".npz":
         return open_npz(path)
     elif path.is_file():
-        raise DataError(
-            f"The file {location} is not a .npz file or a .tar shard; give a folder of images, a .npz file, .tar "
-            f"shards or one of {_known_sets()}."
-        )
+        raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}.")
     for warning in data_warnings(data):
@@ -129,10 +126,7 @@ def _torchvision_dataset(name: str, root: Path, download: bool, train: bool) -> 
         return kind(root, train=train, download=download)
     except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError for bad files
         what = "could not be downloaded to" if download else "is not in"
-        raise DataError(
-            f"The data set {name} {what} {root} ({_first_line(error)}); copy its files there, or give a .npz file or a "
-            f"folder of images instead."
-        ) from error
+        raise DataError(f"The data set {name} {what} {root} ({_first_line(error)}); copy its files there.") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -144,11 +138,10 @@ def _first_line(error: Exception) -> str:
 
 def _arrays(name: str, dataset: Any) -> ArrayImages:
     """torchvision stores CIFAR as (n, h, w, 3) with `targets`, STL-10 as (n, 3, h, w) with `labels`."""
-    if name == "stl10":
-        pixels, labels = torch.from_numpy(np.ascontiguousarray(dataset.data)), dataset.labels
-    else:
-        pixels, labels = torch.from_numpy(dataset.data).permute(0, 3, 1, 2).contiguous(), dataset.targets
-    labels = torch.as_tensor(np.asarray(labels), dtype=torch.int64)
+    data, labels = (
+        (dataset.data, dataset.labels) if name == "stl10" else (dataset.data.transpose(0, 3, 1, 2), dataset.targets)
+    )
+    pixels, labels = torch.from_numpy(np.ascontiguousarray(data)), torch.tensor(labels, dtype=torch.int64)
     return ArrayImages(pixels, labels, tuple(dataset.classes), f"{name}, {len(pixels):,} images")
 
 
@@ -173,13 +166,12 @@ def class_list(subset: str) -> tuple[str, ...]:
     if subset == "imagenet100":
         return IMAGENET100
     file = home_expanded(subset)
-    unreadable = DataError(f"The subset {subset} is neither imagenet100 nor a readable text file of class names.")
-    if not file.is_file():  # reading a pipe would block
-        raise unreadable
     try:
+        if not file.is_file():  # reading a pipe would block
+            raise FileNotFoundError(subset)
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise unreadable from error
+        raise DataError(f"{subset} is neither imagenet100 nor a readable text file of class names.") from error
     names = tuple(dict.fromkeys(name for line in lines if (name := line.partition("#")[0].strip())))
     if not names:
         raise DataError(f"The class list {subset} is empty; write one class name per line.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -78,26 +78,26 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size in memory: pixels (n, 3, h, w) uint8, labels (n,) int64."""
+    """Images of one size in memory: pixels (n, 3, h, w) uint8, labels (n,) int64.
+
+    `numbers` (n,) is what they are called, by default 0, 1, 2, ...
+    """
 
     pixels: Tensor
     labels: Tensor | None = None
     class_names: tuple[str, ...] | None = None
     description: str = "images in memory"
+    numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
-            raise DataError(
-                f"Images in memory must be a uint8 tensor of shape (n, 3, height, width), got {self.pixels.dtype} of "
-                f"shape {tuple(self.pixels.shape)}."
-            )
+            found = f"{self.pixels.dtype} of shape {tuple(self.pixels.shape)}"
+            raise DataError(f"Images must be a uint8 tensor of shape (n, 3, height, width), got {found}.")
         if self.pixels.numel() == 0:
             raise DataError(f"There are no images in {self.description}.")
         if self.labels is not None and self.labels.shape != (len(self.pixels),):
-            raise DataError(
-                f"Expected one label for each of {len(self.pixels)} images, got labels of shape "
-                f"{tuple(self.labels.shape)} in {self.description}."
-            )
+            found = f"{len(self.pixels)} images and labels of shape {tuple(self.labels.shape)}"
+            raise DataError(f"Expected one label for each image, got {found} in {self.description}.")
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -107,7 +107,7 @@ class ArrayImages:
         return self.pixels[index]
 
     def name_of(self, index: int) -> str:
-        return f"number {index}"
+        return f"number {index if self.numbers is None else int(self.numbers[index])}"
 
 
 def select_images(source: ImageSource, rows: Tensor) -> ImageSource:
@@ -117,19 +117,9 @@ def select_images(source: ImageSource, rows: Tensor) -> ImageSource:
     labels = None if source.labels is None else source.labels[rows]
     description = f"{len(rows):,} of {source.description}"
     if isinstance(source, ArrayImages):
-        numbers = source.rows[rows] if isinstance(source, ArraySubset) else rows
-        return ArraySubset(source.pixels[rows], labels, source.class_names, description, numbers)
+        numbers = rows if source.numbers is None else source.numbers[rows]
+        return ArrayImages(source.pixels[rows], labels, source.class_names, description, numbers)
     return SourceSubset(source, rows, labels, description)
-
-
-@dataclass(frozen=True, eq=False)
-class ArraySubset(ArrayImages):
-    """Some images of an array. It is an array too, so a batch is one gather."""
-
-    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-
-    def name_of(self, index: int) -> str:
-        return f"number {int(self.rows[index])}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,11 +20,12 @@ Floats = NDArray[np.floating[Any]]
 Shape = Callable[[Floats, Floats], Floats]
 Texture = Callable[[Floats, Floats, Floats, Floats], Floats]
 
+_SPACING: Final = 0.5  # of dots and nets
+
 
 def _coverage(distance: Floats) -> Floats:
     """The fraction of a pixel inside an outline, given its signed distance in pixels (inside is negative)."""
-    cover: Floats = np.clip(0.5 - distance, 0, 1)
-    return cover
+    return (0.5 - distance).clip(0, 1)
 
 
 def _polygon(x: Floats, y: Floats, corners: int, apothem: float) -> Floats:
@@ -47,22 +48,20 @@ def _star(x: Floats, y: Floats) -> Floats:
 
 
 def _cross(x: Floats, y: Floats) -> Floats:
-    long, short = np.maximum(np.abs(x), np.abs(y)), np.minimum(np.abs(x), np.abs(y))
-    return np.maximum(long - 0.95, short - 0.36)
+    x, y = np.abs(x), np.abs(y)
+    return np.maximum(np.maximum(x, y) - 0.95, np.minimum(x, y) - 0.36)
 
 
 def _flower(x: Floats, y: Floats) -> Floats:
     """Four petals; the factor makes the radial difference about a true distance where the outline is steep."""
-    outline = 0.74 + 0.24 * np.cos(4 * np.arctan2(y, x))
-    distance: Floats = (np.hypot(x, y) - outline) * 0.75
+    distance: Floats = (np.hypot(x, y) - (0.74 + 0.24 * np.cos(4 * np.arctan2(y, x)))) * 0.75
     return distance
 
 
 def _wave(position: Floats, period: float, pixel: Floats) -> Floats:
     """Bands of two colors along ``position``, with edges one pixel wide: 0..1."""
-    offset = np.abs((position / period) % 1 - 0.5) - 0.25
-    blend: Floats = np.clip(0.5 + offset * period * pixel, 0, 1)
-    return blend
+    offset: Floats = np.abs((position / period) % 1 - 0.5) - 0.25
+    return (0.5 + offset * period * pixel).clip(0, 1)
 
 
 def _checks(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
@@ -91,12 +90,11 @@ def _zigzag(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
 def _speckles(x: Floats, y: Floats, phase: Floats, pixel: Floats) -> Floats:
     """Irregular spots: where the sum of waves in unrelated directions is high."""
     shift = phase * (2 * math.pi)
-    total = np.sin(9.1 * x + 3.7 * y + shift[:, 0]) + np.sin(11.3 * y - 5.9 * x + shift[:, 1]) + np.sin(7.3 * (x - y))
-    blend: Floats = np.clip(0.5 + (total - 0.5) * pixel / 12, 0, 1)
-    return blend
+    total: Floats = (
+        np.sin(9.1 * x + 3.7 * y + shift[:, 0]) + np.sin(11.3 * y - 5.9 * x + shift[:, 1]) + np.sin(7.3 * (x - y))
+    )
+    return (0.5 + (total - 0.5) * pixel / 12).clip(0, 1)
 
-
-_SPACING: Final = 0.5  # of dots and nets
 
 # The classes in the order of their labels. A shape is the signed distance from its outline in the object's own axes,
 # where the object fills about the unit disc. A texture is the weight of the second color, 0..1; ``phase`` (n, 2, 1, 1)
@@ -150,92 +148,69 @@ def drawn_objects(count: int, seed: int, size: int = 32) -> tuple[Tensor, Tensor
     for start in range(0, count, _CHUNK):
         rows = slice(start, min(start + _CHUNK, count))
         noise = grain.random((rows.stop - start, 3, size, size), dtype=np.float32)
-        pixels[rows] = _draw(table[rows], labels[rows], noise, size)
+        pixels[rows] = _draw(table[rows], labels[rows], noise)
     return torch.from_numpy(pixels), torch.from_numpy(labels)
 
 
-def _draw(table: Floats, labels: NDArray[np.int64], noise: Floats, size: int) -> NDArray[np.uint8]:
+def _draw(table: Floats, labels: NDArray[np.int64], noise: Floats) -> NDArray[np.uint8]:
     """Background, clutter, object, light and grain, one over the other."""
-    across, down = _pixel_grid(size)
-    picture = _background(table, across, down)
-    _add_clutter(picture, table[:, _CLUTTER:], across, down, size)
-    _add_objects(picture, table, labels, across, down, size)
-    picture *= _light(table[:, _LIGHT], across, down)[:, None]
+    size = noise.shape[-1]
+    centres = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)  # of the pixels, in a square from -1 to 1
+    grid = np.stack(np.meshgrid(centres, centres))  # (2, size, size)
+    slope, _ = _turned(grid[0], grid[1], table[:, _GROUND_TURN])
+    picture = _blended(table[:, _GROUND_COLORS], (0.5 + 0.3 * slope).clip(0, 1))
+    for numbers in np.split(table[:, _CLUTTER:], _CLUTTER_PIECES, axis=1):
+        _add_clutter(picture, numbers, grid)
+    for label, (shape, texture) in enumerate(CLASSES.values()):  # each shape and texture is computed where it is shown
+        rows = np.flatnonzero(labels == label)
+        picture[rows] = _with_object(picture[rows], table[rows], grid, shape, texture)
+    slope, _ = _turned(grid[0], grid[1], table[:, _LIGHT.start])
+    light = table[:, _LIGHT, None, None]
+    picture *= (0.75 + 0.35 * light[:, 1] + 0.3 * light[:, 2] * slope)[:, None]
     picture += (noise - 0.5) * (0.04 + 0.1 * table[:, _NOISE, None, None, None])
     return (picture.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def _pixel_grid(size: int) -> tuple[Floats, Floats]:
-    """Pixel centres in a square from -1 to 1: ``(size, size)`` each."""
-    centres = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
-    return np.broadcast_to(centres, (size, size)), np.broadcast_to(centres[:, None], (size, size))
-
-
-def _turned(across: Floats, down: Floats, angle: Floats) -> tuple[Floats, Floats]:
-    """The same points in axes rotated by ``angle`` ``(n,)``: ``(n, size, size)`` each."""
-    cosine, sine = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
+def _turned(across: Floats, down: Floats, turn: Floats) -> tuple[Floats, Floats]:
+    """The same points in axes rotated by ``turn`` ``(n,)`` of a circle: ``(n, size, size)`` each."""
+    angle = (2 * math.pi * turn)[:, None, None]
+    cosine, sine = np.cos(angle), np.sin(angle)
     return cosine * across + sine * down, cosine * down - sine * across
 
 
-def _colors(numbers: Floats) -> tuple[Floats, Floats]:
-    """Two colors ``(n, 3)`` from six numbers, at least 0.35 apart in lightness, so that they differ in gray too."""
+def _blended(numbers: Floats, weight: Floats) -> Floats:
+    """Two colors from six numbers, the second with the given weight ``(n, size, size)``: ``(n, 3, size, size)``.
+
+    They are at least 0.35 apart in lightness, so that they differ in gray too.
+    """
     first, second = numbers[:, :3].copy(), numbers[:, 3:].copy()
     lightness = 0.1 + 0.4 * numbers[:, :1]
     darker = lightness + _TINT * (first - first.mean(1, keepdims=True))
     lighter = lightness + 0.4 + 0.1 * numbers[:, 3:4] + _TINT * (second - second.mean(1, keepdims=True))
     swap = numbers[:, 5:6] < 0.5
-    return np.where(swap, darker, lighter).clip(0, 1), np.where(swap, lighter, darker).clip(0, 1)
+    colors: tuple[Floats, Floats] = np.where(swap, darker, lighter), np.where(swap, lighter, darker)
+    first, second = (color.clip(0, 1)[:, :, None, None] for color in colors)
+    return first * (1 - weight[:, None]) + second * weight[:, None]
 
 
-def _background(table: Floats, across: Floats, down: Floats) -> Floats:
-    """A gradient between two colors: ``(n, 3, size, size)``."""
-    first, second = _colors(table[:, _GROUND_COLORS])
-    slope, _ = _turned(across, down, 2 * math.pi * table[:, _GROUND_TURN])
-    blend = (0.5 + 0.3 * slope).clip(0, 1)[:, None]
-    ground: Floats = first[:, :, None, None] * (1 - blend) + second[:, :, None, None] * blend
-    return ground
+def _add_clutter(picture: Floats, numbers: Floats, grid: Floats) -> None:
+    """A stroke or patch that belongs to no class."""
+    lightness = numbers[:, 6:9].mean(1, keepdims=True)
+    color = lightness + 4 * _TINT * (numbers[:, 6:9] - lightness)
+    place = numbers[:, :2, None, None] * 2.4 - 1.2
+    along, aside = _turned(grid[0] - place[:, 0], grid[1] - place[:, 1], numbers[:, 2])
+    numbers = numbers[:, :, None, None]
+    distance = np.maximum(np.abs(along) - (0.1 + 0.6 * numbers[:, 3]), np.abs(aside) - (0.04 + 0.18 * numbers[:, 4]))
+    cover = _coverage(distance * (grid.shape[-1] / 2)) * (0.35 + 0.5 * numbers[:, 5])
+    picture += (color[:, :, None, None] - picture) * cover[:, None]
 
 
-def _add_clutter(picture: Floats, numbers: Floats, across: Floats, down: Floats, size: int) -> None:
-    """Strokes and patches that belong to no class."""
-    for piece in np.split(numbers, _CLUTTER_PIECES, axis=1):
-        place = piece[:, :2, None, None] * 2.4 - 1.2
-        along, aside = _turned(across - place[:, 0], down - place[:, 1], 2 * math.pi * piece[:, 2])
-        length, width = 0.1 + 0.6 * piece[:, 3, None, None], 0.04 + 0.18 * piece[:, 4, None, None]
-        distance = np.maximum(np.abs(along) - length, np.abs(aside) - width)
-        cover = _coverage(distance * (size / 2)) * (0.35 + 0.5 * piece[:, 5, None, None])
-        lightness = piece[:, 6:9].mean(1, keepdims=True)
-        color = lightness + 4 * _TINT * (piece[:, 6:9] - lightness)
-        _paint(picture, color[:, :, None, None], cover)
-
-
-def _add_objects(
-    picture: Floats, table: Floats, labels: NDArray[np.int64], across: Floats, down: Floats, size: int
-) -> None:
-    """The object of each picture, class by class so that only its own shape and texture are computed."""
-    for label, (shape, texture) in enumerate(CLASSES.values()):
-        rows = np.flatnonzero(labels == label)
-        if not len(rows):
-            continue
-        numbers = table[rows]
-        radius = (0.55 + 0.5 * numbers[:, _SCALE])[:, None, None]
-        place = (numbers[:, _PLACE, None, None] - 0.5) * 0.6
-        x, y = _turned(across - place[:, 0], down - place[:, 1], 2 * math.pi * numbers[:, _TURN])
-        x, y = x / radius, y / radius
-        pixel = radius * (size / 2)  # pixels per unit of the object's own axes
-        blend = texture(x, y, numbers[:, _PHASE, None, None], pixel)[:, None]
-        first, second = _colors(numbers[:, _OBJECT_COLORS])
-        surface = first[:, :, None, None] * (1 - blend) + second[:, :, None, None] * blend
-        painted = picture[rows]
-        _paint(painted, surface, _coverage(shape(x, y) * pixel))
-        picture[rows] = painted
-
-
-def _light(numbers: Floats, across: Floats, down: Floats) -> Floats:
-    """Brightness that changes across the picture: ``(n, size, size)``."""
-    slope, _ = _turned(across, down, 2 * math.pi * numbers[:, 0])
-    return 0.75 + 0.35 * numbers[:, 1, None, None] + 0.3 * numbers[:, 2, None, None] * slope
-
-
-def _paint(picture: Floats, color: Floats, cover: Floats) -> None:
-    picture += (color - picture) * cover[:, None]
+def _with_object(picture: Floats, numbers: Floats, grid: Floats, shape: Shape, texture: Texture) -> Floats:
+    """The pictures with an object of one class over each."""
+    radius = (0.55 + 0.5 * numbers[:, _SCALE])[:, None, None]
+    place = (numbers[:, _PLACE, None, None] - 0.5) * 0.6
+    x, y = _turned(grid[0] - place[:, 0], grid[1] - place[:, 1], numbers[:, _TURN])
+    x, y = x / radius, y / radius
+    pixel = radius * (grid.shape[-1] / 2)  # pixels per unit of the object's own axes
+    surface = _blended(numbers[:, _OBJECT_COLORS], texture(x, y, numbers[:, _PHASE, None, None], pixel))
+    return picture + (surface - picture) * _coverage(shape(x, y) * pixel)[:, None]

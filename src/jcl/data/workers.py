@@ -160,10 +160,10 @@ class _Team:
                 raise EOFError
             reports: list[_Report] = [pipe.recv() for pipe in self._reports if pipe in ready]
         except (EOFError, OSError):
-            raise DataError(
-                "A worker process that decodes images exited unexpectedly, most likely out of memory; use fewer "
-                "workers or a smaller batch."
-            ) from None
+            message = (
+                "A worker process exited unexpectedly, likely out of memory; use fewer workers or a smaller batch."
+            )
+            raise DataError(message) from None
         self._unfinished -= len(reports)
         current = [report for report in reports if report.number == self._number]
         for report in current:

@@ -57,21 +57,15 @@ def find_shards(location: str, folder: Path, download: bool, progress: Callable[
 
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{a,b}` and `{0000..0127}` as a shell does."""
+    ranges = re.findall(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", pattern)  # `braceexpand` makes a list of each
     try:
-        names = (
-            list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1)) if _ranges_are_short(pattern) else None
-        )
+        too_many = any(abs(int(end) - int(first)) > SHARD_LIMIT * (int(step or 1) or 1) for first, end, step in ranges)
+        names = [] if too_many else list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1))
     except (ValueError, RecursionError):
         raise DataError(f"The braces in the pattern {pattern[:80]} are not balanced.") from None
-    if names is None or len(names) > SHARD_LIMIT:
+    if too_many or len(names) > SHARD_LIMIT:
         raise DataError(f"The pattern {pattern[:80]} expands to more than {SHARD_LIMIT:,} shards; check its ranges.")
     return names
-
-
-def _ranges_are_short(pattern: str) -> bool:
-    """Whether each range is within the limit; `braceexpand` makes a list of it."""
-    ranges = re.findall(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", pattern)
-    return all(abs(int(end) - int(start)) <= SHARD_LIMIT * (int(step or 1) or 1) for start, end, step in ranges)
 
 
 def _matching(pattern: str) -> list[str]:
@@ -139,7 +133,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fetch(url: str, file: Path) -> None:
-    partial = file.with_name(f"{file.name}.partial")
+    partial, name = file.with_name(f"{file.name}.partial"), _without_secrets(url)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _download(url, partial)
@@ -149,14 +143,10 @@ def _fetch(url: str, file: Path) -> None:
             os.fsync(copy.fileno())
         partial.replace(file)
     except ImportError as error:
-        raise DataError(
-            f"Downloading {_without_secrets(url)} needs an optional library ({error}); for http install it with: pip "
-            f"install 'joint-contrastive-learning[shards]'."
-        ) from error
+        install = "pip install 'joint-contrastive-learning[shards]'"
+        raise DataError(f"Downloading {name} needs an optional library ({error}); for http use {install}.") from error
     except Exception as error:  # each file system of fsspec has errors of its own
-        raise DataError(
-            f"The shard {_without_secrets(url)} cannot be downloaded into {file.parent}: {_reason(error)}."
-        ) from error
+        raise DataError(f"The shard {name} cannot be downloaded into {file.parent}: {_reason(error)}.") from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -179,10 +179,7 @@ def _members(stream: _HeaderFile) -> Iterator[_Member]:
 def _refuse_other_formats(file: Path, start: bytes) -> None:
     """Raise if a file is not a damaged tar but something else."""
     if start[:2] in _COMPRESSED:
-        raise DataError(
-            f"The shard {file} is compressed ({_COMPRESSED[start[:2]]}), which rules out random access; decompress it "
-            f"to a plain .tar first."
-        )
+        raise DataError(f"The shard {file} is compressed ({_COMPRESSED[start[:2]]}); decompress it first.")
     if len(start) == 512 and start[257:262] != b"ustar":
         raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.")
 
@@ -236,10 +233,7 @@ def read_description(folder: Path) -> ShardSet | None:
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         return None
     if content.get("version") != _VERSION:
-        raise DataError(
-            f"The shards in {folder} have version {content.get('version')}, but only version {_VERSION} is supported; "
-            "upgrade this program or write the shards again."
-        )
+        raise DataError(f"The shards in {folder} have version {content.get('version')}; upgrade this program.")
     try:
         return ShardSet.model_validate(content)
     except ValidationError as error:

@@ -14,14 +14,7 @@ from torch import Tensor
 from jcl.console import pluralize
 from jcl.data.decode import decode
 from jcl.data.shards.fetch import find_shards
-from jcl.data.shards.index import (
-    DESCRIPTION_FILE,
-    NOT_A_FILE,
-    ShardIndex,
-    ShardSet,
-    index_shards,
-    read_description,
-)
+from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
 from jcl.errors import DataError
 from jcl.paths import home_expanded
@@ -34,27 +27,23 @@ _TEST_PREFIXES: Final = ("val", "valid", "validation", "test")
 class ShardImages:
     """The images of a set of local shards, each read from its tar file when needed.
 
-    Labels come from the `.cls` or `.json` files beside the images. If all are numbers they are the labels; otherwise,
-    or if `named`, they are class names, numbered as in `class_names` and then alphabetically. `damage` maps the shards
-    that could not be read to their end, or have fewer images than `expected_counts`, to the reason.
+    Labels come from the `.cls` or `.json` files beside the images. If all are numbers they are the labels; otherwise
+    they are class names, numbered as described or as those of `train`, and then alphabetically. `damage` maps the
+    shards that could not be read to their end, or have fewer images than described, to the reason.
     """
 
-    def __init__(
-        self,
-        index: ShardIndex,
-        class_names: tuple[str, ...] | None,
-        expected_counts: Mapping[str, int],
-        *,
-        named: bool = False,
-    ) -> None:
+    def __init__(self, files: Sequence[Path], described: ShardSet | None, train: "ShardImages | None" = None) -> None:
+        self._index = index = index_shards(files)
         texts = list(index.label_texts)
-        numbered = not named and all(re.fullmatch(r"\d{1,9}", text) for text in texts)
+        numbered = all(re.fullmatch(r"\d{1,9}", text) for text in texts)
+        class_names = None if described is None else described.class_names
+        if class_names is None and train is not None and train.class_names is not None:
+            class_names, numbered = train.class_names, False  # labels are names in both splits
         if not numbered:
             class_names = (class_names or ()) + tuple(sorted(set(texts) - set(class_names or ())))
-        self.class_names = class_names if texts else None
+        self.class_names: tuple[str, ...] | None = class_names if texts else None
         self.labels = _labels(index, numbered, class_names) if texts else None
-        self.damage = _damage(index, expected_counts)
-        self._index = index
+        self.damage = _damage(index, {} if described is None else described.counts)
 
     @property
     def description(self) -> str:
@@ -73,18 +62,17 @@ class ShardImages:
 
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
-        index = range(len(self))[index]
         offset, size = int(self._index.offsets[index]), int(self._index.sizes[index])
-        number = self._shard_of(index)
-        if size == NOT_A_FILE:
-            raise UnreadableImage(self.name_of(index), "it is a link or not a regular file")
-        if size > _BYTES_LIMIT:
-            raise UnreadableImage(self.name_of(index), f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
-        if offset + size > int(self._index.stamps[number, 0]):
-            raise UnreadableImage(self.name_of(index), "the shard is truncated")
+        shard = self._shard_of(index)
+        shard_size, modified = self._index.stamps[shard].tolist()
         try:
-            shard = _open_shard(self._index.shards[number], *self._index.stamps[number].tolist())
-            return shard.read(offset, size)
+            if size == NOT_A_FILE:
+                raise OSError("it is a link or not a regular file")
+            if size > _BYTES_LIMIT:
+                raise OSError(f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
+            if offset + size > shard_size:
+                raise OSError("the shard is truncated")
+            return _open_shard(self._index.shards[shard], shard_size, modified).read(offset, size)
         except OSError as error:
             reason = error.strerror.lower() if error.strerror else str(error)
             raise UnreadableImage(self.name_of(index), reason) from error
@@ -114,7 +102,7 @@ class ShardImages:
         return found
 
     def _shard_of(self, index: int) -> int:
-        return int(np.searchsorted(self._index.ends, range(len(self))[index], side="right"))
+        return int(np.searchsorted(self._index.ends, index, side="right"))
 
 
 class _OpenShard:
@@ -145,11 +133,7 @@ _open_shard = functools.lru_cache(maxsize=_OPEN_FILES)(_OpenShard)
 
 
 def open_shards(
-    location: str,
-    folder: Path,
-    download: bool,
-    strict: bool,
-    progress: Callable[[str], None],
+    location: str, folder: Path, download: bool, strict: bool, progress: Callable[[str], None]
 ) -> ImageData:
     """Open shards by a folder that `write_shards` made, a tar file, a glob or brace pattern, or URLs of such.
 
@@ -168,60 +152,42 @@ def open_shards(
         files = find_shards(location, folder, download, progress)
         name = (files[0].stem if len(files) == 1 else files[0].absolute().parent.name) or "shards"
         train, test = _splits(files)
-        described = _description_beside(files)
-    class_names = None if described is None else described.class_names
-    counts = {} if described is None else described.counts
-    train_images = _images(train, class_names, counts, strict)
-    if not test:
-        return ImageData(name, train_images)
-    named = class_names is None and train_images.class_names is not None  # then labels are names in both splits
-    test_images = _images(test, class_names or train_images.class_names, counts, strict, named=named)
-    return ImageData(name, train_images, test_images)
+        if len({file.parent for file in files}) == 1:  # some shards of a set that is described there
+            described = read_description(files[0].parent)
+            if described is not None and not {file.name for file in files} <= described.counts.keys():
+                described = None
+    train_images = _images(train, described, strict)
+    return ImageData(name, train_images, _images(test, described, strict, train_images) if test else None)
 
 
 def _splits(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Training and test shards by the first word of their names; all are for training if that fails."""
-    words = [re.split(r"[^a-z]", file.name.lower(), maxsplit=1)[0] for file in files]
-    train = [file for file, word in zip(files, words, strict=True) if word == "train"]
-    test = [file for file, word in zip(files, words, strict=True) if word in _TEST_PREFIXES]
+    words = {file: re.split(r"[^a-z]", file.name.lower(), maxsplit=1)[0] for file in files}
+    train = [file for file in files if words[file] == "train"]
+    test = [file for file in files if words[file] in _TEST_PREFIXES]
     return (train, test) if train and test and len(train) + len(test) == len(files) else (list(files), [])
 
 
-def _description_beside(files: Sequence[Path]) -> ShardSet | None:
-    """The description of the set that all of the files belong to, if there is one."""
-    described = read_description(files[0].parent) if len({file.parent for file in files}) == 1 else None
-    return described if described is not None and all(file.name in described.counts for file in files) else None
-
-
 def _images(
-    files: Sequence[Path],
-    class_names: tuple[str, ...] | None,
-    counts: Mapping[str, int],
-    strict: bool,
-    *,
-    named: bool = False,
+    files: Sequence[Path], described: ShardSet | None, strict: bool, train: ShardImages | None = None
 ) -> ShardImages:
-    images = ShardImages(index_shards(files), class_names, counts, named=named)
+    images = ShardImages(files, described, train)
     if not len(images):
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])
         raise DataError(f"The shard {files[0]}{more} contains no images (.jpg, .png, ...){why}.")
     for shard, reason in images.damage.items() if strict else ():
-        raise DataError(
-            f"The shard {shard} is damaged: {reason}. Write or download it again, or omit --strict to use its readable "
-            "part."
-        )
+        raise DataError(f"The shard {shard} is damaged: {reason}. Replace it, or omit --strict to use what is left.")
     return images
 
 
 def _damage(index: ShardIndex, expected_counts: Mapping[str, int]) -> dict[str, str]:
-    found = np.diff(index.ends, prepend=0).tolist()
     damage = {}
-    for shard, reason, count in zip(index.shards, index.damage, found, strict=True):
+    for shard, reason, count in zip(index.shards, index.damage, np.diff(index.ends, prepend=0).tolist(), strict=True):
         name = Path(shard).name
         expected = expected_counts.get(name, count)
-        if reason or count != expected:
-            missing = f"it has {count:,} of {expected:,} images" if count != expected else ""
+        missing = f"it has {count:,} of {expected:,} images" if count != expected else ""
+        if reason or missing:
             damage[name] = ", ".join(filter(None, (reason, missing)))
     return damage
 
@@ -231,10 +197,8 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
     if numbered:
         numbers = [int(text) for text in texts]
         if class_names is not None and max(numbers) >= len(class_names):
-            raise DataError(
-                f"The shards of {index.shards[0]} have an image of class {max(numbers)}, but {DESCRIPTION_FILE} has "
-                f"only {pluralize(len(class_names), 'class', 'classes')}; write the shards again."
-            )
+            file = Path(index.shards[0]).with_name(DESCRIPTION_FILE)
+            raise DataError(f"The file {file} lacks a name of class {max(numbers)}; write the shards again.")
     else:
         known = {name: number for number, name in enumerate(class_names or ())}
         numbers = [known[text] for text in texts]

@@ -113,10 +113,7 @@ def _new_folder(out: Path) -> Path:
         raise DataError(f"{out} already exists; choose another folder or remove it first.")
     partial = out.absolute().with_name(f"{out.absolute().name}.partial")
     if partial.exists():
-        raise DataError(
-            f"The folder {partial} exists: another process is writing these shards, or one was interrupted. If none "
-            "is running, remove it."
-        )
+        raise DataError(f"{partial} exists: another process is writing it, or was interrupted; if so, remove it.")
     try:
         partial.parent.mkdir(parents=True, exist_ok=True)
         partial.mkdir()  # fails if another process has just created it
