@@ -46,17 +46,11 @@ class DecodingPool:
     def decode(self, requests: Iterable[list[int]]) -> Iterator[Decoded]:
         """Decode each list of indices, in order. An unfinished pass ends when the next one starts."""
         self._end_pass()
-        self._pass = self._decode(iter(requests))
-        return self._pass
-
-    def _decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
-        if not self._workers:
-            for indices in requests:
-                yield self._reader.read(indices)
-            return
-        if self._team is None:
+        if self._workers and self._team is None:
             self._team = _Team(self._reader, self._workers, self._batch_size, self._pinned)
-        yield from self._team.decode(requests)
+        here = (self._reader.read(indices) for indices in requests)
+        self._pass = here if self._team is None else self._team.decode(iter(requests))
+        return self._pass
 
     def _end_pass(self) -> None:
         if self._pass is not None:

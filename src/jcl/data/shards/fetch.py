@@ -46,7 +46,7 @@ def is_shard_location(location: str) -> bool:
 def find_shards(location: str, folder: Path, download: bool, progress: Callable[[str], None]) -> list[Path]:
     """The local files of a tar file, a pattern, or URLs of such; those are downloaded into `folder` first."""
     if _URL.match(location) and not location.startswith("file:"):
-        return _fetch_shards(list(dict.fromkeys(expand_braces(location))), folder, download, progress)
+        return _fetch_shards(expand_braces(location), folder, download, progress)
     if home_expanded(location).is_file():  # even if its name looks like a pattern
         return [home_expanded(location)]
     patterns = expand_braces(location)
@@ -69,9 +69,8 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _matching(pattern: str) -> list[str]:
-    if Path(pattern).is_file():
-        return [pattern]
-    found = sorted(name for name in glob.glob(pattern) if Path(name).is_file())  # noqa: PTH207 - takes whole paths
+    names = [pattern] if Path(pattern).is_file() else glob.glob(pattern)  # noqa: PTH207 - takes whole paths
+    found = sorted(name for name in names if Path(name).is_file())
     if not found:
         raise DataError(f"No shard matches {pattern}.")
     return found
@@ -83,27 +82,24 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
         scheme = url.partition(":")[0].lower()
         if scheme not in _SCHEMES or "::" in url:
             raise DataError(f"Unsupported URL {_without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
-    files = [_local_copy(url, folder) for url in urls]
-    missing = [url for url, file in zip(urls, files, strict=True) if not file.is_file()]
+    files = {url: _local_copy(url, folder) for url in urls}
+    shards = pluralize(len(files), "shard")
+    missing = [_without_secrets(url) for url, file in files.items() if not file.is_file()]
     if missing and not download:
-        raise DataError(
-            f"The shard {_without_secrets(missing[0])} is not in {folder} and downloads are disabled ({len(missing)} "
-            f"of {pluralize(len(files), 'shard')} missing)."
-        )
-    if not missing:
-        return files
-    total = 0
-    with _locked(folder):
-        for number, (url, file) in enumerate(zip(urls, files, strict=True), start=1):
-            if not file.is_file():
-                _fetch(url, file)
-            total += file.stat().st_size
-            expected, free = total * len(files) / number, shutil.disk_usage(folder).free
-            progress(
-                f"Downloaded {number} of {pluralize(len(files), 'shard')} ({total / 1e9:.2f} of about "
-                f"{expected / 1e9:.2f} GB, {free / 1e9:.2f} GB free) into {folder}."
-            )
-    return files
+        raise DataError(f"Downloads are disabled, but {missing[0]} is not in {folder} ({len(missing)} of {shards}).")
+    if missing:
+        total = 0
+        with _locked(folder):
+            for number, (url, file) in enumerate(files.items(), start=1):
+                if not file.is_file():
+                    _fetch(url, file)
+                total += file.stat().st_size
+                sizes = (total, total * len(files) / number, shutil.disk_usage(folder).free)
+                done, expected, free = (f"{size / 1e9:.2f}" for size in sizes)
+                progress(
+                    f"Downloaded {number} of {shards} ({done} of about {expected} GB, {free} GB free) into {folder}."
+                )
+    return list(files.values())
 
 
 def _without_secrets(url: str) -> str:
