@@ -13,7 +13,7 @@ from jcl.commands.ablation_cell import run_cell
 from jcl.errors import Interrupted, JclError
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
-from jcl.studies.cells import parse_axis
+from jcl.studies.cells import parse_axes
 from jcl.studies.engines import Engine, Outcome
 from jcl.train.trainer import StopRequest
 from small_runs import TINY_VALUES
@@ -47,7 +47,7 @@ def small_plan(
     **changes: Any,
 ) -> Plan:
     """Cells of a second each; changes are dotted names with __ for the dot."""
-    axes = [parse_axis(text) for text in over]
+    axes = parse_axes(over, {})
     own = {name.replace("__", "."): value for name, value in changes.items()}
     values = TINY_VALUES | {"data.location": str(npz), "record.knn_every": 0} | own
 

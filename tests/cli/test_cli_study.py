@@ -10,13 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from jcl.commands.cost import CostReport
 from jcl.commands.distribution import split_arguments
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import open_trained
 from jcl.errors import RunError
-from jcl.settings.recipes import build_settings
-from jcl.studies.cost import Cell, StepCost
 from small_runs import drawn_pixels, tiny_settings
 
 CPU = torch.device("cpu")
@@ -236,7 +233,7 @@ def test_a_learner_is_what_its_checkpoint_holds(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(runs["jcl"] / "checkpoints")
     assert open_trained(Path("step-000000008.safetensors")).learner(Path("step-000000008.safetensors"), CPU)[1] == 8
     run = open_trained(runs["jcl"])
-    learner = run.newest(CPU)
+    learner, _ = run.learner(run.checkpoints[-1], CPU)
     assert not learner.training and float(learner.queue.filled()) == 1
     keys, queries = (list(encoder.parameters()) for encoder in (learner.key_encoder, learner.query_encoder))
     assert any(not torch.equal(*pair) for pair in zip(keys, queries, strict=True))
@@ -244,19 +241,6 @@ def test_a_learner_is_what_its_checkpoint_holds(runs, tmp_path, monkeypatch):
     shutil.rmtree(tmp_path / "empty" / "checkpoints")
     with pytest.raises(RunError, match="empty"):
         open_trained(tmp_path / "empty")
-
-
-def test_memory_growth_in_words():
-    settings = build_settings("demo")
-    base = Cell("moco-v2", 1, StepCost(12 * 2**30, 100.0))
-
-    def lines(*memory: float, method: str = "jcl") -> list[str]:
-        cells = [Cell(method, keys, StepCost(int(bytes), 1.0)) for keys, bytes in enumerate(memory, start=1)]
-        return CostReport((base, *cells), settings, "CPU").growth_lines()
-
-    assert lines(2**33, 2**33 - 500, 2**33 + 500) == ["JCL: constant memory."]
-    assert "8.00 GiB per key" in lines(2**33, 2**34, 3 * 2**33, method="multi-key-backprop")[0]
-    assert lines(2**33, 2**34) == []
 
 
 def test_cost_refuses(refused):

@@ -12,7 +12,6 @@ from ablation_tools import ablated, holder, small_plan
 from jcl.studies.ablation import CellFolder
 from jcl.studies.engines import (
     CellProcess,
-    Share,
     Slot,
     connect_ray,
     default_share,
@@ -30,7 +29,7 @@ def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch)
     folder = CellFolder(tmp_path)
     folder.fail("the disk was full.")
     monkeypatch.setattr(sys, "executable", "/bin/false")  # it dies before it begins
-    outcome = CellProcess(tmp_path).outcome()
+    outcome = CellProcess(tmp_path, Slot()).outcome()
     assert outcome.state == "failed" and "code 1" in outcome.error
 
 
@@ -68,11 +67,11 @@ def test_a_real_ray_with_nothing_to_train(npz, tmp_path):
     ablated(small_plan(npz, "temperature=0.1", train__epochs=1), tmp_path / "out")
     (done,), elsewhere, said, stop = (tmp_path / "out/cells").iterdir(), tmp_path / "elsewhere", [], StopRequest()
     with connect_ray(None) as ray:
-        assert default_share(ray, "cpu", 4, None, None) == Share(cpus=1.0, gpus=0.0)
-        assert default_share(ray, "auto", 4, 0.5, 2.0) == Share(cpus=2.0, gpus=0.5)
-        outcomes = {each.folder: each for each in ray_engine(ray, Share(1, 0), said.append)([done, elsewhere], stop)}
+        assert default_share(ray, "cpu", 4) == (1, 0)
+        assert default_share(ray, "auto", 4, 0.5, 2.0) == (2, 0.5)
+        outcomes = {each.folder: each for each in ray_engine(ray, 1, 0, said.append)([done, elsewhere], stop)}
         stop.signal_name = "SIGINT"
-        waiting = list(ray_engine(ray, Share(1000, 0), said.append)([done], stop))
+        waiting = list(ray_engine(ray, 1000, 0, said.append)([done], stop))
     assert outcomes[done].state == "done" and outcomes[elsewhere].state == "failed"
     assert "--out" in outcomes[elsewhere].error
     assert [outcome.state for outcome in waiting] == ["stopped"]

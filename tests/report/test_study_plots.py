@@ -1,6 +1,7 @@
 """Plots of the studies, with odd names and missing measurements."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,17 @@ from PIL import Image
 
 from jcl.report import style
 from jcl.report.study_plots import plot_cost, plot_gaussian_bound, plot_spreads, plot_training_bound
+from jcl.settings.recipes import build_settings
 from jcl.studies.bound import (
     GaussianCase,
     RunBounds,
     StepBound,
+    bound_row,
     gaussian_reference,
     gaussian_rows,
-    gaussian_sweep,
     normality,
-    sampled_row,
 )
-from jcl.studies.cost import Cell, StepCost
+from jcl.studies.cost import Cell, CostReport, StepCost
 from jcl.studies.distribution import ViewSpread
 
 
@@ -65,7 +66,9 @@ def test_histograms_bear_what_comes(spreads: dict[str, ViewSpread], tmp_path: Pa
 
 @pytest.mark.parametrize("scales", [[1.0, 4.0], [0.0, 1.0], [2.0]])
 def test_gaussian_bound(scales: list[float], tmp_path: Path) -> None:
-    cases = gaussian_sweep([4, 8, 16, 32, 64], [0.2, 0.5], [0.1])  # more than there are panels
+    cases = [
+        GaussianCase(d, spread, 0.1) for d in (4, 8, 16, 32, 64) for spread in (0.2, 0.5)
+    ]  # more than there are panels
     results = list(gaussian_rows(cases, scales, draws=300, images=3, negatives=20, seed=0))
     path = plot_gaussian_bound(results, tmp_path / "f.png", subtitle="$1")
     assert count(path, style.BLUE) > 200
@@ -78,7 +81,7 @@ def test_gaussian_bound(scales: list[float], tmp_path: Path) -> None:
 @pytest.mark.parametrize("steps", [[100], [0, 50, 1000]])
 def test_bound_along_training(steps: list[int], tmp_path: Path) -> None:
     scores = torch.distributions.Exponential(1.0).sample((12, 40)).double()
-    row = sampled_row(scores, torch.ones(12).double(), [1.0, 4.0])
+    row = bound_row(scores, torch.ones(12).double(), [1.0, 4.0])
     bounds = RunBounds(
         steps=tuple(StepBound(step, row, normality(scores), 1.0) for step in steps),
         reference=gaussian_reference(50, 40, 0),
@@ -92,14 +95,15 @@ def test_bound_along_training(steps: list[int], tmp_path: Path) -> None:
 
 
 def test_cost_marks_what_did_not_fit(tmp_path: Path) -> None:
+    def plot(cells: Sequence[Cell], name: str) -> Path:
+        return plot_cost(CostReport(cells, build_settings("demo"), "$"), tmp_path / name)
+
     methods = ("jcl", "multi-key", "multi-key-backprop")
     fitting = [Cell("moco-v2", 1, StepCost(2**30, 10.0))]
     fitting += [Cell(method, keys, StepCost(2**30 * keys, 10.0 * keys)) for method in methods for keys in (1, 2, 4)]
-    whole = plot_cost(fitting, tmp_path / "whole.png", of="$", finding="all")
+    whole = plot(fitting, "whole.png")
     assert size(whole)[0] == 1500
     assert min(count(whole, colour) for colour in (style.BLUE, style.RED, style.GREEN, style.ORANGE)) > 30
-    missing = [*fitting[:-1], Cell("multi-key-backprop", 4, None)]
-    some = plot_cost(missing, tmp_path / "some.png", of="$", finding="all")
+    some = plot([*fitting[:-1], Cell("multi-key-backprop", 4, None)], "some.png")
     assert some.read_bytes() != whole.read_bytes()
-    nothing = plot_cost([Cell("moco-v2", 1, None)], tmp_path / "nothing.png", of="", finding="")
-    assert count(nothing, style.BLUE) == 0
+    assert count(plot([Cell("moco-v2", 1, None)], "nothing.png"), style.BLUE) == 0

@@ -1,5 +1,6 @@
 """Eq. 4, Jensen's bound and Eq. 8: against quadrature and plain loops, in the order the paper proves, with errors."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,16 +12,15 @@ import jcl
 from jcl.errors import SettingsError
 from jcl.studies.bound import (
     GaussianCase,
+    GaussianKeys,
+    bound_row,
     closed_form,
-    gaussian_keys,
     gaussian_metrics,
     gaussian_reference,
     gaussian_rows,
-    gaussian_sweep,
     infinite_keys,
     jensen_bound,
     normality,
-    sampled_row,
 )
 
 
@@ -88,7 +88,7 @@ def test_closed_form_is_the_loss_of_the_package() -> None:
         loss = jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scale, **options)
         mean, variance = similarities.mean(dim=1), similarities.var(dim=1, correction=0)
         assert closed_form(mean, variance, negative, scale).tolist() == pytest.approx(loss.tolist())
-        row = sampled_row(similarities, negative, [scale])
+        row = bound_row(similarities, negative, [scale])
         assert row.closed[scale] == pytest.approx(float(loss.mean()))
         vanilla = jcl.multi_key_loss(query, keys, negatives, **options)
         assert infinite_keys(similarities, negative).value.tolist() == pytest.approx(vanilla.tolist())
@@ -123,24 +123,24 @@ def test_influences_are_what_a_key_contributes(figure: str) -> None:
 
 def test_large_exponents_do_not_overflow() -> None:
     sample, negative = torch.tensor([[900.0, 1000.0], [-900.0, -1000.0]]).double(), torch.tensor([950.0, 0.0]).double()
-    row = sampled_row(sample, negative, [1.0])
+    row = bound_row(sample, negative, [1.0])
     assert all(math.isfinite(value) for value in row.metrics().values())
 
 
 def test_gaussian_keys_have_the_moments_they_state() -> None:
-    keys = gaussian_keys(16, 0.5, images=4, negatives=50, seed=0)
+    keys = GaussianKeys(16, 0.5, images=4, negatives=50, seed=0)
     assert keys.queries.norm(dim=1).tolist() == pytest.approx([1.0] * 4)
     assert float(keys.means[0].square().sum() + keys.variances.sum()) == pytest.approx(1.0)
     similarities = keys.similarities(40_000)
-    error = (keys.exact_variance() / 40_000).sqrt()
-    assert (((similarities.mean(dim=1) - keys.exact_mean()) / error).abs() < 4).all()
-    assert similarities.var(dim=1).tolist() == pytest.approx(keys.exact_variance().tolist(), rel=0.05)
+    error = (keys.exact_variance / 40_000).sqrt()
+    assert (((similarities.mean(dim=1) - keys.exact_mean) / error).abs() < 4).all()
+    assert similarities.var(dim=1).tolist() == pytest.approx(keys.exact_variance.tolist(), rel=0.05)
     covariance = torch.diag(keys.variances)
-    assert float(keys.exact_variance()[1]) == pytest.approx(float(keys.queries[1] @ covariance @ keys.queries[1]))
+    assert float(keys.exact_variance[1]) == pytest.approx(float(keys.queries[1] @ covariance @ keys.queries[1]))
 
 
 def test_a_sweep_keeps_the_order_and_shares_keys() -> None:
-    cases = gaussian_sweep([4, 16], [0.2, 0.5], [0.1, 0.3])
+    cases = [GaussianCase(*values) for values in itertools.product([4, 16], [0.2, 0.5], [0.1, 0.3])]
     results = list(gaussian_rows(cases, [1.0, 4.0], draws=4000, images=4, negatives=64, seed=0))
     assert [case for case, _ in results] == cases and len(cases) == 8
     for _, row in results:

@@ -14,17 +14,17 @@ from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.studies.cells import (
     MAX_NAME_LENGTH,
-    Axis,
     Cell,
     base_settings,
-    each_alone,
-    grid,
+    build_cells,
+    parse_axes,
     parse_axis,
     parse_seeds,
     refuse_ignored,
-    require_distinct,
     shared_values,
 )
+
+KEYS, TEMPERATURE = "method.num_keys", "method.temperature"
 
 
 def build(own: Mapping[str, Any]) -> Settings:
@@ -34,16 +34,16 @@ def build(own: Mapping[str, Any]) -> Settings:
 @pytest.mark.parametrize(
     ("text", "name", "values"),
     [
-        ("num_keys=1,2,11", "method.num_keys", (1, 2, 11)),
-        (" method.temperature = 0.1, 0.2", "method.temperature", (0.1, 0.2)),
-        ("method=jcl,moco-v2", "method.name", ("jcl", "moco-v2")),
-        ("milestones=[60, 80],[120]", "train.milestones", ([60, 80], [120])),
-        ("strict=true,false", "data.strict", (True, False)),
-        ("backbone='a,b',c", "model.backbone", ("a,b", "c")),
+        ("num_keys=1,2,11", "method.num_keys", [1, 2, 11]),
+        (" method.temperature = 0.1, 0.2", "method.temperature", [0.1, 0.2]),
+        ("method=jcl,moco-v2", "method.name", ["jcl", "moco-v2"]),
+        ("milestones=[60, 80],[120]", "train.milestones", [[60, 80], [120]]),
+        ("strict=true,false", "data.strict", [True, False]),
+        ("backbone='a,b',c", "model.backbone", ["a,b", "c"]),
     ],
 )
 def test_axes_are_read(text, name, values):
-    assert parse_axis(text) == Axis(name, values)
+    assert parse_axis(text) == (name, values)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +76,17 @@ def test_a_name_in_two_sections_must_be_whole(monkeypatch):
 
 
 def test_seeds():
-    assert parse_seeds("3") == (0, 1, 2)
-    assert parse_seeds("2", first=5) == (5, 6)
-    assert parse_seeds("0, 7,42,7") == (0, 7, 42)
-    assert parse_seeds("7,") == (7,)
+    assert parse_seeds("3") == [0, 1, 2]
+    assert parse_seeds("2", first=5) == [5, 6]
+    assert parse_seeds("0, 7,42,7") == [0, 7, 42]
+    assert parse_seeds("7,") == [7]
     for wrong in ("0", "-1", "1.5", "many", "", "1,,2", "100000", "1" * 30):
         with pytest.raises(SettingsError, match="--seeds takes"):
             parse_seeds(wrong)
 
 
 def test_a_grid_has_every_combination_once_and_the_first_seed_first():
-    cells = grid([Axis("method.num_keys", (1, 2, 5)), Axis("method.temperature", (0.1, "2e-1"))], (0, 7), build)
+    cells = build_cells({KEYS: (1, 2, 5), TEMPERATURE: (0.1, "2e-1")}, (0, 7), build)
     assert [(tuple(cell.values.values()), cell.seed) for cell in cells] == [
         ((keys, temperature), seed) for seed in (0, 7) for keys in (1, 2, 5) for temperature in (0.1, 0.2)
     ]
@@ -97,43 +97,42 @@ def test_a_grid_has_every_combination_once_and_the_first_seed_first():
     assert cells[0].title == "num_keys 1, temperature 0.1, seed 0"
 
 
-KEYS, TEMPERATURE = "method.num_keys", "method.temperature"
-
-
 def test_alone_each_axis_is_varied_around_a_centre_that_all_share_once():
-    axes = [Axis(KEYS, (1, 3)), Axis(TEMPERATURE, (0.1, "0.3", 0.5))]
-    cells = each_alone(axes, (0, 7), lambda own: build({TEMPERATURE: 0.3} | dict(own)))
+    axes = {KEYS: (1, 3), TEMPERATURE: (0.1, "0.3", 0.5)}
+    cells = build_cells(axes, (0, 7), lambda own: build({TEMPERATURE: 0.3} | dict(own)), alone=True)
     around = [(3, 0.3), (1, 0.3), (3, 0.1), (3, 0.5)]  # the centre, with the recipe's 3 keys, comes first
     assert [(tuple(cell.values.values()), cell.seed) for cell in cells] == [
         (values, seed) for seed in (0, 7) for values in around
     ]
     assert all(cell.settings.method.temperature == cell.values[TEMPERATURE] for cell in cells)
     assert {cell.name for cell in cells} <= {
-        cell.name for cell in grid([Axis(KEYS, (1, 3)), Axis(TEMPERATURE, (0.1, 0.3, 0.5))], (0, 7), build)
+        cell.name for cell in build_cells({KEYS: (1, 3), TEMPERATURE: (0.1, 0.3, 0.5)}, (0, 7), build)
     }
 
 
 def test_a_value_that_changes_another_axis_cannot_be_tried_alone():
-    axes = [Axis("method.name", ("jcl", "moco-v1")), Axis("train.lr", (0.1,)), Axis(TEMPERATURE, (0.1,))]
+    axes = {"method.name": ("jcl", "moco-v1"), "train.lr": (0.1,), TEMPERATURE: (0.1,)}
     with pytest.raises(SettingsError, match=r"method moco-v1 .*method.temperature .*0.07"):
-        each_alone(axes, (0,), build)
-    assert len(each_alone(axes[:2], (0,), build)) == 3
+        build_cells(axes, (0,), build, alone=True)
+    del axes[TEMPERATURE]
+    assert len(build_cells(axes, (0,), build, alone=True)) == 3
 
 
 def test_equal_values_are_one_cell_and_the_order_of_axes_does_not_matter():
-    assert len(grid([Axis("method.temperature", (0.2, "0.20", "2e-1"))], (0,), build)) == 1
-    axes = [Axis("method.num_keys", (2,)), Axis("train.lr", (0.1,))]
-    assert grid(axes, (0,), build)[0].name == grid(axes[::-1], (0,), build)[0].name
+    assert len(build_cells({TEMPERATURE: (0.2, "0.20", "2e-1")}, (0,), build)) == 1
+    axes = {KEYS: (2,), "train.lr": (0.1,)}
+    turned = dict(reversed(axes.items()))
+    assert build_cells(axes, (0,), build)[0].name == build_cells(turned, (0,), build)[0].name
 
 
 def test_values_that_do_not_work_are_named():
     for values in (("two",), (0,), (1.5,), ([1],), (None,)):
         with pytest.raises(SettingsError, match=r"method.num_keys"):
-            grid([Axis("method.num_keys", values)], (0,), build)
+            build_cells({KEYS: values}, (0,), build)
 
 
 def test_a_method_axis_brings_what_each_method_implies():
-    moco, jcl = grid([Axis("method.name", ("moco-v1", "jcl"))], (0,), build)
+    moco, jcl = build_cells({"method.name": ("moco-v1", "jcl")}, (0,), build)
     assert (moco.settings.method.num_keys, moco.settings.model.head) == (1, "linear")
     assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (3, "mlp")
 
@@ -165,7 +164,7 @@ def test_names_differ_where_values_do():
     ],
 )
 def test_methods_that_ignore_a_setting(values, over, said):
-    axes = [parse_axis(text) for text in over]
+    axes = parse_axes(over, {})
     with pytest.raises(SettingsError) as error:
         refuse_ignored(axes, base_settings(axes, lambda own: build(values | dict(own))))
     assert said in str(error.value)
@@ -181,21 +180,22 @@ def test_methods_that_ignore_a_setting(values, over, said):
     ],
 )
 def test_a_setting_that_some_method_of_the_grid_looks_at(over):
-    axes = [parse_axis(text) for text in over]
+    axes = parse_axes(over, {})
     refuse_ignored(axes, build({}))  # which raises for the methods above
-    assert len(grid(axes, [0], lambda own: build(dict(own)))) == 2 ** len(over)
+    assert len(build_cells(axes, [0], build)) == 2 ** len(over)
 
 
-def test_a_setting_given_twice():
-    axis = parse_axis("num_keys=1,2")
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_setting_given_twice(alone):
     with pytest.raises(SettingsError, match=r"method.num_keys"):
-        require_distinct([axis, axis], {})
+        parse_axes(["num_keys=1,2", "method.num_keys=3"], {}, alone=alone)
+    assert parse_axes(["num_keys=1,2"], {TEMPERATURE: 0.1}, alone=alone) == {KEYS: [1, 2]}
+
+
+def test_a_value_beside_an_axis_is_the_centre_or_refused():
+    assert parse_axes(["num_keys=1,2"], {KEYS: 5}, alone=True) == {KEYS: [1, 2]}
     with pytest.raises(SettingsError, match=r"method.num_keys"):
-        require_distinct([axis], {"method.num_keys": 5})
-    require_distinct([axis], {"method.temperature": 0.1})
-    require_distinct([axis], {"method.num_keys": 5}, alone=True)  # for the cells of the others
-    with pytest.raises(SettingsError, match=r"method.num_keys"):
-        require_distinct([axis, axis], {}, alone=True)
+        parse_axes(["num_keys=1,2"], {KEYS: 5})
 
 
 def test_what_cells_share_leaves_out_axes_seeds_and_how_a_run_is_carried_out():
@@ -207,6 +207,6 @@ def test_what_cells_share_leaves_out_axes_seeds_and_how_a_run_is_carried_out():
 
 
 def test_a_base_that_only_the_axes_make_fit():
-    axes = [Axis("train.batch_size", (96, 192))]
+    axes = {"train.batch_size": (96, 192)}
     base = base_settings(axes, lambda own: build({"model.bn_groups": 24} | dict(own)))  # 512 is no multiple of 24
     assert base.train.batch_size == 96

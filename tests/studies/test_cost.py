@@ -1,16 +1,25 @@
 """What a step costs: memory that is known beforehand, methods that grow with M and one that does not, and no crash."""
 
 import os
+import pickle
 import signal
 
 import pytest
 import torch
 from torch import nn
 
-from jcl.commands.cost import CostPlan, CostReport, measure_cell, measure_cost
 from jcl.errors import SettingsError
 from jcl.settings.studies import CostOptions
-from jcl.studies.cost import Cell, StepCost, baseline, growth, measure_step, most_keys, run_in_subprocess
+from jcl.studies.cost import (
+    Cell,
+    CostReport,
+    StepCost,
+    measure_cost,
+    measure_step,
+    measure_training_step,
+    run_in_subprocess,
+    step_settings,
+)
 from small_runs import TINY_VALUES
 
 VALUES = {name: value for name, value in TINY_VALUES.items() if name != "method.num_keys"} | {
@@ -49,26 +58,39 @@ def test_peak_of_a_known_step() -> None:
 
 
 def test_memory_of_real_steps_over_the_number_of_keys() -> None:
-    plan = CostPlan("folder", VALUES, "cpu", 1)
     cells = [("moco-v2", 1), ("jcl", 4), *(("multi-key-backprop", keys) for keys in (1, 2, 4))]
-    memory = {cell: measure_cell((plan, *cell)).bytes for cell in cells}
+    memory = {
+        cell: measure_training_step(step_settings("folder", VALUES, *cell), torch.device("cpu"), 1).bytes
+        for cell in cells
+    }
     assert memory["jcl", 4] < 1.1 * memory["moco-v2", 1]
     steps = [memory["multi-key-backprop", keys] for keys in (1, 2, 4)]
     assert steps[2] > 1.5 * memory["moco-v2", 1]
     assert (steps[2] - steps[1]) / 2 == pytest.approx(steps[1] - steps[0], rel=0.1)  # a straight line
 
 
-def test_every_cell_in_a_process_of_its_own() -> None:
+def test_every_method_is_measured_until_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the processes, which the tests of `run_in_subprocess` have."""
     seen: list[tuple[int, int]] = []
+    asked: list[tuple[str, int]] = []
+
+    def run(work, *arguments):
+        work, (settings, device, repeats) = pickle.loads(pickle.dumps((work, arguments)))
+        asked.append((settings.method.name, settings.method.num_keys))
+        return None if settings.method.name == "multi-key" else work(settings, device, repeats)
+
+    monkeypatch.setattr("jcl.studies.cost.run_in_subprocess", run)
     small = {"backbone": "tiny_cnn", "image_size": 32, "batch_size": 16, "repeats": 1, "device": "cpu"}
-    report = measure_cost(CostOptions(keys="2,2", **small), lambda *counts: seen.append(counts))
-    assert [(cell.method, cell.keys) for cell in report.cells] == [
-        ("moco-v2", 1), ("jcl", 2), ("multi-key", 2), ("multi-key-backprop", 2),
-    ]  # fmt: skip
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    report = measure_cost(CostOptions(keys="2,1,2", **small), lambda *counts: seen.append(counts))
+    methods = ("jcl", "multi-key", "multi-key-backprop")
+    cells = [("moco-v2", 1), *((method, keys) for method in methods for keys in (1, 2))]
+    assert [(cell.method, cell.keys) for cell in report.cells] == cells
+    assert asked == [cell for cell in cells if cell != ("multi-key", 2)]
+    assert seen == [(done, 7) for done in range(1, 8)]
     figures = report.metrics()
     assert figures["multi_key_backprop_m2_bytes"] > figures["jcl_m2_bytes"] > 0
     assert figures["jcl_m2_bytes_times_moco_v2"] == figures["jcl_m2_bytes"] / figures["moco_v2_m1_bytes"]
+    assert figures["multi_key_m1_ms"] is figures["multi_key_m2_bytes"] is None
     assert figures["backbone"] == "tiny_cnn" and figures["device"] == "CPU"
 
 
@@ -99,30 +121,37 @@ def test_other_errors_come_back_as_they_are() -> None:
         measure_cost(CostOptions(keys="0,2"))
 
 
-def cells(**memory: list[int | None]) -> list[Cell]:
-    return [
+SETTINGS = step_settings("folder", VALUES, "moco-v2", 1)
+
+
+def report_of(**memory: list[int | None]) -> CostReport:
+    cells = [
         Cell(method.replace("_", "-"), 2**place, None if value is None else StepCost(value, 1.0))
         for method, values in memory.items()
         for place, value in enumerate(values)
     ]
+    return CostReport(cells, SETTINGS, "CPU")
 
 
 def test_growth_is_a_straight_line_through_what_fitted() -> None:
-    found = cells(moco_v2=[100], jcl=[100, 100, 100, 100], multi_key_backprop=[110, 120, 140, None])
-    line = growth(found, "multi-key-backprop")
-    assert line is not None and line.bytes_per_key == pytest.approx(10) and line.fit == pytest.approx(1)
-    flat = growth(found, "jcl")
-    assert flat is not None and flat.bytes_per_key == pytest.approx(0, abs=1e-9)
-    assert growth(found, "moco-v2") is None
-    assert most_keys(found, "multi-key-backprop").keys == 4
-    assert baseline(found) == StepCost(100, 1.0) and baseline(found[1:]) is None
+    report = report_of(moco_v2=[100], jcl=[100, 100, 100, 100], multi_key_backprop=[110, 120, 140, None])
+    assert report.growth("multi-key-backprop") == pytest.approx((10, 1))
+    assert report.growth("jcl") == pytest.approx((0, 1)) and report.growth("moco-v2") is None
+    assert report_of(jcl=[10, 20, 0]).growth("jcl") == pytest.approx((-30 / 7, 3 / 7))
+    assert report.baseline == StepCost(100, 1.0) and report_of(jcl=[100]).baseline is None
+
+
+def test_memory_growth_in_words() -> None:
+    base = [12 * 2**30]
+    assert report_of(moco_v2=base, jcl=[2**33, 2**33 - 500, 2**33 + 500]).growth_lines() == ["JCL: constant memory."]
+    assert "8.00 GiB per key" in report_of(moco_v2=base, multi_key_backprop=[2**33, 2**34, 2**35]).growth_lines()[0]
+    assert report_of(moco_v2=base, jcl=[2**33, 2**34]).growth_lines() == []
 
 
 def timed(base: tuple[float, float], *jcl: tuple[int, float, float]) -> CostReport:
     """MoCo v2's and JCL's milliseconds, each with its spread."""
-    settings = CostPlan("folder", VALUES, "cpu", 1).settings("moco-v2", 1)
     found = [Cell("jcl", keys, StepCost(100, taken, spread)) for keys, taken, spread in jcl]
-    return CostReport((Cell("moco-v2", 1, StepCost(100, *base)), *found), settings, "CPU")
+    return CostReport([Cell("moco-v2", 1, StepCost(100, *base)), *found], SETTINGS, "CPU")
 
 
 def test_noisy_times_give_a_warning() -> None:
@@ -135,9 +164,8 @@ def test_noisy_times_give_a_warning() -> None:
 
 
 def test_finding_and_missing_measurements() -> None:
-    settings = CostPlan("folder", VALUES, "cpu", 1).settings("moco-v2", 1)
-    report = CostReport(tuple(cells(moco_v2=[100], jcl=[103, 250], multi_key_backprop=[110, None])), settings, "CPU")
+    report = report_of(moco_v2=[100], jcl=[103, 250], multi_key_backprop=[110, None])
     assert "JCL 2.50 × with 2 keys" in report.finding() and "1.10 × with 1 key" in report.finding()
+    assert "out of memory with 2 keys" in report.finding()
     assert report.metrics()["multi_key_backprop_m2_bytes"] is None
-    nothing = CostReport(tuple(cells(moco_v2=[None], jcl=[None])), settings, "CPU")
-    assert "MoCo v2" in nothing.finding()
+    assert "MoCo v2" in report_of(moco_v2=[None], jcl=[None]).finding()

@@ -8,6 +8,7 @@ from torch import nn
 from jcl.data import ArrayImages
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.studies.distribution import (
+    DistributionReport,
     SpreadSums,
     Viewer,
     ViewSampler,
@@ -15,7 +16,6 @@ from jcl.studies.distribution import (
     paired_shares,
     sample_rows,
     view_spreads,
-    write_values,
 )
 from jcl.views import ViewMaker, view_recipe
 from small_runs import drawn_pixels
@@ -113,8 +113,8 @@ def test_pairs_of_a_view_with_itself_are_left_out() -> None:
 def test_paired_shares_count_images() -> None:
     first = ViewSpread(torch.tensor([0.9, 0.5, 0.7, 0.8]), torch.tensor([0.1, 0.5, 0.3, 0.2]), 4, 1)
     other = ViewSpread(torch.tensor([0.8, 0.6, 0.7, 0.1]), torch.tensor([0.2, 0.4, 0.3, 0.1]), 4, 1)
-    assert paired_shares(first, other) == (50.0, 25.0, 4)
-    assert paired_shares(other, first).more_alike == 25.0
+    assert paired_shares(first, other) == (50.0, 25.0)
+    assert paired_shares(other, first)[0] == 25.0
 
 
 def test_features_without_a_direction_are_refused() -> None:
@@ -144,7 +144,7 @@ def test_networks_get_their_mode_back() -> None:
 def test_values_are_written_for_other_programs(tmp_path, suffix: str) -> None:
     spread = ViewSpread(torch.tensor([0.25, 1 / 3]).double(), torch.tensor([0.5, 0.125]).double(), 4, 2)
     file = tmp_path / f"values{suffix}"
-    write_values(file, ["a, b.png", "c.png"], {"jcl": spread})
+    DistributionReport({"JCL": spread}, ["a, b.png", "c.png"], {}, []).write_values(file)
     if suffix == ".npz":
         found = np.load(file)
         assert found["image"].tolist() == ["a, b.png", "c.png"]
@@ -161,5 +161,5 @@ def test_values_that_do_not_fit_on_the_disk_leave_the_old_ones(tmp_path, suffix:
     no_room_for(file)
     spread = ViewSpread(torch.zeros(2).double(), torch.zeros(2).double(), 4, 2)
     with pytest.raises(RunError, match="values"):
-        write_values(file, ["a.png", "b.png"], {"jcl": spread})
+        DistributionReport({"JCL": spread}, ["a.png", "b.png"], {}, []).write_values(file)
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]

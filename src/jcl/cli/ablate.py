@@ -33,7 +33,7 @@ def ablate(options: AblateOptions) -> None:
     if options.plan_only:
         folder, total, done = write_plan(options, err)
         cells = pluralize(total, "cell") + (f" ({done:,} already done)" if done else "")
-        say(f"Planned {cells} in {folder.cells}; run each with `jcl ablate-cell CELL`.")
+        say(f"Planned {cells} in {folder}; run each with `jcl ablate-cell CELL`.")
         return
     found = run(options, err)
     _print(found)

@@ -7,8 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
-from jcl.runs.folder import RunFolder
+from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import NAME as LOCK
 from jcl.runs.lock import RunLock
@@ -37,21 +38,19 @@ from jcl.settings.schema import Settings, values_of, with_values
 from jcl.settings.studies import AblateOptions
 from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, as_csv, flat_results, points_of
 from jcl.studies.cells import (
-    Axis,
+    Axes,
     Build,
     Cell,
     base_settings,
+    build_cells,
     describe,
-    each_alone,
-    grid,
-    parse_axis,
+    parse_axes,
     parse_seeds,
     refuse_ignored,
-    require_distinct,
     shared_values,
     short_name,
 )
-from jcl.studies.engines import Engine, Outcome, connect_ray, default_share, local_engine, local_slots, ray_engine
+from jcl.studies.engines import Engine, connect_ray, default_share, local_engine, local_slots, ray_engine
 from jcl.train.build import build_learner, run_view_recipe
 from jcl.train.trainer import StopRequest
 
@@ -63,23 +62,24 @@ _MAX_EPOCHS_SHOWN = 3
 class Plan:
     """The cells, the settings by which they differ, and everything they share."""
 
-    names: tuple[str, ...]
-    cells: tuple[Cell, ...]
+    names: Sequence[str]
+    cells: Sequence[Cell]
     study: Mapping[str, Any]
     default_folder: Path
     center: Mapping[str, Any] | None = None  # the shared values, if each setting is varied alone
 
-    def folder(self, out: Path | None) -> AblationFolder:
-        """The folder of the plan; raises if it holds something else."""
+    @contextlib.contextmanager
+    def begun(self, out: Path | None, console: Console) -> Iterator[AblationFolder]:
+        """Write the plan to its folder and lock it; raises if the folder holds something else."""
         folder = AblationFolder(out or self.default_folder)
         refuse_inside_data(folder.path, self.cells[0].settings.data.location)
         folder.require_same_study(self.study)
-        return folder
+        with RunLock(folder.path, warn=partial(print_line, console)):
+            folder.begin(self.study, self.cells)
+            yield folder
 
 
-def plan_ablation(
-    axes: Sequence[Axis], seeds: Sequence[int], build: Build, console: Console, *, alone: bool = False
-) -> Plan:
+def plan_ablation(axes: Axes, seeds: Sequence[int], build: Build, console: Console, *, alone: bool = False) -> Plan:
     """Check all values and the data, and plan the cells. Writes nothing.
 
     The cells are all combinations of the axes' values or, with `alone`, one axis at a time.
@@ -88,47 +88,45 @@ def plan_ablation(
         raise SettingsError("`jcl ablate` starts its own processes; run it without a launcher such as torchrun.")
     if not axes:
         raise SettingsError("give at least one --over, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
-    names = tuple(axis.name for axis in axes)
-    base = with_absolute_location(build({}) if alone else base_settings(axes, build))
-    for together in [[axis] for axis in axes] if alone else [axes]:
+
+    def absolute(values: Mapping[str, Any]) -> Settings:
+        return with_absolute_location(build(values))
+
+    base = absolute({}) if alone else base_settings(axes, absolute)
+    for together in [{name: values} for name, values in axes.items()] if alone else [axes]:
         refuse_ignored(together, base)
-    arrange = each_alone if alone else grid
-    cells = arrange(axes, seeds, build)  # checks the values before the data is opened
+    cells = build_cells(axes, seeds, absolute, alone=alone)  # checks the values before the data is opened
     data = open_run_data(base, console)
     facts = data_facts(data.train)
-    if alone and (chosen := _resolved_center(base, names, facts)):
-        base = with_absolute_location(build(chosen))
-        resolved = [
-            replace(axis, values=tuple(chosen.get(axis.name, v) if v == "auto" else v for v in axis.values))
-            for axis in axes
-        ]
-        cells = arrange(resolved, seeds, lambda values: build(chosen | dict(values)))
-    cells = _without_duplicates(
-        [replace(c, settings=with_absolute_location(c.settings)) for c in cells], facts, console
-    )
-    study = {"over": list(names), "settings": shared_values(base, names), "data": _data_summary(data)}
+    if alone and (resolved := _resolved_center(base, axes, facts)):
+        base = absolute(resolved)
+        axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}
+        cells = build_cells(axes, seeds, lambda values: absolute(resolved | dict(values)), alone=True)
+    cells = _without_duplicates(cells, facts, console)
+    study = {"over": list(axes), "settings": shared_values(base, axes), "data": _data_summary(data)}
     _check_cells(cells, data.train, facts)
-    default_folder = Path("runs") / f"ablate-{'-'.join(map(short_name, names))}-{data.name}"
-    return Plan(names, tuple(cells), study, default_folder, values_of(base, names) if alone else None)
+    default_folder = Path("runs") / f"ablate-{'-'.join(map(short_name, axes))}-{data.name}"
+    return Plan(list(axes), cells, study, default_folder, values_of(base, axes) if alone else None)
 
 
-def _resolved_center(base: Settings, names: Sequence[str], facts: DataFacts) -> dict[str, Any]:
+def _resolved_center(base: Settings, names: Iterable[str], facts: DataFacts) -> dict[str, Any]:
     """What "auto" becomes at the center, so that the center has a position among the other values."""
     if "method.num_keys" in names and base.method.num_queries == "auto":
         base = with_values(base, {"method.num_queries": 1})  # as in all cells with an explicit number of keys
-    chosen = values_of(resolve(base, facts)[0], names)
-    return {name: chosen[name] for name, value in values_of(base, names).items() if value == "auto"}
+    resolved = values_of(resolve(base, facts)[0], names)
+    return {name: resolved[name] for name, value in values_of(base, names).items() if value == "auto"}
 
 
 def _without_duplicates(cells: Sequence[Cell], facts: DataFacts, console: Console) -> list[Cell]:
     """Drop cells that equal another one once "auto" is resolved; of equal cells the most explicit one stays."""
     kept: dict[str, Cell] = {}
-    reported = set()
+    skipped: dict[str, str] = {}
     for cell in sorted(cells, key=lambda cell: list(cell.values.values()).count("auto")):
         same = kept.setdefault(resolve(cell.settings, facts)[0].model_dump_json(), cell)
-        if same is not cell and describe(cell.values) not in reported:
-            reported.add(describe(cell.values))
-            print_line(console, f"Skipping {describe(cell.values)}: same as {describe(same.values)}.")
+        if same is not cell:
+            skipped[describe(cell.values)] = describe(same.values)
+    for values, same_values in skipped.items():
+        print_line(console, f"Skipping {values}: same as {same_values}.")
     return [cell for cell in cells if any(cell is each for each in kept.values())]
 
 
@@ -162,7 +160,7 @@ class Ablation:
     """The results, and which of the requested cells are missing."""
 
     folder: Path
-    names: tuple[str, ...]
+    names: Sequence[str]
     points: Sequence[Point]
     results: Mapping[str, Any]
     failed: Mapping[str, str] = field(default_factory=dict)  # errors by the cells' titles
@@ -183,54 +181,49 @@ class Ablation:
             raise RunError(f"{cells} failed ({titles}): {errors[0]}{others} Run the same command again to retry.")
 
 
-def write_plan(options: AblateOptions, console: Console) -> tuple[AblationFolder, int, int]:
-    """Write the study and its cells without running them; returns the folder, and how many cells there are and done."""
+def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int]:
+    """Write the study and its cells without running them; returns their folder, and how many there are and done."""
     if options.json_file is not None:
         raise SettingsError("--plan-only has no results for --json; remove one of them.")
     plan = _plan(options, console)
-    folder = plan.folder(options.out)
-    with RunLock(folder.path, warn=lambda text: print_line(console, text)):
-        folder.begin(plan.study, plan.cells)
-    return folder, len(plan.cells), sum(folder.cell(cell).result() is not None for cell in plan.cells)
+    with plan.begun(options.out, console) as folder:
+        done = sum(folder.cell(cell).result() is not None for cell in plan.cells)
+        return folder.cells, len(plan.cells), done
 
 
 def ablate(options: AblateOptions, console: Console) -> Ablation:
     """Plan an ablation and run it on this machine or on a Ray cluster."""
     plan = _plan(options, console)
-    device = plan.cells[0].settings.train.device
+    device, cpus = plan.cells[0].settings.train.device, options.cpus_per_cell
     if options.engine == "local":
         choose_device(device)  # raises if there is no such device
         return run_ablation(plan, options.out, local_engine(local_slots(device, options.at_once)), console)
     with connect_ray(options.address) as ray:
-        share = default_share(ray, device, options.at_once, options.gpus_per_cell, options.cpus_per_cell)
-        workers = None if options.cpus_per_cell is None else max(1, math.floor(options.cpus_per_cell))
-        engine = ray_engine(ray, share, lambda text: print_line(console, text), workers)
-        return run_ablation(plan, options.out, engine, console)
+        share = default_share(ray, device, options.at_once, options.gpus_per_cell, cpus)
+        workers = None if cpus is None else max(1, math.floor(cpus))
+        return run_ablation(plan, options.out, ray_engine(ray, *share, partial(print_line, console), workers), console)
 
 
 def _plan(options: AblateOptions, console: Console) -> Plan:
     values = options.values()
-    axes = [parse_axis(text) for text in options.over]
-    require_distinct(axes, values, alone=options.each_alone)
+    axes = parse_axes(options.over, values, alone=options.each_alone)
     if "," in options.seeds and "train.seed" in values:
         raise SettingsError("--seeds is a list of seeds; remove --seed.")
+    for_ray = (options.address, options.gpus_per_cell, options.cpus_per_cell)
+    if options.engine == "local" and any(value is not None for value in for_ray):
+        raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell need --engine ray.")
 
     def build(own: Mapping[str, Any]) -> Settings:
         return options.settings(values | dict(own))
 
-    for_ray = (options.address, options.gpus_per_cell, options.cpus_per_cell)
-    if options.engine == "local" and any(value is not None for value in for_ray):
-        raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell need --engine ray.")
     first = build({}).train.seed if "train.seed" in values else 0
     return plan_ablation(axes, parse_seeds(options.seeds, first), build, console, alone=options.each_alone)
 
 
 def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console) -> Ablation:
     """Run the cells without a result, and write tables and plot of everything in the folder."""
-    folder = plan.folder(out)
     started = time.perf_counter()
-    with RunLock(folder.path, warn=lambda text: print_line(console, text)):
-        folder.begin(plan.study, plan.cells)
+    with plan.begun(out, console) as folder:
         with StopRequest() as stop:
             failed = _run_cells(folder, plan, engine, stop, console)
         records = _write_csv(folder, plan)
@@ -245,7 +238,7 @@ def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console)
             except RunError as error:
                 print_line(console, f"Cannot write the plot: {error}")
     folders = [folder.cell(cell) for cell in plan.cells]
-    warn_skipped(console, {name: why for each in folders for name, why in each.skipped().items()})
+    warn_skipped(console, {k: why for each in folders for k, why in read_skipped(each.left_out_file).items()})
     missing = sum(each.result() is None for each in folders) - len(failed)
     return Ablation(folder.path, plan.names, points, results, failed, missing, stop.signal_name)
 
@@ -266,27 +259,24 @@ def _run_cells(
     with bar:
         task = bar.add_task("cells", total=total, completed=done)
         for outcome in engine(list(todo), stop):
-            cell, ended = todo[outcome.folder], CellFolder(outcome.folder)
+            title, ended = todo[outcome.folder].title, CellFolder(outcome.folder)
             if outcome.state == "stopped":
                 if RunFolder(outcome.folder).holds_run():
-                    print_line(console, f"{cell.title}: stopped; it continues when the command is run again.")
+                    print_line(console, f"{title}: stopped; it continues when the command is run again.")
                 continue
             if outcome.state == "failed":
-                failed[cell.title] = outcome.error
+                failed[title] = outcome.error
                 if ended.failure() is None:
                     ended.fail(outcome.error)
+            text = f"failed: {outcome.error}"
+            if result := ended.result():
+                accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
+                text = f"{accuracies} ({duration(result['seconds'])} of training)"
             done += 1
             bar.update(task, completed=done)
-            print_line(console, f"[{done}/{total}] {cell.title}: {_describe_outcome(outcome, ended.result())}")
+            print_line(console, f"[{done}/{total}] {title}: {text}")
             _write_csv(folder, plan)
     return failed
-
-
-def _describe_outcome(outcome: Outcome, result: Mapping[str, Any] | None) -> str:
-    if result is None:
-        return f"failed: {outcome.error}"
-    accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
-    return f"{accuracies} ({duration(result['seconds'])} of training)"
 
 
 class _RunningEpochs(ProgressColumn):
@@ -297,27 +287,22 @@ class _RunningEpochs(ProgressColumn):
         self._todo = todo
 
     def render(self, task: Task) -> Text:
-        found = [text for folder, cell in self._todo.items() if (text := _epoch(folder, cell)) is not None]
-        more = ", ..." if len(found) > _MAX_EPOCHS_SHOWN else ""
-        return Text(f"epoch {', '.join(found[:_MAX_EPOCHS_SHOWN])}{more}" if found else "")
+        running = [(folder, cell) for folder, cell in self._todo.items() if (folder / LOCK).exists()]
+        epochs = [f"{epoch}/{cell.settings.train.epochs}" for folder, cell in running if (epoch := _epoch(folder))]
+        shown = epochs[:_MAX_EPOCHS_SHOWN] + ["..."] * (len(epochs) > _MAX_EPOCHS_SHOWN)
+        return Text(f"epoch {', '.join(shown)}" if shown else "")
 
 
-def _epoch(folder: Path, cell: Cell) -> str | None:
-    """The epoch of a cell that is training, from the last line of its metrics."""
-    if not (folder / LOCK).exists():
-        return None
+def _epoch(folder: Path) -> int:
+    """The current epoch, from the last line of the metrics; 0 before there is any."""
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError), (folder / "metrics.jsonl").open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        last = json.loads(file.read().splitlines()[-1])
-        return f"{math.ceil(last['epoch'])}/{cell.settings.train.epochs}"
-    return None
+        return math.ceil(float(json.loads(file.read().splitlines()[-1])["epoch"]))
+    return 0
 
 
 def _write_csv(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
-    """Write the plan's cells and, after them, finished cells of earlier plans; returns them in that order."""
-    order = {cell.name: number for number, cell in enumerate(plan.cells)}
-    records = [each for each in folder.records() if each.result is not None or each.cell.name in order]
-    records.sort(key=lambda record: order.get(record.cell.name, len(order)))
+    records = folder.records(plan.cells)
     write_atomically(folder.path / "ablation.csv", as_csv(records, plan.names).encode())
     return records
 

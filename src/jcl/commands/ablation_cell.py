@@ -18,15 +18,14 @@ from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import Features, all_skipped
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
-from jcl.runs.folder import RunFolder
+from jcl.runs.folder import RunFolder, add_skipped
+from jcl.runs.json_object import write_object
 from jcl.runs.lock import RunHeld
 from jcl.settings.schema import Settings, with_values
 from jcl.studies.ablation import CellFolder
 
 _LOCK_SECONDS = 600.0  # how long to wait for a process on a lost node to save and release the folder
-_SUMMARY_KEYS = (
-    *("loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"),
-)
+_SUMMARY_KEYS = ["loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"]
 
 
 def run_cell(path: Path, *, workers: int | None = None, console: Console | None = None) -> dict[str, Any]:
@@ -35,11 +34,10 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
     Errors are written to the folder before they are raised. `workers` replaces "auto".
     """
     folder = CellFolder(path)
-    cell = folder.cell()
-    existing = folder.result()
+    cell, existing = folder.cell(), folder.result()
     if existing is not None:
         return existing
-    folder.clear_failure()
+    folder.failure_file.unlink(missing_ok=True)
     settings = cell.settings
     if workers is not None and settings.data.workers == "auto":
         settings = with_values(settings, {"data.workers": workers})
@@ -48,22 +46,20 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
         run = _train(path, settings, console)
         accuracies, skipped = _evaluate(run, console)
         result = {"seed": cell.seed} | accuracies | {name: run.summary[name] for name in _SUMMARY_KEYS}
-        folder.finish(result, skipped)
+        add_skipped(folder.left_out_file, skipped, anew=True)
+        write_object(folder.result_file, result)  # the last step
     except Interrupted:
         raise
-    except JclError as error:
-        folder.fail(str(error))
-        raise
     except Exception as error:
-        folder.fail(f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}")
+        first_line = (str(error).strip() or "no message").splitlines()[0]
+        folder.fail(str(error) if isinstance(error, JclError) else f"{type(error).__name__}: {first_line}")
         raise
     return result
 
 
 def _train(path: Path, settings: Settings, console: Console) -> Run:
     """Start or resume the run of the cell and finish it."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    waiting = False
+    deadline, waiting = time.monotonic() + _LOCK_SECONDS, False
     while True:
         try:
             if RunFolder(path).holds_run():

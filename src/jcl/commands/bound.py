@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
-from jcl.distributed.device import choose_device, choose_precision
+from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.settings.studies import BoundOptions, parse_integers, parse_numbers
@@ -21,30 +23,30 @@ from jcl.studies.bound import (
     GaussianCase,
     RunBounds,
     StepBound,
+    bound_row,
     gaussian_reference,
     gaussian_rows,
-    gaussian_sweep,
     normality,
-    sampled_row,
 )
-from jcl.studies.distribution import ImageViews, ViewSampler, sample_rows
+from jcl.studies.distribution import ImageViews, sample_rows, view_sampler
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewRecipe
 
 
 def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, BoundRow]]:
     """Eq. 4, 7 and 8 for every combination of dimension, spread and temperature."""
-    cases = gaussian_sweep(
+    values = itertools.product(
         parse_integers(options.dimensions, "--dimensions"),
         parse_numbers(options.spreads, "--spreads"),
         parse_numbers(options.temperatures, "--temperatures"),
     )
+    cases = list(itertools.starmap(GaussianCase, values))
     counts = {"draws": options.draws, "images": options.images or 16, "negatives": options.negatives}
     return list(gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
 
 
 def bound_along_training(
-    options: BoundOptions, progress: Callable[[int, int], None] = lambda done, total: None
+    options: BoundOptions, run: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> RunBounds:
     """Eq. 4, 7 and 8 with views of images as keys, at every checkpoint of a run.
 
@@ -53,51 +55,38 @@ def bound_along_training(
     """
     if options.keys < MIN_SAMPLES:
         raise SettingsError(f"--keys must be at least {MIN_SAMPLES} to test a distribution, but got {options.keys}.")
-    assert options.run is not None, "without a run the keys are Gaussian"
-    run = open_trained(options.run)
-    settings, device = run.settings, choose_device(options.device)
-    data = (
-        open_with_warnings(options.data, StderrConsole()) if options.data else open_own_data(settings, StderrConsole())
-    )
-    rows = sample_rows(data.train, options.images or 256, options.seed)
-    sampler = ViewSampler(
-        seed=options.seed,
-        device=device,
-        precision=choose_precision(options.precision, device),
-        batch_size=options.batch_size,
-        canvas=settings.data.canvas,
-        workers=options.worker_count,
-    )
+    trained, device = open_trained(run), choose_device(options.device)
+    settings = trained.settings
+    console = StderrConsole()
+    data = open_with_warnings(options.data, console) if options.data else open_own_data(settings, console)
+    source = data.train
+    rows = sample_rows(source, options.images or 256, options.seed)
+    sampler = view_sampler(options, device, settings.data.canvas)
     own_scale = float(settings.method.covariance_scale)
     scales = sorted({1.0, own_scale, *_scales(options)})
     steps = []
-    for number, (learner, step) in enumerate(run.along_training(device), start=1):
+    for checkpoint in trained.checkpoints:
+        learner, step = trained.learner(checkpoint, device)
         with evaluation_mode(learner):
             batches = [
                 _scores(learner, images, run_view_recipe(settings), options.keys)
-                for images in sampler.batches(data.train, rows, options.keys)
+                for images in sampler.batches(source, rows, options.keys)
             ]
         similarities, negatives = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
         if bool((similarities.std(dim=1) < 1e-9).any()):
             raise RunError(
-                f"all keys of an image are identical at step {step} of {run.path}: "
+                f"all keys of an image are identical at step {step} of {run}: "
                 "the features have collapsed, or the run's views do not vary."
             )
-        row = sampled_row(similarities, negatives, scales)
+        row = bound_row(similarities, negatives, scales)
         steps.append(StepBound(step, row, normality(similarities), float(learner.queue.filled())))
-        progress(number, len(run.checkpoints))
-    count = len(steps[0].normality.p_value)
-    return RunBounds(
-        steps=tuple(steps),
-        reference=gaussian_reference(max(count, 2000), options.keys, options.seed),
-        temperature=float(settings.method.temperature),
-        own_scale=own_scale,
-        images=count,
-        keys=options.keys,
-    )
+        progress(len(steps), len(trained.checkpoints))
+    count = len(similarities)
+    reference = gaussian_reference(max(count, 2000), options.keys, options.seed)
+    return RunBounds(steps, reference, float(settings.method.temperature), own_scale, count, options.keys)
 
 
-def _scales(options: BoundOptions) -> Sequence[float]:
+def _scales(options: BoundOptions) -> list[float]:
     scales = parse_numbers(options.scales, "--scales")
     if min(scales) < 0:
         raise SettingsError(f"--scales must not be negative, but got {options.scales}.")

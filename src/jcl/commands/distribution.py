@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,63 +12,22 @@ from torch import nn
 
 from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.console import StderrConsole, plain_names, pluralize, told_apart
+from jcl.console import StderrConsole, told_apart
 from jcl.core.registry import METHODS
 from jcl.data import ImageSource
-from jcl.distributed.device import choose_device, choose_precision, on_device
+from jcl.distributed.device import choose_device, on_device
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.loading import open_backbone
 from jcl.paths import home_expanded
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolve import ResolvedSettings
 from jcl.settings.studies import DistributionOptions
-from jcl.studies.distribution import Viewer, ViewSampler, ViewSpread, paired_shares, sample_rows, view_spreads
+from jcl.studies.distribution import DistributionReport, Viewer, sample_rows, view_sampler, view_spreads
 from jcl.train.build import run_view_recipe
-from jcl.views import ViewRecipe, view_recipe
+from jcl.views import view_recipe
 
 _DEFAULT_VIEWS = "moco-v2"  # the paper's, for weights files
-
-# Builds the recipe of a network's views from its image size, mean and std.
-RecipeFactory = Callable[[int, tuple[float, float, float], tuple[float, float, float]], ViewRecipe]
-
-
-@dataclass(frozen=True, eq=False)
-class DistributionReport:
-    """The spread of the same images and views for each network, in the order given."""
-
-    names: tuple[str, ...]
-    spreads: tuple[ViewSpread, ...]
-    image_names: tuple[str, ...]
-    summary: dict[str, Any]
-    notes: tuple[str, ...]
-
-    def metrics(self) -> dict[str, Any]:
-        """One flat object, with the networks' names in the keys."""
-        found: dict[str, Any] = dict(self.summary)
-        first, *others = self.by_key().items()
-        for name, spread in (first, *others):
-            measured = {"similarity": spread.similarity, "variance": spread.variance}
-            measured["similarity_of_different_views"] = spread.similarity_of_different_views
-            for what, values in measured.items():
-                found[f"{name}_{what}_median"] = float(values.quantile(0.5))
-                found[f"{name}_{what}_mean"] = float(values.mean())
-            found[f"{name}_feature_width"] = spread.width
-        for name, spread in others:
-            shares = paired_shares(first[1], spread)
-            found[f"{first[0]}_more_alike_than_{name}_percent"] = shares.more_alike
-            found[f"{first[0]}_less_varied_than_{name}_percent"] = shares.less_varied
-        return found
-
-    def describe(self) -> str:
-        summary = self.summary
-        return (
-            f"{pluralize(summary['images'], 'image')} with {pluralize(summary['views_per_image'], 'view')} each "
-            f"({summary['view_recipe']}), unit {summary['feature']} features"
-        )
-
-    def by_key(self) -> dict[str, ViewSpread]:
-        """The spreads by names of lower-case letters, digits and underscores."""
-        return dict(zip(plain_names(self.names), self.spreads, strict=True))
+RunSettings = Mapping[Path, ResolvedSettings]
 
 
 def compare_views(
@@ -88,22 +46,12 @@ def compare_views(
         raise SettingsError("a run is given twice; give each run or file once.")
     device = choose_device(options.device)
     settings = {path: RunFolder(path).settings() for path in paths if RunFolder(path).settings_file.is_file()}
-    make_recipe, notes = _recipe_factory(settings, options.views)
-    names = _names(paths, settings)
-    viewers = [
-        Viewer(name, *_network(path, options.of, make_recipe, device)) for name, path in zip(names, paths, strict=True)
-    ]
+    viewers, notes = _viewers(paths, settings, options, device)
     source = _source(paths, settings, location, options.split)
-    canvases = [_canvas(viewer.recipe, settings.get(path)) for viewer, path in zip(viewers, paths, strict=True)]
-    sampler = ViewSampler(
-        seed=options.seed,
-        device=device,
-        precision=choose_precision(options.precision, device),
-        batch_size=options.batch_size,
-        canvas=max(canvases),
-        workers=options.worker_count,
-        progress=progress,
-    )
+    # Images are decoded at the size of training.
+    sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
+    canvases = [own.data.canvas for own in settings.values()] + [max(32, round(size * 10 / 7)) for size in sizes]
+    sampler = view_sampler(options, device, max(canvases), progress)
     rows = sample_rows(source, options.images, options.seed)
     spreads, readable = view_spreads(viewers, source, rows, sampler, options.views_per_image)
     summary = {
@@ -116,8 +64,8 @@ def compare_views(
         "skipped": len(sampler.skipped),
         "seconds": time.perf_counter() - started,
     }
-    image_names = tuple(source.name_of(row) for row in readable.tolist())
-    return DistributionReport(tuple(names), tuple(spreads), image_names, summary, notes)
+    by_name = {viewer.name: spread for viewer, spread in zip(viewers, spreads, strict=True)}
+    return DistributionReport(by_name, [source.name_of(row) for row in readable.tolist()], summary, notes)
 
 
 def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
@@ -134,37 +82,35 @@ def _holds_weights(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() not in (".npz", ".tar")
 
 
-def _recipe_factory(
-    settings: Mapping[Path, ResolvedSettings], wanted: str | None
-) -> tuple[RecipeFactory, tuple[str, ...]]:
-    """One view recipe for all networks, so that they can be compared, and notes about runs trained on others."""
-    if wanted is not None or not settings:
-        return lambda size, mean, std: view_recipe(wanted or _DEFAULT_VIEWS, size, mean=mean, std=std), ()
-    first, chosen = next((path, own.views) for path, own in settings.items())
+def _viewers(
+    paths: Sequence[Path], settings: RunSettings, options: DistributionOptions, device: torch.device
+) -> tuple[list[Viewer], list[str]]:
+    """The networks with one view recipe for all, and notes about runs that were trained on other views."""
+    recipe, changes, notes = options.views or _DEFAULT_VIEWS, dict[str, Any](), []
+    if options.views is None and settings:
+        first, views = next((path, own.views) for path, own in settings.items())
+        recipe, changes = views.recipe, {"min_scale": views.min_scale}
+        notes = [
+            f"{path} was trained on other views; all networks see the views of {first} (change this with --views)."
+            for path, own in settings.items()
+            if (own.views.recipe, own.views.min_scale) != (views.recipe, views.min_scale)
+        ]
+    viewers = []
+    for name, path in zip(_names(paths, settings), paths, strict=True):
+        if options.of == "projection":
+            run = open_trained(path)
+            own = run_view_recipe(run.settings)
+            network: nn.Module = run.learner(run.checkpoints[-1], device)[0].query_encoder
+            size, mean, std = own.size, own.mean, own.std
+        else:
+            found = open_backbone(path)
+            network, size = on_device(found.network, device), found.info.image_size
+            mean, std = found.info.mean, found.info.std
+        viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **changes)))
+    return viewers, notes
 
-    def make_recipe(size: int, mean: tuple[float, float, float], std: tuple[float, float, float]) -> ViewRecipe:
-        return view_recipe(chosen.recipe, size, min_scale=chosen.min_scale, mean=mean, std=std)
 
-    return make_recipe, tuple(
-        f"{path} was trained on other views; all networks see the views of {first} (change this with --views)."
-        for path, own in settings.items()
-        if (own.views.recipe, own.views.min_scale) != (chosen.recipe, chosen.min_scale)
-    )
-
-
-def _network(path: Path, of: str, make_recipe: RecipeFactory, device: torch.device) -> tuple[nn.Module, ViewRecipe]:
-    if of == "projection":
-        run = open_trained(path)
-        own = run_view_recipe(run.settings)
-        network: nn.Module = run.newest(device).query_encoder
-        return network, make_recipe(own.size, own.mean, own.std)
-    found = open_backbone(path)
-    return on_device(found.network, device), make_recipe(found.info.image_size, found.info.mean, found.info.std)
-
-
-def _source(
-    paths: Sequence[Path], settings: Mapping[Path, ResolvedSettings], location: str | None, split: str
-) -> ImageSource:
+def _source(paths: Sequence[Path], settings: RunSettings, location: str | None, split: str) -> ImageSource:
     if location is not None:
         data = open_with_warnings(location, StderrConsole())
     elif settings:
@@ -180,12 +126,7 @@ def _source(
     return data.test
 
 
-def _canvas(recipe: ViewRecipe, settings: ResolvedSettings | None) -> int:
-    """The size at which images are decoded, as in training."""
-    return settings.data.canvas if settings is not None else max(32, round(recipe.size * 10 / 7))
-
-
-def _names(paths: Sequence[Path], settings: Mapping[Path, ResolvedSettings]) -> list[str]:
+def _names(paths: Sequence[Path], settings: RunSettings) -> list[str]:
     """The methods if they differ, else the names of the folders or files."""
     methods = [settings[path].method.name if path in settings else "" for path in paths]
     if all(methods) and len(set(methods)) == len(paths):

@@ -129,28 +129,19 @@ class TrainedRun:
         load_weights(learner, state, checkpoint)
         return learner.eval(), step
 
-    def newest(self, device: torch.device) -> ContrastiveLearner:
-        return self.learner(self.checkpoints[-1], device)[0]
-
-    def along_training(self, device: torch.device) -> Iterator[tuple[ContrastiveLearner, int]]:
-        """The learner and step of each checkpoint, oldest first."""
-        for checkpoint in self.checkpoints:
-            yield self.learner(checkpoint, device)
-
 
 def open_trained(path: Path) -> TrainedRun:
     """Open a run folder, or one checkpoint file in it; other files hold no head, key encoder or queue."""
     if not path.exists():
         raise RunError(f"there is no run or checkpoint at {path}.")
+    folder = RunFolder(path if path.is_dir() else path.resolve().parent.parent)
+    found = list_checkpoints(folder.checkpoints)
     if path.is_dir():
-        folder = RunFolder(path)
-        settings, found = folder.settings(), list_checkpoints(folder.checkpoints)
+        settings = folder.settings()
         if not found:
             raise RunError(f"the run in {path} has no checkpoint yet.")
         return TrainedRun(path, settings, tuple(found))
-    whole = path.resolve()
-    folder = RunFolder(whole.parent.parent)
-    if whole not in list_checkpoints(folder.checkpoints):
+    if path.resolve() not in found:
         raise RunError(
             f"{path} is not a checkpoint of a run, so it has no projection head, key encoder or queue; "
             "give a run folder, or a file in its checkpoints/."

@@ -20,7 +20,7 @@ from jcl.report import style
 from jcl.report.study_plots import add_legend
 from jcl.runs.json_object import written
 from jcl.studies.ablation import Point
-from jcl.studies.cells import describe, is_number, short_name, unique
+from jcl.studies.cells import are_numbers, describe, distinct_values, short_name
 
 MAX_CURVES: Final = len(style.PALETTE)
 """More combinations are drawn as a heat map."""
@@ -94,9 +94,8 @@ class AxisPositions:
     """Positions of values on an axis: linear or, if tick labels would overlap, logarithmic or evenly spaced."""
 
     def __init__(self, values: Sequence[Any], inches: float) -> None:
-        distinct = unique(values)
-        self.ordered = all(map(is_number, distinct))
-        self._values = sorted(distinct) if self.ordered else distinct
+        self._values = distinct_values(values)
+        self.ordered = are_numbers(self._values)
         self.scale = "even"
         if self.ordered and self._fits(self._values, inches):
             self.scale = "linear"
@@ -225,9 +224,7 @@ def _handle(number: int) -> Line2D:
 def _draw_heat_maps(curves: Mapping[str, Sequence[Point]], name: str) -> Figure:
     """One map per metric: the first setting's values as columns, one row for each of the `curves`."""
     points = [point for curve in curves.values() for point in curve]
-    columns = unique(point.values[name] for point in points)
-    if all(map(is_number, columns)):
-        columns.sort()
+    columns = distinct_values(point.values[name] for point in points)
     height = 1.75 + 0.3 * len(curves)
     figure = style.new_figure(10, height)
     panels = figure.subplots(1, 2)

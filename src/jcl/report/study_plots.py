@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from jcl.console import pluralize
 from jcl.core.registry import METHODS
 from jcl.report import style
 from jcl.studies.bound import BoundRow, GaussianCase, Normality, RunBounds
-from jcl.studies.cost import BASELINE, Cell
+from jcl.studies.cost import BASELINE, CostReport, StepCost
 from jcl.studies.distribution import ViewSpread, paired_shares
 
 _DASHES = {"multi-key": "--", BASELINE: ":"}  # vanilla multi-key usually coincides with JCL
@@ -68,7 +68,7 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
     title = "Similarity of the views of an image"
     if len(spreads) == 2:
         (name, first), (other_name, other) = spreads.items()
-        share = paired_shares(first, other).more_alike
+        share, _ = paired_shares(first, other)
         names = f"{style.plain(name, 24)} than {style.plain(other_name, 24)}"
         title = f"Views are more similar to {names} on {share:.0f} % of images"
     style.write_title(figure, title, style.plain(subtitle, 150))
@@ -190,21 +190,14 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
         fontsize=style.SIZES["small"],
     )  # fmt: skip
     shares.set_ylim(0, 105)
-    for axes, name in ((losses, "loss"), (shares, "% of images")):
+    for axes, label in ((losses, "loss"), (shares, "% of images")):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _label(axes, "training step", name)
+        _label(axes, "training step", label)
     _draw_skewness(skewness, bounds.steps[-1].normality, reference)
-    _bound_legend(
-        figure,
-        list(rows[0].closed),
-        "Eq. 4, infinitely many keys",
-        Line2D([], [], color=style.INK, lw=2.4),
-        style.MUTED,
-    )
-    title = (
-        f"At the end Jensen's bound is {rows[-1].jensen - rows[-1].infinite:.2g} above Eq. 4, "
-        f"and {rejected[-1]:.0f} % of images have non-Gaussian keys"
-    )
+    line = Line2D([], [], color=style.INK, lw=2.4)
+    _bound_legend(figure, list(rows[0].closed), "Eq. 4, infinitely many keys", line, style.MUTED)
+    gap = f"At the end Jensen's bound is {rows[-1].jensen - rows[-1].infinite:.2g} above Eq. 4"
+    title = f"{gap}, and {rejected[-1]:.0f} % of images have non-Gaussian keys"
     subtitle = f"{style.plain(name, 60)}: {bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys"
     style.write_title(figure, title, subtitle)
     return style.save(figure, path)
@@ -232,26 +225,25 @@ def _draw_skewness(axes: Axes, test: Normality, reference: Normality) -> None:
     _label(axes, "skewness of q·k over the views of an image", "% of images")
 
 
-def plot_cost(cells: Sequence[Cell], path: Path, *, of: str, finding: str) -> Path:
+def plot_cost(report: CostReport, path: Path) -> Path:
     """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses are out of memory."""
     figure = style.new_figure(10, 4.6)
     memory, taken = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.07, right=0.975, top=0.645, bottom=0.12, wspace=0.17)
-    costs = [cell.cost for cell in cells if cell.cost is not None]
+    costs = [cell.cost for cell in report.cells if cell.cost is not None]
     gib = max((cost.bytes for cost in costs), default=0) >= 2**30
     seconds = max((cost.milliseconds for cost in costs), default=0) >= 10_000
-    bytes_unit, time_unit = 2**30 if gib else 2**20, 1000.0 if seconds else 1.0
-    _draw_cost(memory, cells, [None if cell.cost is None else cell.cost.bytes / bytes_unit for cell in cells])
-    times = [None if cell.cost is None else cell.cost.milliseconds / time_unit for cell in cells]
-    _draw_cost(taken, cells, times)
+    _draw_cost(memory, report, lambda cost: cost.bytes / (2**30 if gib else 2**20))
+    _draw_cost(taken, report, lambda cost: cost.milliseconds / (1000 if seconds else 1))
     style.format_axes(memory, "Memory", f"peak of a step in {'GiB' if gib else 'MiB'}")
     style.format_axes(taken, "Time", f"{'seconds' if seconds else 'milliseconds'} per step")
-    methods = dict.fromkeys(cell.method for cell in cells)
+    methods = dict.fromkeys(cell.method for cell in report.cells)
     entries = [(METHODS[method].title, Line2D([], [], linewidth=2.2, **_look(method))) for method in methods]
-    if len(costs) < len(cells):
+    if len(costs) < len(report.cells):
         entries.append(("out of memory", Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=6)))
     add_legend(figure, entries, columns=5)
-    style.write_title(figure, style.plain(f"Cost of more keys: {of}", 85), style.plain(finding, 140))
+    title = style.plain(f"Cost of more keys: {report.describe()}", 85)
+    style.write_title(figure, title, style.plain(report.finding(), 140))
     return style.save(figure, path)
 
 
@@ -259,20 +251,18 @@ def _look(method: str) -> dict[str, Any]:
     return {"color": METHODS[method].colour, "linestyle": _DASHES.get(method, "-")}
 
 
-def _draw_cost(axes: Axes, cells: Sequence[Cell], values: Sequence[float | None]) -> None:
-    top = max((value for value in values if value is not None), default=1.0)
-    for method in dict.fromkeys(cell.method for cell in cells):
-        look = _look(method)
-        own = [(cell.keys, value) for cell, value in zip(cells, values, strict=True) if cell.method == method]
-        measured = [(keys, value) for keys, value in own if value is not None]
+def _draw_cost(axes: Axes, report: CostReport, value: Callable[[StepCost], float]) -> None:
+    top = max((value(cell.cost) for cell in report.cells if cell.cost is not None), default=1.0)
+    for method in dict.fromkeys(cell.method for cell in report.cells):
+        look, measured = _look(method), report.measured(method)
         if method == BASELINE:
-            for _, value in measured:
-                axes.axhline(value, linewidth=1.4, **look)
+            for _, cost in measured:
+                axes.axhline(value(cost), linewidth=1.4, **look)
             continue
-        axes.plot([keys for keys, _ in measured], [value for _, value in measured], **(_POINTS | look))
-        missing = [keys for keys, value in own if value is None]
+        axes.plot([keys for keys, _ in measured], [value(cost) for _, cost in measured], **(_POINTS | look))
+        missing = [cell.keys for cell in report.cells if cell.method == method and cell.cost is None]
         axes.plot(missing, [top * 1.08] * len(missing), "x", color=look["color"], markersize=6, markeredgewidth=1.6)
-    keys = sorted({cell.keys for cell in cells})
+    keys = sorted({cell.keys for cell in report.cells})
     margin = 0.04 * max(keys[-1] - keys[0], 1)
     axes.set_xticks(keys, [str(number) for number in keys])
     axes.set_xlim(keys[0] - margin, keys[-1] + margin)

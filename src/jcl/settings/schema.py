@@ -7,7 +7,7 @@ A recipe is a YAML file with some of these settings; a run folder keeps all of t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -259,7 +259,7 @@ def with_values(settings: AnySettings, values: Mapping[str, Any]) -> AnySettings
     return validated(type(settings), nested, "the chosen values")
 
 
-def values_of(settings: Settings, names: Sequence[str]) -> dict[str, Any]:
+def values_of(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
     """The values of these dotted names, as in JSON."""
     dumped = settings.model_dump(mode="json")
     return {name: value_of(dumped, name) for name in names}

@@ -63,14 +63,14 @@ class PlotOptions(ForceOptions):
     plot: Path | None = option(None, "Also plot to this .png file.", "-o", "--out", metavar="FILE", panel=OUTPUT)
 
 
-class _ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
+class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
     """For commands that encode many views of images."""
 
     batch_size: PositiveInt = option(512, "Views per forward pass.", panel=HARDWARE)
     precision: str = option("auto", "Of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
 
 
-class DistributionOptions(_ViewOptions):
+class DistributionOptions(ViewOptions):
     """Options of `jcl distribution`."""
 
     weights: tuple[str, ...] = argument(
@@ -88,7 +88,7 @@ class DistributionOptions(_ViewOptions):
     )
 
 
-class BoundOptions(_ViewOptions):
+class BoundOptions(ViewOptions):
     """Options of `jcl bound`."""
 
     run: Path | None = argument("RUN", "A run or one of its checkpoints (default: Gaussian keys).", None)

@@ -13,15 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import RunError
-from jcl.runs.folder import RunFolder, add_skipped, read_skipped
+from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import named_differences, read_object, write_object, written
 from jcl.settings.schema import affects_results, settings_from
-from jcl.studies.cells import Cell, is_number, short_name, unique
+from jcl.studies.cells import Cell, distinct_values, short_name
 
 MEASURED = ("linear_top1", "knn_top1")
 """The metrics that are plotted and tabulated."""
 SELECTION_METRIC = "validation_top1"
 """The metric that selects the best value. It uses held-out training images, never the test images."""
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """A cell with its result or its error; neither while it is unfinished."""
+
+    cell: Cell
+    result: dict[str, Any] | None
+    failure: str | None
+
+    @property
+    def state(self) -> str:
+        if self.result is not None:
+            return "done"
+        return "unfinished" if self.failure is None else "failed"
 
 
 class CellFolder:
@@ -59,37 +74,13 @@ class CellFolder:
         """The error message, if the cell failed."""
         return str(read_object(self.failure_file).get("error")) if self.failure_file.exists() else None
 
-    def finish(self, result: Mapping[str, Any], skipped: Mapping[str, str]) -> None:
-        """Write the unreadable images and, as the last step of a cell, its result."""
-        add_skipped(self.left_out_file, skipped, anew=True)
-        write_object(self.result_file, result)
+    def record(self) -> CellRecord:
+        return CellRecord(self.cell(), self.result(), self.failure())
 
     def fail(self, error: str) -> None:
         """Record the error, if the disk allows it."""
         with contextlib.suppress(RunError):
             write_object(self.failure_file, {"error": error})
-
-    def clear_failure(self) -> None:
-        self.failure_file.unlink(missing_ok=True)
-
-    def skipped(self) -> dict[str, str]:
-        """Unreadable images and the reasons."""
-        return read_skipped(self.left_out_file)
-
-
-@dataclass(frozen=True)
-class CellRecord:
-    """A cell with its result or its error; neither while it is unfinished."""
-
-    cell: Cell
-    result: dict[str, Any] | None
-    failure: str | None
-
-    @property
-    def state(self) -> str:
-        if self.result is not None:
-            return "done"
-        return "unfinished" if self.failure is None else "failed"
 
 
 class AblationFolder:
@@ -130,10 +121,12 @@ class AblationFolder:
     def cell(self, cell: Cell) -> CellFolder:
         return CellFolder(self.cells / cell.name)
 
-    def records(self) -> list[CellRecord]:
-        """All cells ever planned here."""
-        folders = [CellFolder(file.parent) for file in sorted(self.cells.glob("*/cell.json"))]
-        return [CellRecord(folder.cell(), folder.result(), folder.failure()) for folder in folders]
+    def records(self, cells: Sequence[Cell]) -> list[CellRecord]:
+        """The records of these cells and, after them, of finished cells of earlier plans."""
+        order = {cell.name: number for number, cell in enumerate(cells)}
+        found = [CellFolder(file.parent).record() for file in sorted(self.cells.glob("*/cell.json"))]
+        shown = [record for record in found if record.result is not None or record.cell.name in order]
+        return sorted(shown, key=lambda record: order.get(record.cell.name, len(order)))
 
 
 @dataclass(frozen=True)
@@ -141,7 +134,7 @@ class Point:
     """The results of all seeds with the same values."""
 
     values: Mapping[str, Any]
-    results: tuple[Mapping[str, Any], ...]
+    results: Sequence[Mapping[str, Any]]
     failed: int = 0
 
     def each(self, metric: str) -> list[float]:
@@ -159,37 +152,29 @@ class Point:
 
 def points_of(records: Sequence[CellRecord], names: Sequence[str]) -> list[Point]:
     """One point for each combination of values; numbers are sorted, other values keep their order."""
-    orders = [_order([record.cell.values[name] for record in records]) for name in names]
+    orders = {name: distinct_values(record.cell.values[name] for record in records) for name in names}
     groups: dict[tuple[int, ...], list[CellRecord]] = {}
-    for record in records:
-        position = tuple(order.index(record.cell.values[name]) for order, name in zip(orders, names, strict=True))
+    for record in sorted(records, key=lambda record: record.cell.seed):
+        position = tuple(order.index(record.cell.values[name]) for name, order in orders.items())
         groups.setdefault(position, []).append(record)
-    return [_point(groups[position]) for position in sorted(groups)]
-
-
-def _order(values: Sequence[Any]) -> list[Any]:
-    distinct = unique(values)
-    return sorted(distinct) if all(map(is_number, distinct)) else distinct
-
-
-def _point(records: Sequence[CellRecord]) -> Point:
-    by_seed = sorted(records, key=lambda record: record.cell.seed)
-    results = tuple(record.result for record in by_seed if record.result is not None)
-    return Point(records[0].cell.values, results, sum(record.state == "failed" for record in records))
+    points = []
+    for _, group in sorted(groups.items()):
+        results = [record.result for record in group if record.result is not None]
+        points.append(Point(group[0].cell.values, results, sum(record.state == "failed" for record in group)))
+    return points
 
 
 def best_points(points: Sequence[Point]) -> list[Point]:
     """The points with the highest validation accuracy; several if they tie."""
-    scores = [(point, point.mean(SELECTION_METRIC)) for point in points]
-    highest = max((score for _, score in scores if score is not None), default=None)
-    return [point for point, score in scores if score is not None and score == highest]
+    scores = [score for point in points if (score := point.mean(SELECTION_METRIC)) is not None]
+    return [point for point in points if scores and point.mean(SELECTION_METRIC) == max(scores)]
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
     """The single best of several points, or None if there is no choice or a tie."""
-    candidates = [point for point in points if point.mean(SELECTION_METRIC) is not None]
-    best = best_points(candidates)
-    return best[0] if len(candidates) > 1 and len(best) == 1 else None
+    best = best_points(points)
+    choices = sum(point.mean(SELECTION_METRIC) is not None for point in points)
+    return best[0] if choices > 1 and len(best) == 1 else None
 
 
 def flat_results(points: Sequence[Point]) -> dict[str, Any]:

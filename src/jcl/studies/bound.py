@@ -86,72 +86,6 @@ def closed_form(mean: Tensor, variance: Tensor, negative: Tensor, scale: float) 
 
 
 @dataclass(frozen=True)
-class GaussianCase:
-    """Dimension and spread of Gaussian keys, and the temperature of the loss.
-
-    `spread` is the square root of the trace of the covariance. The mean has length √(1 - spread²), so keys have unit
-    length on average. The variances of the coordinates decay as 1, 1/2, 1/3, ...
-    """
-
-    dimension: int
-    spread: float
-    temperature: float
-
-    def __post_init__(self) -> None:
-        if self.dimension < 2:
-            raise SettingsError(f"--dimensions must be at least 2, but got {self.dimension}.")
-        if not 0 < self.spread < 1:
-            raise SettingsError(f"--spreads must be between 0 and 1, but got {self.spread:g}.")
-        if not 0 < self.temperature < math.inf:
-            raise SettingsError(f"--temperatures must be above 0, but got {self.temperature:g}.")
-
-
-@dataclass(frozen=True, eq=False)
-class GaussianKeys:
-    """n queries (n, d) with the mean (n, d) and the variances (d,) of their keys' coordinates, and negatives (K, d)."""
-
-    queries: Tensor
-    means: Tensor
-    variances: Tensor
-    negatives: Tensor
-    generator: torch.Generator
-
-    def similarities(self, draws: int) -> Tensor:
-        """q·k of `draws` random keys of each image, (n, draws)."""
-        images, width = self.queries.shape
-        at_once = max(1, _CHUNK_VALUES // (images * width))
-        parts = []
-        for start in range(0, draws, at_once):
-            shape = (images, min(at_once, draws - start), width)
-            noise = torch.randn(shape, dtype=torch.float64, generator=self.generator)
-            keys = self.means[:, None] + noise * self.variances.sqrt()
-            parts.append(torch.einsum("nd,nmd->nm", self.queries, keys))
-        return torch.cat(parts, dim=1)
-
-    def exact_mean(self) -> Tensor:
-        """q·mu, (n,)."""
-        return (self.queries * self.means).sum(dim=1)
-
-    def exact_variance(self) -> Tensor:
-        """qᵀΣq, (n,)."""
-        return self.queries.square() @ self.variances
-
-
-def gaussian_keys(dimension: int, spread: float, *, images: int, negatives: int, seed: int) -> GaussianKeys:
-    """Draw queries from the distribution of the keys, normalized, and negatives as random unit rows."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
-    variances = 1 / torch.arange(1, dimension + 1, dtype=torch.float64)
-    variances *= spread**2 / variances.sum()
-    means = F.normalize(normal(images, dimension), dim=1) * math.sqrt(1 - spread**2)
-    queries = F.normalize(means + normal(images, dimension) * variances.sqrt(), dim=1)
-    return GaussianKeys(queries, means, variances, F.normalize(normal(negatives, dimension), dim=1), generator)
-
-
-@dataclass(frozen=True)
 class BoundRow:
     """Mean losses over the images, with standard errors due to the sampled keys."""
 
@@ -177,22 +111,90 @@ class BoundRow:
         }
 
 
+def bound_row(
+    similarities: Tensor, negative: Tensor, scales: Sequence[float], exact: tuple[Tensor, Tensor] | None = None
+) -> BoundRow:
+    """The losses of keys of any distribution, from s (n, m) and A (n,).
+
+    If the mean and variance (n,) of s are known exactly, they make the estimates more precise.
+    """
+    mean, variance = exact or (similarities.mean(dim=1), similarities.var(dim=1, correction=0))  # as in training
+    infinite, jensen = infinite_keys(similarities, negative), jensen_bound(similarities, negative)
+    if exact is not None:
+        infinite, jensen = (estimate.control_mean(similarities, mean) for estimate in (infinite, jensen))
+    return BoundRow(
+        infinite=infinite.mean(),
+        infinite_error=infinite.mean_error(),
+        jensen=jensen.mean(),
+        jensen_error=jensen.mean_error(),
+        closed={scale: float(closed_form(mean, variance, negative, scale).mean()) for scale in scales},
+        deviation=float(variance.mean().sqrt()),
+    )
+
+
+@dataclass(frozen=True)
+class GaussianCase:
+    """Dimension and spread of Gaussian keys, and the temperature of the loss.
+
+    `spread` is the square root of the trace of the covariance. The mean has length √(1 - spread²), so keys have unit
+    length on average. The variances of the coordinates decay as 1, 1/2, 1/3, ...
+    """
+
+    dimension: int
+    spread: float
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if self.dimension < 2:
+            raise SettingsError(f"--dimensions must be at least 2, but got {self.dimension}.")
+        if not 0 < self.spread < 1:
+            raise SettingsError(f"--spreads must be between 0 and 1, but got {self.spread:g}.")
+        if not 0 < self.temperature < math.inf:
+            raise SettingsError(f"--temperatures must be above 0, but got {self.temperature:g}.")
+
+
+class GaussianKeys:
+    """Gaussian keys of n images, by the `means` (n, d) and `variances` (d,) of their coordinates.
+
+    The `queries` (n, d) have the distribution of the keys, normalized; the `negatives` (K, d) are random unit rows.
+    """
+
+    def __init__(self, dimension: int, spread: float, *, images: int, negatives: int, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        variances = 1 / torch.arange(1, dimension + 1, dtype=torch.float64)
+        self.variances = variances * (spread**2 / variances.sum())
+        self.means = F.normalize(self._normal(images, dimension), dim=1) * math.sqrt(1 - spread**2)
+        self.queries = F.normalize(self.means + self._normal(images, dimension) * self.variances.sqrt(), dim=1)
+        self.negatives = F.normalize(self._normal(negatives, dimension), dim=1)
+        self.exact_mean = (self.queries * self.means).sum(dim=1)  # q·mu, (n,)
+        self.exact_variance = self.queries.square() @ self.variances  # qᵀΣq, (n,)
+
+    def similarities(self, draws: int) -> Tensor:
+        """q·k of `draws` random keys of each image, (n, draws)."""
+        images, width = self.queries.shape
+        at_once = max(1, _CHUNK_VALUES // (images * width))
+        parts = []
+        for start in range(0, draws, at_once):
+            noise = self._normal(images, min(at_once, draws - start), width)
+            keys = self.means[:, None] + noise * self.variances.sqrt()
+            parts.append(torch.einsum("nd,nmd->nm", self.queries, keys))
+        return torch.cat(parts, dim=1)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=self._generator)
+
+
 def gaussian_rows(
     cases: Sequence[GaussianCase], scales: Sequence[float], *, draws: int, images: int, negatives: int, seed: int
 ) -> Iterator[tuple[GaussianCase, BoundRow]]:
     """The losses of each case; consecutive cases that differ only in temperature share their keys."""
     for (dimension, spread), same_keys in itertools.groupby(cases, lambda case: (case.dimension, case.spread)):
-        keys = gaussian_keys(dimension, spread, images=images, negatives=negatives, seed=seed)
+        keys = GaussianKeys(dimension, spread, images=images, negatives=negatives, seed=seed)
         similarities = keys.similarities(draws)
         for case in same_keys:
-            yield case, _gaussian_row(keys, similarities / case.temperature, case.temperature, scales)
-
-
-def gaussian_sweep(
-    dimensions: Sequence[int], spreads: Sequence[float], temperatures: Sequence[float]
-) -> list[GaussianCase]:
-    """Every combination, with the temperature varying fastest."""
-    return [GaussianCase(*values) for values in itertools.product(dimensions, spreads, temperatures)]
+            t = case.temperature
+            negative = torch.logsumexp(keys.queries @ keys.negatives.T / t, dim=1)
+            yield case, bound_row(similarities / t, negative, scales, (keys.exact_mean / t, keys.exact_variance / t**2))
 
 
 def gaussian_metrics(results: Sequence[tuple[GaussianCase, BoundRow]]) -> dict[str, float]:
@@ -202,35 +204,6 @@ def gaussian_metrics(results: Sequence[tuple[GaussianCase, BoundRow]]) -> dict[s
         for case, row in results
         for name, value in row.metrics().items()
     }
-
-
-def _gaussian_row(keys: GaussianKeys, similarities: Tensor, temperature: float, scales: Sequence[float]) -> BoundRow:
-    negative = torch.logsumexp(keys.queries @ keys.negatives.T / temperature, dim=1)
-    mean, variance = keys.exact_mean() / temperature, keys.exact_variance() / temperature**2
-    closed = {scale: float(closed_form(mean, variance, negative, scale).mean()) for scale in scales}
-    infinite = infinite_keys(similarities, negative).control_mean(similarities, mean)
-    jensen = jensen_bound(similarities, negative).control_mean(similarities, mean)
-    return _row(infinite, jensen, closed, variance)
-
-
-def sampled_row(similarities: Tensor, negative: Tensor, scales: Sequence[float]) -> BoundRow:
-    """The losses of keys of any distribution, from s (n, m) and A (n,)."""
-    mean = similarities.mean(dim=1)
-    variance = (similarities - mean[:, None]).square().mean(dim=1)  # as in training
-    closed = {scale: float(closed_form(mean, variance, negative, scale).mean()) for scale in scales}
-    infinite, jensen = infinite_keys(similarities, negative), jensen_bound(similarities, negative)
-    return _row(infinite, jensen, closed, similarities.var(dim=1, correction=0))
-
-
-def _row(infinite: Estimate, jensen: Estimate, closed: dict[float, float], variance: Tensor) -> BoundRow:
-    return BoundRow(
-        infinite=infinite.mean(),
-        infinite_error=infinite.mean_error(),
-        jensen=jensen.mean(),
-        jensen_error=jensen.mean_error(),
-        closed=closed,
-        deviation=float(variance.mean().sqrt()),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,12 +265,20 @@ class StepBound:
     normality: Normality
     queue_filled: float  # fraction of the queue that holds keys, not random rows
 
+    def metrics(self) -> dict[str, float]:
+        return self.row.metrics() | {
+            "skewness_median": float(self.normality.skewness.quantile(0.5)),
+            "excess_kurtosis_median": float(self.normality.excess_kurtosis.quantile(0.5)),
+            "rejected_percent": self.normality.rejected(),
+            "queue_filled": self.queue_filled,
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class RunBounds:
     """A run's checkpoints, oldest first, and Gaussian samples of the same size for reference."""
 
-    steps: tuple[StepBound, ...]
+    steps: Sequence[StepBound]
     reference: Normality
     temperature: float
     own_scale: float
@@ -306,23 +287,12 @@ class RunBounds:
 
     def metrics(self) -> dict[str, Any]:
         """One flat object: the last checkpoint under plain names, every checkpoint under names with its step."""
-        found: dict[str, Any] = {
+        return {
             "images": self.images,
             "keys_per_image": self.keys,
             "temperature": self.temperature,
             "covariance_scale": self.own_scale,
             "gaussian_reference_rejected_percent": self.reference.rejected(),
-            **_step_metrics(self.steps[-1]),
+            **self.steps[-1].metrics(),
+            **{f"{name}_step{s.step}": value for s in self.steps for name, value in s.metrics().items()},
         }
-        for each in self.steps:
-            found |= {f"{name}_step{each.step}": value for name, value in _step_metrics(each).items()}
-        return found
-
-
-def _step_metrics(bound: StepBound) -> dict[str, float]:
-    return bound.row.metrics() | {
-        "skewness_median": float(bound.normality.skewness.quantile(0.5)),
-        "excess_kurtosis_median": float(bound.normality.excess_kurtosis.quantile(0.5)),
-        "rejected_percent": bound.normality.rejected(),
-        "queue_filled": bound.queue_filled,
-    }

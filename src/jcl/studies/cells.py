@@ -17,6 +17,8 @@ from jcl.errors import SettingsError
 from jcl.runs.json_object import written
 from jcl.settings.schema import Settings, affects_results, parse_yaml, put, setting_names, values_of
 
+Axes = Mapping[str, Sequence[Any]]
+"""Settings by their dotted names, and the values to try."""
 Build = Callable[[Mapping[str, Any]], Settings]
 """Builds the settings of a cell from its values, by dotted names."""
 
@@ -26,14 +28,6 @@ _FIXED = {
     "train.seed": "use --seeds, as in --seeds 3 or --seeds 0,7,42",
     "data.location": "all cells are compared on the same images",
 }
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A setting by its dotted name, and the values to try."""
-
-    name: str
-    values: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -67,21 +61,34 @@ def short_name(name: str) -> str:
     return "method" if name == "method.name" else name.rpartition(".")[2]
 
 
-def unique(values: Iterable[Any]) -> list[Any]:
-    """The distinct values in order; they need not be hashable."""
+def distinct_values(values: Iterable[Any]) -> list[Any]:
+    """The distinct values, which need not be hashable: sorted if all are numbers, else in order."""
     distinct: list[Any] = []
     for value in values:
         if value not in distinct:
             distinct.append(value)
-    return distinct
+    return sorted(distinct) if are_numbers(distinct) else distinct
 
 
-def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number; true and false are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Whether JSON values are all numbers; true and false are not."""
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def parse_axis(text: str) -> Axis:
+def parse_axes(texts: Sequence[str], given: Mapping[str, Any], *, alone: bool = False) -> dict[str, list[Any]]:
+    """Parse each `--over`; a setting must not be given otherwise, too, except for the center if varied `alone`."""
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, values = parse_axis(text)
+        if name in axes:
+            raise SettingsError(f"--over {name} is given twice; list all its values in one.")
+        if name in given and not alone:
+            raise SettingsError(f"{name} is given both with --over and as {given[name]!r}; remove one of them.")
+        axes[name] = values
+    return axes
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
     """Parse `--over`: "num_keys=1,2,3" or "train.milestones=[60, 80],[120, 160]"."""
     name, sign, listed = text.partition("=")
     if not sign:
@@ -99,7 +106,7 @@ def parse_axis(text: str) -> Axis:
         raise SettingsError(f"--over cannot parse the values in {text!r}; write them as 1,2,3.")
     if not values:
         raise SettingsError(f"--over {name} has no values; give some, as in --over {name}=1,2,3.")
-    return Axis(name, tuple(values))
+    return name, values
 
 
 def full_name(name: str) -> str:
@@ -115,88 +122,70 @@ def full_name(name: str) -> str:
     return found[0]
 
 
-def parse_seeds(text: str, first: int = 0) -> tuple[int, ...]:
+def parse_seeds(text: str, first: int = 0) -> list[int]:
     """Parse `--seeds`: a count, starting at `first`, or a list such as "0,7,42" ("7," for a single seed)."""
     if not re.fullmatch(r"\s*\d{1,18}\s*(,\s*\d{1,18}\s*)*,?\s*", text):
         raise SettingsError(f"--seeds takes a count, such as 3, or a list such as 0,7,42, but got {text!r}.")
     numbers = [int(part) for part in text.split(",") if part.strip()]
     if "," in text:
-        return tuple(dict.fromkeys(numbers))
+        return list(dict.fromkeys(numbers))
     if not 1 <= numbers[0] <= 1000:
         raise SettingsError(f"--seeds takes 1 to 1000 seeds, but got {numbers[0]}; for one seed, write {numbers[0]},.")
-    return tuple(range(first, first + numbers[0]))
+    return list(range(first, first + numbers[0]))
 
 
-def require_distinct(axes: Sequence[Axis], given: Mapping[str, Any], *, alone: bool = False) -> None:
-    """Raise if a setting has two axes, or an axis and a value; with `alone`, the value is the center."""
-    names = [axis.name for axis in axes]
-    for name in names:
-        if names.count(name) > 1:
-            raise SettingsError(f"--over {name} is given twice; list all its values in one.")
-        if name in given and not alone:
-            raise SettingsError(f"{name} is given both with --over and as {given[name]!r}; remove one of them.")
+def build_cells(axes: Axes, seeds: Sequence[int], build: Build, *, alone: bool = False) -> list[Cell]:
+    """All combinations of the axes' values or, with `alone`, the center and each axis varied by itself around it.
 
-
-def grid(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]:
-    """All combinations of the axes' values, seed by seed."""
-    names = [axis.name for axis in axes]
-    combinations = itertools.product(*(axis.values for axis in axes))
-    return _cells(names, [dict(zip(names, values, strict=True)) for values in combinations], seeds, build)
-
-
-def each_alone(axes: Sequence[Axis], seeds: Sequence[int], build: Build) -> list[Cell]:
-    """The center, which all axes share, and each axis varied by itself around it."""
-    names = [axis.name for axis in axes]
-    combinations = [{axis.name: value} for axis in axes for value in axis.values]
-    center = values_of(build({}), names)
-    for values in combinations:
-        found = values_of(build(values), names)
-        for name in names:
-            if name not in values and found[name] != center[name]:
-                raise SettingsError(
-                    f"{describe(values)} cannot be varied alone: it changes {name} from {written(center[name])} to "
-                    f"{written(found[name])}. Remove one of the two --over, or --each-alone."
-                )
-    return _cells(names, [{}, *combinations], seeds, build)
-
-
-def _cells(
-    names: Sequence[str], combinations: Sequence[Mapping[str, Any]], seeds: Sequence[int], build: Build
-) -> list[Cell]:
-    """Values that are equal after validation, such as 0.2 and 2e-1, make one cell."""
+    Values that are equal after validation, such as 0.2 and 2e-1, make one cell. The first seed comes first.
+    """
+    combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if alone:
+        combinations = [{}, *({name: value} for name, values in axes.items() for value in values)]
+        _require_independent(combinations, axes, build)
     cells: dict[str, Cell] = {}
-    for seed in seeds:
-        for values in combinations:
-            settings = build({**values, "train.seed": seed})
-            cell = Cell(values_of(settings, names), seed, settings)
-            cells.setdefault(cell.name, cell)
+    for seed, values in itertools.product(seeds, combinations):
+        settings = build({**values, "train.seed": seed})
+        cell = Cell(values_of(settings, axes), seed, settings)
+        cells.setdefault(cell.name, cell)
     return list(cells.values())
 
 
-def base_settings(axes: Sequence[Axis], build: Build) -> Settings:
+def _require_independent(combinations: Sequence[Mapping[str, Any]], axes: Axes, build: Build) -> None:
+    """Raise if a value changes another axis, as a method changes the temperature."""
+    center = values_of(build({}), axes)
+    for values in combinations:
+        for name, found in values_of(build(values), axes).items():
+            if name not in values and found != center[name]:
+                raise SettingsError(
+                    f"{describe(values)} cannot be varied alone: it changes {name} from {written(center[name])} to "
+                    f"{written(found)}. Remove one of the two --over, or --each-alone."
+                )
+
+
+def base_settings(axes: Axes, build: Build) -> Settings:
     """The settings that all cells share, with some value on each axis."""
     try:
         return build({})
     except SettingsError:  # the settings may be valid only together with values of the axes
-        return build({axis.name: axis.values[0] for axis in axes})
+        return build({name: values[0] for name, values in axes.items()})
 
 
-def shared_values(base: Settings, axes: Sequence[str]) -> dict[str, Any]:
+def shared_values(base: Settings, axes: Iterable[str]) -> dict[str, Any]:
     """Everything that determines a cell's result apart from the axes and the seed."""
-    names = [name for name in setting_names() if affects_results(name) and name not in {*axes, "train.seed"}]
-    return values_of(base, names)
+    varied = {*axes, "train.seed"}
+    return values_of(base, [name for name in setting_names() if affects_results(name) and name not in varied])
 
 
-def refuse_ignored(axes: Sequence[Axis], base: Settings) -> None:
+def refuse_ignored(axes: Axes, base: Settings) -> None:
     """Raise if an axis has no effect, because no method in the grid uses the setting."""
-    over = {axis.name: list(axis.values) for axis in axes}
-    for name in over:
-        if reason := _why_ignored(name, over, base):
+    for name in axes:
+        if reason := _why_ignored(name, axes, base):
             raise SettingsError(f"--over {name} has no effect: {reason}.")
 
 
-def _why_ignored(name: str, over: Mapping[str, list[Any]], base: Settings) -> str:
-    names = [method for method in over.get("method.name", [base.method.name]) if method in list(METHODS)]
+def _why_ignored(name: str, axes: Axes, base: Settings) -> str:
+    names = [method for method in axes.get("method.name", [base.method.name]) if method in list(METHODS)]
     methods, title = [METHODS[method] for method in names], " and ".join(names)
     if not methods:
         return ""  # the names are invalid, which building the cells reports
@@ -205,8 +194,8 @@ def _why_ignored(name: str, over: Mapping[str, list[Any]], base: Settings) -> st
     if name in ("method.covariance_scale", "method.covariance_schedule"):
         if not any(method.uses_covariance for method in methods):
             return f"{title} does not use the covariance of the keys"
-        if all(count == 1 for count in over.get("method.num_keys", [base.method.num_keys])):
+        if all(count == 1 for count in axes.get("method.num_keys", [base.method.num_keys])):
             return "one key per image (method.num_keys=1) has no covariance"
-    if name == "model.head_width" and set(over.get("model.head", [base.model.head])) == {"linear"}:
+    if name == "model.head_width" and set(axes.get("model.head", [base.model.head])) == {"linear"}:
         return "model.head=linear has no hidden layer"
     return ""

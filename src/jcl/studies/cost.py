@@ -9,25 +9,35 @@ from __future__ import annotations
 import contextlib
 import itertools
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from jcl.errors import JclError
+from jcl.console import pluralize, readable_size
+from jcl.core.registry import METHODS
+from jcl.data import ImageBatch
+from jcl.distributed.device import choose_device
+from jcl.errors import JclError, SettingsError
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import DataFacts, ResolvedSettings, passes_of_flat_memory, resolve
+from jcl.settings.schema import with_values
+from jcl.settings.studies import CostOptions, parse_integers
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
+from jcl.train.step import TrainingStep
 
-Argument = TypeVar("Argument")
-Result = TypeVar("Result")
 Step = Callable[[], object]
 BASELINE = "moco-v2"
+COMPARED = ("jcl", "multi-key", "multi-key-backprop")
+_DATASET_SIZE = 1_000_000  # assumed when "auto" is resolved; no images are read
+_FLAT_GROWTH = 0.001  # of the baseline's memory per key: 3 % with 32 keys
 
 
 @dataclass(frozen=True)
@@ -48,15 +58,187 @@ class Cell:
     cost: StepCost | None
 
 
+@dataclass(frozen=True)
+class CostReport:
+    """All measurements, with increasing numbers of keys of each method, and the settings and the device."""
+
+    cells: Sequence[Cell]
+    settings: ResolvedSettings
+    device: str
+
+    def measured(self, method: str) -> list[tuple[int, StepCost]]:
+        """The numbers of keys with which a method fits into memory, and their costs."""
+        return [(cell.keys, cell.cost) for cell in self.cells if cell.method == method and cell.cost is not None]
+
+    @property
+    def baseline(self) -> StepCost | None:
+        """The cost of MoCo v2, which everything is compared with."""
+        return next((cost for _, cost in self.measured(BASELINE)), None)
+
+    def growth(self, method: str) -> tuple[float, float] | None:
+        """Slope, in bytes per key, and R² of a line fitted to a method's memory, if there are three measurements."""
+        found = self.measured(method)
+        if len(found) < 3:
+            return None
+        keys, memory = [count for count, _ in found], [cost.bytes for _, cost in found]
+        fit = statistics.correlation(keys, memory) ** 2 if len(set(memory)) > 1 else 1.0
+        return statistics.linear_regression(keys, memory).slope, fit
+
+    def metrics(self) -> dict[str, Any]:
+        """One flat object; null for what ran out of memory."""
+        found: dict[str, Any] = {
+            "device": self.device,
+            "torch": torch.__version__,
+            "backbone": self.settings.model.backbone,
+            "image_size": self.settings.views.image_size,
+            "batch_size": self.settings.train.batch_size,
+        }
+        base = self.baseline
+        for cell in self.cells:
+            name, cost = f"{cell.method.replace('-', '_')}_m{cell.keys}", cell.cost
+            found[f"{name}_bytes"] = cost and cost.bytes
+            found[f"{name}_ms"] = cost and cost.milliseconds
+            found[f"{name}_ms_spread"] = cost and cost.spread
+            if cost and base:
+                found[f"{name}_bytes_times_moco_v2"] = cost.bytes / base.bytes
+                found[f"{name}_ms_times_moco_v2"] = cost.milliseconds / base.milliseconds
+        for method in COMPARED:
+            if line := self.growth(method):
+                name = method.replace("-", "_")
+                found[f"{name}_bytes_per_key"], found[f"{name}_line_fit"] = line
+        return found
+
+    def describe(self) -> str:
+        model, size, batch = self.settings.model, self.settings.views.image_size, self.settings.train.batch_size
+        return f"{model.backbone} at {size} px, batch of {batch}, {self.device}"
+
+    def finding(self) -> str:
+        """Memory of JCL and of backprop through the keys relative to MoCo v2, with the most keys that fit."""
+        base, found = self.baseline, []
+        if base is None:
+            return "MoCo v2 itself ran out of memory"
+        for method in ("jcl", "multi-key-backprop"):
+            fitting = self.measured(method)[-1:]
+            parts = [f"{cost.bytes / base.bytes:.2f} × with {pluralize(keys, 'key')}" for keys, cost in fitting]
+            missing = [cell.keys for cell in self.cells if cell.method == method and cell.cost is None]
+            parts += [f"out of memory with {pluralize(keys, 'key')}" for keys in missing[:1]]
+            found.append(f"{METHODS[method].title} {', '.join(parts)}")
+        return f"Memory relative to MoCo v2: {'; '.join(found)}"
+
+    def growth_lines(self) -> list[str]:
+        """How each method's memory grows with the keys."""
+        base, lines = self.baseline, []
+        for method in COMPARED:
+            if line := self.growth(method):
+                flat = base is not None and abs(line[0]) < _FLAT_GROWTH * base.bytes
+                grows = f"{readable_size(line[0])} per key (R² of a linear fit: {line[1]:.3f})"
+                lines.append(f"{METHODS[method].title}: {'constant memory' if flat else grows}.")
+        return lines
+
+    def warning(self) -> str:
+        """A warning if more keys often do not take longer by more than the noise, or nothing."""
+        increases, base = [], self.baseline
+        for method in COMPARED:
+            found = self.measured(method)
+            if base is not None and found and found[0][0] > 1:
+                found = [(1, base), *found]
+            for (_, fewer), (_, more) in itertools.pairwise(found):
+                increases.append(more.milliseconds - fewer.milliseconds >= max(fewer.spread, more.spread))
+        if all(increases):
+            return ""
+        noise = max(cell.cost.spread / cell.cost.milliseconds for cell in self.cells if cell.cost is not None)
+        return (
+            f"The times are unreliable: in {increases.count(False)} of {len(increases)} comparisons, more keys cost "
+            f"less time than the noise (up to {100 * noise:.0f} %). Use an idle machine or more --repeats."
+        )
+
+
+def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> CostReport:
+    """Measure MoCo v2 once and the other methods with each number of keys, each in its own process.
+
+    If a measurement runs out of memory, the method is not measured with more keys.
+    """
+    keys = sorted(parse_integers(options.keys, "--keys"))
+    if keys[0] < 1:
+        raise SettingsError(f"--keys must be at least 1, but got {options.keys}.")
+    device = choose_device(options.device)
+    recipe, values = _recipe(options, device)
+    cells: list[Cell] = []
+    for method, counts in ((BASELINE, [1]), *((method, keys) for method in COMPARED)):
+        fits = True
+        for count in counts:
+            task = (step_settings(recipe, values, method, count), device, options.repeats)
+            cost = run_in_subprocess(measure_training_step, *task) if fits else None
+            fits = cost is not None
+            cells.append(Cell(method, count, cost))
+            progress(len(cells), 1 + len(COMPARED) * len(keys))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return CostReport(cells, step_settings(recipe, values, BASELINE, 1), name)
+
+
+def _recipe(options: CostOptions, device: torch.device) -> tuple[str, dict[str, Any]]:
+    """The recipe and its changes: by default the paper's ResNet-50 on a GPU, and a small network on a CPU."""
+    given = {
+        "model.backbone": options.backbone,
+        "views.image_size": options.image_size,
+        "train.batch_size": options.batch_size,
+    }
+    values = {name: value for name, value in given.items() if value is not None}
+    eager = {"train.compile": False, "train.cuda_graph": False}  # 19 compilations would take too long
+    if options.recipe is not None:
+        return options.recipe, eager | values
+    if device.type == "cuda":
+        return "imagenet-paper", eager | {"train.batch_size": 256} | values
+    # A small network stores little for the backward pass, so keys must be encoded in small parts to fit as well.
+    batch = options.batch_size or 64
+    parts = max(parts for parts in range(1, 33) if batch % parts == 0 and batch // parts >= 2)
+    small = {"views.image_size": 64, "train.batch_size": 64, "model.bn_groups": parts, "train.key_passes": parts}
+    return "demo", eager | small | values
+
+
+def step_settings(recipe: str, values: Mapping[str, Any], method: str, keys: int) -> ResolvedSettings:
+    """The settings of a measurement: a recipe with changes, a method and its number of keys."""
+    one_query = {"method.num_queries": 1}  # as in the paper
+    own = {"method.num_keys": keys} if METHODS[method].several_keys else {}
+    settings = build_settings(recipe, method=method, values=one_query | dict(values) | own)
+    size = settings.views.image_size
+    side = 320 if size == "auto" else max(32, round(size * 10 / 7))
+    resolved = resolve(settings, DataFacts(images=_DATASET_SIZE, short_side=side, decoded=True))[0]
+    if settings.train.key_passes == "auto" and not METHODS[method].gradient_through_keys:
+        # Training may encode small views in one pass, but here memory is compared.
+        passes = passes_of_flat_memory(resolved.method.num_keys, resolved.model.bn_groups)
+        resolved = with_values(resolved, {"train.key_passes": passes})
+    return resolved
+
+
+def measure_training_step(settings: ResolvedSettings, device: torch.device, repeats: int) -> StepCost:
+    """Measure the step of a real run, on random images on the device, in this process."""
+
+    def build() -> Step:
+        learner, _ = build_learner(settings, device)
+        optimizer = build_optimizer(settings, learner, device)
+        step = TrainingStep(learner, optimizer, run_view_recipe(settings), 0, step_options(settings, device))
+        count, side = settings.train.batch_size, settings.data.canvas
+        pixels = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, device=device)
+        batch = ImageBatch(pixels, torch.full((count, 2), side, device=device), torch.arange(count, device=device))
+        numbers = itertools.count()
+        return lambda: step(batch, next(numbers), 0.01, float(settings.method.covariance_scale))
+
+    return measure_step(build, device, repeats=repeats)
+
+
 def measure_step(build: Callable[[], Step], device: torch.device, *, repeats: int) -> StepCost:
     """Build a step, warm it up, and time it `repeats` times.
 
     Reports the median on a GPU, and the minimum on a CPU, which other processes disturb.
     """
-    return _measure_on_gpu(build, device, repeats) if device.type == "cuda" else _measure_on_cpu(build, repeats)
+    memory, times = (_measure_on_gpu if device.type == "cuda" else _measure_on_cpu)(build, device, repeats)
+    lower, upper = np.quantile(times, [0.25, 0.75])
+    typical = statistics.median(times) if device.type == "cuda" else min(times)
+    return StepCost(memory, typical, float(upper - lower))
 
 
-def _measure_on_gpu(build: Callable[[], Step], device: torch.device, repeats: int) -> StepCost:
+def _measure_on_gpu(build: Callable[[], Step], device: torch.device, repeats: int) -> tuple[int, list[float]]:
     step = build()
     for _ in range(3):  # selects kernels and creates the optimizer state, which may take more memory
         step()
@@ -70,46 +252,37 @@ def _measure_on_gpu(build: Callable[[], Step], device: torch.device, repeats: in
         end.record()
         torch.cuda.synchronize(device)
         times.append(start.elapsed_time(end))
-    return StepCost(torch.cuda.max_memory_allocated(device), statistics.median(times), _interquartile_range(times))
+    return torch.cuda.max_memory_allocated(device), times
 
 
-def _measure_on_cpu(build: Callable[[], Step], repeats: int) -> StepCost:
+def _measure_on_cpu(build: Callable[[], Step], _device: torch.device, repeats: int) -> tuple[int, list[float]]:
     # The profiler must see the weights allocated. The second step is the first with all of the optimizer state.
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step = build()
         for _ in range(2):
             step()
+    results: Any = profile.profiler.kineto_results if profile.profiler else None
+    changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
+    changes.sort(key=lambda change: change[0])  # stable: simultaneous events keep their order
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - started))
-    return StepCost(_peak_bytes(profile), min(times), _interquartile_range(times))
+    return int(np.cumsum([size for _, size in changes]).max()), times
 
 
-def _interquartile_range(times: Sequence[float]) -> float:
-    lower, upper = np.quantile(times, [0.25, 0.75])
-    return float(upper - lower)
-
-
-def _peak_bytes(profile: torch.profiler.profile) -> int:
-    results: Any = profile.profiler.kineto_results if profile.profiler else None
-    changes = [(event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"]
-    changes.sort(key=lambda change: change[0])  # stable: simultaneous events keep their order
-    return int(np.cumsum([size for _, size in changes]).max())
-
-
-def run_in_subprocess(work: Callable[[Argument], Result], argument: Argument) -> Result | None:
-    """Call `work(argument)` in a fresh process; returns None if it ran out of memory.
+def run_in_subprocess(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `work(*arguments)` in a fresh process; returns None if it ran out of memory.
 
     Nothing measured before affects the process, and all of its memory is freed. Everything passed must pickle.
     """
     context: Any = multiprocessing.get_context("spawn")
     if "forkserver" in multiprocessing.get_all_start_methods():
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([work.__module__])
+        context.set_forkserver_preload([__name__])
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(work, argument, sender), daemon=True)
+    process = context.Process(target=_send_result, args=(sender, work, arguments), daemon=True)
     process.start()
     sender.close()
     try:
@@ -125,68 +298,20 @@ def run_in_subprocess(work: Callable[[Argument], Result], argument: Argument) ->
         process.join()
     if isinstance(answer, BaseException):
         raise answer
-    result: Result | None = answer
-    return result
+    return answer
 
 
-def _send_result(
-    work: Callable[[Argument], Result], argument: Argument, sender: multiprocessing.connection.Connection
-) -> None:
+def _send_result(sender: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with contextlib.suppress(OSError):  # if memory runs out, the system should kill this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["KINETO_LOG_LEVEL"] = "99"
     answer: Any
     try:
-        answer = work(argument)
+        answer = work(*arguments)
     except (torch.OutOfMemoryError, MemoryError):
         answer = None
     except (JclError, RuntimeError) as error:
         # The CPU allocator raises a plain RuntimeError.
         answer = None if "DefaultCPUAllocator" in str(error) else error
     sender.send(answer)
-
-
-@dataclass(frozen=True)
-class Growth:
-    """A line fitted to a method's memory over its keys, and its R²."""
-
-    bytes_per_key: float
-    fit: float
-
-
-def growth(cells: Sequence[Cell], method: str) -> Growth | None:
-    """How a method's memory grows with the keys; None with fewer than three measurements."""
-    found = [(cell.keys, cell.cost.bytes) for cell in cells if cell.method == method and cell.cost is not None]
-    if len(found) < 3:
-        return None
-    keys, memory = np.array(found, dtype=np.float64).T
-    slope, intercept = np.polyfit(keys, memory, 1)
-    residuals = memory - (intercept + slope * keys)
-    total = float(((memory - memory.mean()) ** 2).sum())
-    return Growth(float(slope), 1 - float((residuals**2).sum()) / total if total > 0 else 1.0)
-
-
-def reliable_increases(cells: Sequence[Cell]) -> list[bool]:
-    """Whether a step takes longer by more than the noise, from each number of keys of a method to the next.
-
-    The baseline stands in for one key if that is missing.
-    """
-    found = []
-    for method in dict.fromkeys(cell.method for cell in cells if cell.method != BASELINE):
-        own = [cell for cell in cells if cell.method == method]
-        costs = [baseline(cells)] if own[0].keys > 1 else []
-        for fewer, more in itertools.pairwise(cost for cost in costs + [cell.cost for cell in own] if cost is not None):
-            found.append(more.milliseconds - fewer.milliseconds >= max(fewer.spread, more.spread))
-    return found
-
-
-def baseline(cells: Sequence[Cell]) -> StepCost | None:
-    """The cost of MoCo v2, which everything is compared with."""
-    return next((cell.cost for cell in cells if cell.method == BASELINE), None)
-
-
-def most_keys(cells: Sequence[Cell], method: str) -> Cell | None:
-    """The cell of a method with the most keys that fit into memory."""
-    fitting = [cell for cell in cells if cell.method == method and cell.cost is not None]
-    return max(fitting, key=lambda cell: cell.keys, default=None)

@@ -17,24 +17,23 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jcl.console import pluralize
+from jcl.console import plain_names, pluralize
 from jcl.data import ImageBatch, ImageSource, read_all
 from jcl.data.source import select_images
-from jcl.distributed.device import autocast
+from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.random import IMAGE_CHOICE, permutation
 from jcl.runs.atomic import replacing
+from jcl.settings.studies import ViewOptions
 from jcl.views import ViewMaker, ViewRecipe
 
-PAPER_VIEWS = 32
-PAPER_IMAGES = 32_768
 VALUES_SUFFIXES = (".csv", ".npz")
 _STEP = 0  # views are drawn as in the first training step
 
@@ -85,6 +84,14 @@ class ViewSampler:
                 self.progress(done, len(rows))
 
 
+def view_sampler(
+    options: ViewOptions, device: torch.device, canvas: int, progress: Callable[[int, int], None] | None = None
+) -> ViewSampler:
+    """The sampler that a command's options ask for."""
+    precision = choose_precision(options.precision, device)
+    return ViewSampler(options.seed, device, precision, options.batch_size, canvas, options.worker_count, progress)
+
+
 @dataclass(frozen=True)
 class ImageViews:
     """The numbered views of a batch of n images."""
@@ -94,30 +101,24 @@ class ImageViews:
 
     def chunks(self, recipe: ViewRecipe, numbers: range) -> Iterator[Tensor]:
         """The views with these numbers, (n * v, 3, size, size) grouped by image, with as many v as fit in a pass."""
-        at_once = max(1, self.sampler.batch_size // len(self.batch))
+        batch, device = self.batch, self.sampler.device
+        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        maker = ViewMaker(
+            *(recipe, self.sampler.seed, _STEP, batch.pixels, batch.sizes, batch.samples),
+            dtype=self.sampler.precision,
+            memory_format=layout,
+        )
+        at_once = max(1, self.sampler.batch_size // len(batch))
         for start in range(numbers.start, numbers.stop, at_once):
-            yield self._draw(recipe, range(start, min(start + at_once, numbers.stop)))
+            views = torch.arange(start, min(start + at_once, numbers.stop), device=device)
+            rows = torch.arange(len(batch), device=device).repeat_interleave(len(views))
+            yield maker(rows, views.repeat(len(batch)))
 
     def encode(self, network: nn.Module, views: Tensor) -> Tensor:
         """Features (n, v, d) of a chunk, in the network's precision."""
         with torch.inference_mode(), autocast(self.sampler.device, self.sampler.precision):
             features: Tensor = network(views)
         return features.view(len(self.batch), -1, features.shape[1])
-
-    def _draw(self, recipe: ViewRecipe, numbers: range) -> Tensor:
-        batch, device = self.batch, self.sampler.device
-        maker = ViewMaker(
-            recipe,
-            self.sampler.seed,
-            _STEP,
-            batch.pixels,
-            batch.sizes,
-            batch.samples,
-            dtype=self.sampler.precision,
-            memory_format=torch.channels_last if device.type == "cuda" else torch.contiguous_format,
-        )
-        rows = torch.arange(len(batch), device=device).repeat_interleave(len(numbers))
-        return maker(rows, torch.arange(numbers.start, numbers.stop, device=device).repeat(len(batch)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +180,7 @@ class SpreadSums:
 
 
 def view_spreads(
-    viewers: Sequence[Viewer], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int = PAPER_VIEWS
+    viewers: Sequence[Viewer], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int
 ) -> tuple[list[ViewSpread], Tensor]:
     """The spread of `views` views of the images `rows` for each viewer, and the rows that could be read.
 
@@ -187,27 +188,27 @@ def view_spreads(
     """
     if views < 2:
         raise SettingsError(f"--views-per-image must be at least two, but got {views}.")
-    found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in viewers]
-    samples, width = [], [0] * len(viewers)
+    found: list[list[Tensor]] = [[] for _ in viewers]
+    samples, widths = [], [0] * len(viewers)
     with contextlib.ExitStack() as modes:
         for viewer in viewers:
             modes.enter_context(evaluation_mode(viewer.network))
         for images in sampler.batches(source, rows, views):
             for number, sums in enumerate(_sums(viewers, images, views)):
-                found[number].append((sums.similarity(), sums.variance()))
-                width[number] = sums.mean.shape[1]
+                found[number].append(torch.stack([sums.similarity(), sums.variance()]))
+                widths[number] = sums.mean.shape[1]
             samples.append(images.batch.samples)
     if not samples:
         raise DataError(f"none of {pluralize(len(rows), 'image')} could be read ({source.description}).")
     spreads = []
-    for viewer, parts, wide in zip(viewers, found, width, strict=True):
-        similarity, variance = (torch.cat(values).cpu() for values in zip(*parts, strict=True))
+    for viewer, parts, width in zip(viewers, found, widths, strict=True):
+        similarity, variance = torch.cat(parts, dim=1).cpu()
         if bad := int((~similarity.isfinite()).sum()):  # checked last, because it waits for the device
             raise RunError(
                 f"{viewer.name} gives zero or non-finite features for {bad:,} of "
                 f"{pluralize(len(similarity), 'image')}; its training may have diverged."
             )
-        spreads.append(ViewSpread(similarity, variance, views, wide))
+        spreads.append(ViewSpread(similarity, variance, views, width))
     return spreads, torch.cat(samples).cpu()
 
 
@@ -222,35 +223,66 @@ def _sums(viewers: Sequence[Viewer], images: ImageViews, views: int) -> list[Spr
     return sums
 
 
-class PairedShares(NamedTuple):
-    """The percentage of images on which the first of two networks has ..."""
+def paired_shares(first: ViewSpread, other: ViewSpread) -> tuple[float, float]:
+    """The percentages of images on which the first has the higher similarity, and the lower variance.
 
-    more_alike: float  # the higher similarity
-    less_varied: float  # the lower variance; the same if both have features of the same width
-    images: int
-
-
-def paired_shares(first: ViewSpread, other: ViewSpread) -> PairedShares:
-    """Compare two networks image by image; ties count for neither."""
-    images = len(first.similarity)
-    alike = int((first.similarity > other.similarity).sum())
-    varied = int((first.variance < other.variance).sum())
-    return PairedShares(100 * alike / images, 100 * varied / images, images)
+    They are equal if both have features of the same width. Ties count for neither.
+    """
+    more_alike = (first.similarity > other.similarity).double().mean()
+    less_varied = (first.variance < other.variance).double().mean()
+    return 100 * float(more_alike), 100 * float(less_varied)
 
 
-def write_values(path: Path, images: Sequence[str], spreads: Mapping[str, ViewSpread]) -> None:
-    """Write one row per image, with its name, similarity and variance for each network, as .csv or .npz."""
-    columns = {"image": np.array(images, dtype=np.str_)}
-    for name, spread in spreads.items():
-        columns[f"{name}_similarity"] = spread.similarity.numpy()
-        columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
-        columns[f"{name}_variance"] = spread.variance.numpy()
-    with replacing(path) as file:
-        if path.suffix.lower() == ".npz":
-            np.savez(file, **columns)  # type: ignore[arg-type]
-            return
-        text = io.TextIOWrapper(file, newline="", encoding="utf-8")
-        writer = csv.writer(text)
-        writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
-        text.detach()  # flushes without closing the file
+@dataclass(frozen=True, eq=False)
+class DistributionReport:
+    """The spread of the same images and views for each network, in the order given."""
+
+    spreads: Mapping[str, ViewSpread]  # by the networks' names
+    image_names: Sequence[str]
+    summary: dict[str, Any]
+    notes: Sequence[str]
+
+    def metrics(self) -> dict[str, Any]:
+        """One flat object, with the networks' names in the keys."""
+        found: dict[str, Any] = dict(self.summary)
+        (first_name, first), *others = self.by_key().items()
+        for name, spread in self.by_key().items():
+            measured = {"similarity": spread.similarity, "variance": spread.variance}
+            measured["similarity_of_different_views"] = spread.similarity_of_different_views
+            for what, values in measured.items():
+                found[f"{name}_{what}_median"] = float(values.quantile(0.5))
+                found[f"{name}_{what}_mean"] = float(values.mean())
+            found[f"{name}_feature_width"] = spread.width
+        for name, spread in others:
+            more_alike, less_varied = paired_shares(first, spread)
+            found[f"{first_name}_more_alike_than_{name}_percent"] = more_alike
+            found[f"{first_name}_less_varied_than_{name}_percent"] = less_varied
+        return found
+
+    def describe(self) -> str:
+        summary = self.summary
+        return (
+            f"{pluralize(summary['images'], 'image')} with {pluralize(summary['views_per_image'], 'view')} each "
+            f"({summary['view_recipe']}), unit {summary['feature']} features"
+        )
+
+    def write_values(self, path: Path) -> None:
+        """Write one row per image, with its name, similarity and variance for each network, as .csv or .npz."""
+        columns = {"image": np.array(self.image_names, dtype=np.str_)}
+        for name, spread in self.by_key().items():
+            columns[f"{name}_similarity"] = spread.similarity.numpy()
+            columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
+            columns[f"{name}_variance"] = spread.variance.numpy()
+        with replacing(path) as file:
+            if path.suffix.lower() == ".npz":
+                np.savez(file, **columns)  # type: ignore[arg-type]
+                return
+            text = io.TextIOWrapper(file, newline="", encoding="utf-8")
+            writer = csv.writer(text)
+            writer.writerow(columns)
+            writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+            text.detach()  # flushes without closing the file
+
+    def by_key(self) -> dict[str, ViewSpread]:
+        """The spreads by names of lower-case letters, digits and underscores."""
+        return dict(zip(plain_names(list(self.spreads)), self.spreads.values(), strict=True))

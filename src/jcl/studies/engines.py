@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -53,51 +53,38 @@ Engine = Callable[[Sequence[Path], StopRequest], Iterator[Outcome]]
 """Runs the cells in these folders, yields each outcome, and stops them gracefully on request."""
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Room for one cell at a time: environment variables of its process and its number of loader workers."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    workers: int | None = None
+
+
 class CellProcess:
     """A `jcl ablate-cell FOLDER` process that writes its output to the cell's log."""
 
-    def __init__(
-        self, folder: Path, *, workers: int | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
-        self.folder = CellFolder(folder)
-        command = [sys.executable, "-m", "jcl", "ablate-cell", str(folder)]
-        if workers is not None:
-            command += ["--workers", str(workers)]
-        self.folder.clear_failure()  # otherwise an old error would be reported if the process dies early
-        variables = os.environ | dict(environment or {}) | {PARENT_VARIABLE: str(os.getpid()), "COLUMNS": "120"}
+    def __init__(self, path: Path, slot: Slot) -> None:
+        self.folder = CellFolder(path)
+        # Otherwise an old error would be reported if the process dies early.
+        self.folder.failure_file.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "jcl", "ablate-cell", str(path)]
+        command += [] if slot.workers is None else ["--workers", str(slot.workers)]
+        environment = os.environ | slot.environment | {PARENT_VARIABLE: str(os.getpid()), "COLUMNS": "120"}
         try:
             with self.folder.log_file.open("ab") as log:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=variables,
-                    start_new_session=True,  # Ctrl-C in the terminal goes to the parent, which passes it on
+                # In a session of its own: Ctrl-C in the terminal goes to the parent, which passes it on.
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
                 )
         except OSError as error:
-            raise RunError(f"cannot start the cell {folder}: {error.strerror}.") from None
-        self._stopping = False
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def stop(self) -> None:
-        """Ask the process to save a checkpoint and exit."""
-        if not self._stopping:
-            self._stopping = True
-            self._process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
+            raise RunError(f"cannot start the cell {path}: {error.strerror}.") from None
 
     def outcome(self) -> Outcome:
         """Wait for the process and return how it ended."""
-        while not self.ended:
+        while self.process.poll() is None:
             time.sleep(_POLL_SECONDS)
-        folder, code = self.folder, self._process.returncode
+        folder, code = self.folder, self.process.returncode
         if code == 0 and folder.result_file.exists():
             return Outcome(folder.path, "done")
         if code == Interrupted.exit_code or -code in _STOP_SIGNALS:
@@ -118,23 +105,14 @@ def _exit_message(code: int, log: Path) -> str:
 
 def stop_with_parent() -> None:
     """Stop this process, as by SIGTERM, when the process named by `PARENT_VARIABLE` is gone."""
-    parent = os.environ.get(PARENT_VARIABLE)
-    if parent is not None:
-        threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
 
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(_PARENT_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_POLL_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Room for one cell at a time: environment variables of its process and its number of loader workers."""
-
-    environment: dict[str, str] = field(default_factory=dict)
-    workers: int | None = None
+    if PARENT_VARIABLE in os.environ:
+        threading.Thread(target=watch, args=(int(os.environ[PARENT_VARIABLE]),), daemon=True).start()
 
 
 def local_slots(device: str, at_once: int) -> list[Slot]:
@@ -162,34 +140,27 @@ def local_engine(slots: Sequence[Slot]) -> Engine:
     """Runs cells on this machine, one at a time in each slot."""
 
     def run(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
-        waiting, running = deque(folders), dict[int, CellProcess]()
+        waiting, running, stopping = deque(folders), dict[int, CellProcess](), False
         try:
             while running or (waiting and not stop.requested):
                 for number, slot in enumerate(slots):
                     if number not in running and waiting and not stop.requested:
-                        folder = waiting.popleft()
-                        running[number] = CellProcess(folder, workers=slot.workers, environment=slot.environment)
-                if stop.requested:
-                    for process in running.values():
-                        process.stop()
-                ended = [number for number, process in running.items() if process.ended]
+                        running[number] = CellProcess(waiting.popleft(), slot)
+                if stop.requested and not stopping:
+                    stopping = True
+                    for cell in running.values():
+                        cell.process.terminate()  # it saves a checkpoint first
+                ended = [number for number, cell in running.items() if cell.process.poll() is not None]
                 for number in ended:
                     yield running.pop(number).outcome()
                 if not ended:
                     time.sleep(_POLL_SECONDS)
         finally:
-            for process in running.values():
-                process.kill()
+            for cell in running.values():
+                cell.process.kill()
+                cell.process.wait()
 
     return run
-
-
-@dataclass(frozen=True)
-class Share:
-    """The resources of a node that one cell takes."""
-
-    cpus: float
-    gpus: float
 
 
 @contextlib.contextmanager
@@ -229,21 +200,23 @@ def _require_listener(address: str | None) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
 
 
-def default_share(ray: Any, device: str, at_once: int, gpus: float | None, cpus: float | None) -> Share:
-    """One CPU, and 1/`at_once` of a GPU if the cluster has GPUs and the device is not the CPU."""
+def default_share(
+    ray: Any, device: str, at_once: int, gpus: float | None = None, cpus: float | None = None
+) -> tuple[float, float]:
+    """CPUs and GPUs of a cell: one CPU, and 1/`at_once` of a GPU if the cluster has GPUs and the cell may use them."""
     if gpus is None:
         gpus = 1 / at_once if device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0 else 0.0
-    return Share(cpus=1.0 if cpus is None else cpus, gpus=gpus)
+    return 1.0 if cpus is None else cpus, gpus
 
 
-def ray_engine(ray: Any, share: Share, log: Callable[[str], None], workers: int | None = None) -> Engine:
+def ray_engine(ray: Any, cpus: float, gpus: float, log: Callable[[str], None], workers: int | None = None) -> Engine:
     """Submits all cells to Ray, which runs as many at a time as their shares allow."""
 
     def run(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
         alive = _nodes(ray)
-        if not any(node.get("CPU", 0) >= share.cpus and node.get("GPU", 0) >= share.gpus for _, node in alive.values()):
-            log(f"No node has {share.cpus:g} CPUs and {share.gpus:g} GPUs; the cells wait for one.")
-        task = ray.remote(run_cell_task).options(num_cpus=share.cpus, num_gpus=share.gpus, max_retries=_MAX_RETRIES)
+        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for _, node in alive.values()):
+            log(f"No node has {cpus:g} CPUs and {gpus:g} GPUs; the cells wait for one.")
+        task = ray.remote(run_cell_task).options(num_cpus=cpus, num_gpus=gpus, max_retries=_MAX_RETRIES)
         pending = {task.remote(str(folder), workers): folder for folder in folders}
         deadline, checked = None, time.monotonic()
         while pending:
@@ -278,12 +251,12 @@ def run_cell_task(path: str, workers: int | None) -> Outcome:
         return Outcome(folder.path, "failed", error)
     if folder.result_file.exists():  # the previous node died right after writing it
         return Outcome(folder.path, "done")
-    process = CellProcess(folder.path, workers=workers)
+    cell = CellProcess(folder.path, Slot(workers=workers))
     try:
-        return process.outcome()
+        return cell.outcome()
     except KeyboardInterrupt:  # Ray cancels a task this way
-        process.stop()
-        return process.outcome()
+        cell.process.terminate()
+        return cell.outcome()
 
 
 def _task_outcome(ray: Any, reference: Any, folder: Path) -> Outcome:
