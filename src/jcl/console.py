@@ -18,15 +18,14 @@ from rich.text import Text
 _UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
-class StderrConsole(Console):
-    """Standard error, for progress and remarks.
+class LastingConsole(Console):
+    """A console that is silent, and does not raise, once its output is lost.
 
-    Training does not end when this output is lost, because a pipe or terminal was closed or the disk of a log is full:
-    the console is silent from then on.
+    Training does not end because a pipe or terminal was closed (`| head -1`) or the disk of a log is full. `failure`
+    is the error with which output was lost, except to a reader that has left.
     """
 
-    def __init__(self) -> None:
-        super().__init__(stderr=True)
+    failure: OSError | None = None
 
     def on_broken_pipe(self) -> None:
         self._fall_silent()
@@ -34,7 +33,8 @@ class StderrConsole(Console):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:  # every print ends here
             super().__exit__(kind, error, trace)
-        except OSError:
+        except OSError as failure:
+            self.failure = failure
             self._fall_silent()
 
     def _fall_silent(self) -> None:
@@ -43,6 +43,13 @@ class StderrConsole(Console):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.file.fileno())  # or Python would try to flush the rest at exit
             os.close(nowhere)
+
+
+class StderrConsole(LastingConsole):
+    """Standard error, for progress and remarks."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
 
 
 def print_line(console: Console, text: str, *, lead: str = "") -> None:

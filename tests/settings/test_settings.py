@@ -142,23 +142,19 @@ def test_hostile_or_broken_yaml_is_one_sentence_and_runs_nothing(text, tmp_path,
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.yaml"]
 
 
-def test_references_to_references_neither_fill_the_memory_nor_a_sentence(tmp_path):
-    """Each line holds the one before ten times: written out, these would be a billion values."""
-    lists = ["l0: &l0 [0]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10))]
-    merged = ["m0: &m0 {a: 0}", *(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}" for n in range(1, 10))]
-    for lines in (lists, merged):
-        (tmp_path / "settings.yaml").write_text("\n".join(lines))
-        with pytest.raises(SettingsError, match="10,000 values"):
-            read_settings(tmp_path / "settings.yaml", Settings)
+def test_aliases_which_could_fill_the_memory_are_refused(tmp_path):
+    """Each line holds the one before ten times: expanded, these would be a billion values."""
+    lines = ["l0: &l0 [0]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10))]
+    (tmp_path / "settings.yaml").write_text("\n".join(lines))
+    with pytest.raises(SettingsError, match="alias"):
+        read_settings(tmp_path / "settings.yaml", Settings)
+
+
+def test_a_message_about_a_long_value_is_short(tmp_path):
     (tmp_path / "settings.yaml").write_text("train: {lr: [" + "1, " * 9000 + "]}")
     with pytest.raises(SettingsError) as caught:
         read_settings(tmp_path / "settings.yaml", Settings)
     assert len(str(caught.value)) < 1000
-
-
-def test_references_are_read(tmp_path):
-    (tmp_path / "settings.yaml").write_text("views: {mean: &half [0.5, 0.5, 0.5], std: *half}")
-    assert read_settings(tmp_path / "settings.yaml", Settings).views.std == (0.5, 0.5, 0.5)
 
 
 def test_files_that_cannot_be_read(tmp_path):

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import jcl
 from jcl.cli.options import app as app
-from jcl.console import StderrConsole
+from jcl.console import LastingConsole, StderrConsole
 from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
 from jcl.runs.json_object import may_hold_figures
@@ -27,7 +26,7 @@ def _own_rank() -> int:
 
 
 rank = _own_rank()
-out = Console(quiet=rank > 0)  # only the first rank prints results
+out = LastingConsole(quiet=rank > 0)  # only the first rank prints results
 err = StderrConsole()
 
 

@@ -9,20 +9,17 @@ import io
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import typer
 
-from jcl.cli.app import app, err, rank
+from jcl.cli.app import app, err, out, rank
 from jcl.cli.options import WrongUsage
 from jcl.console import print_line
 from jcl.distributed.launch import report_to_launcher
 from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError
 from jcl.paths import home_expanded
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 _OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
@@ -36,13 +33,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # letters that the encoding lacks are no reason to fail
-    check_written = _keep_going_without_stdout()
     try:
         sys.argv[1:] = normalize_argv(sys.argv[1:])  # which --devices hands on
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
             _exit_interrupted()
-        check_written()
+        if out.failure is not None:
+            raise JclError(f"cannot write to standard output: {out.failure.strerror}. Everything else is done.")
         sys.exit(code or 0)
     except _ParserError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
@@ -76,51 +73,6 @@ def normalize_argv(arguments: Sequence[str]) -> list[str]:
             argument = f"{option[1]}={home_expanded(option[2])}"
         normalized.append(argument)
     return normalized
-
-
-class _LastingFile(io.FileIO):
-    """A file that accepts everything, also when nothing can be written any more."""
-
-    failure: OSError | None = None
-
-    def write(self, content: ReadableBuffer, /) -> int:
-        if self.failure is None:
-            try:
-                return super().write(content)
-            except BlockingIOError:
-                raise
-            except OSError as error:
-                self.failure = error
-        return memoryview(content).nbytes
-
-
-def _keep_going_without_stdout() -> Callable[[], None]:
-    """Let commands finish, and write their files, when stdout is closed (`| head -1`) or full.
-
-    Returns a function that raises if output was lost, except to a reader that has left.
-    """
-    stream = sys.stdout
-    if stream is None or stream is not sys.__stdout__ or not isinstance(stream, io.TextIOWrapper):
-        return lambda: None
-    stream.flush()
-    raw = _LastingFile(stream.fileno(), "wb", closefd=False)
-    sys.stdout = io.TextIOWrapper(
-        raw if isinstance(stream.buffer, io.RawIOBase) else io.BufferedWriter(raw),  # python -u has no buffer
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
-
-    def check_written() -> None:
-        sys.stdout.flush()
-        if raw.failure is not None and not isinstance(raw.failure, BrokenPipeError):
-            raise JclError(
-                f"cannot write to standard output: {raw.failure.strerror}. Everything else is done; "
-                "make room or redirect the output, and repeat the command."
-            )
-
-    return check_written
 
 
 def _wrong_usage(error: Any) -> WrongUsage:
