@@ -41,7 +41,7 @@ def test_a_run_is_described(run, npz):
     assert 'timm.create_model("local-dir:PATH_OF_THIS_FOLDER", pretrained=True)' in card
 
 
-def test_figures_only_where_they_are_there(run, tmp_path):
+def test_accuracies_are_listed_if_there_are_any(run, tmp_path):
     folder = tmp_path / "unfinished"
     shutil.copytree(run.path, folder)
     (folder / "summary.json").unlink()
@@ -50,9 +50,6 @@ def test_figures_only_where_they_are_there(run, tmp_path):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines if line["kind"] == "train"))
     card = model_card("resnet18", INFO, folder)
     assert "## Evaluation" not in card and "## Training" in card
-    for odd in ("[1, 2]", '{"knn_top1": "high"}', f'{{"knn_top1": 1{"0" * 400}}}', "[" * 100_000):
-        (folder / "summary.json").write_text(odd)
-        assert "## Evaluation" not in model_card("resnet18", INFO, folder)
 
 
 def test_a_file_from_elsewhere_makes_no_claims(tmp_path):

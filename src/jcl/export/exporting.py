@@ -59,18 +59,23 @@ def export_backbone(
         raise SettingsError(f"{out} must end in {suffix} for {target}.")
     if out.resolve() in (source.resolve(), RunFolder(source).backbone_file.resolve()):
         raise RunError(f"{out} is the backbone to export; choose another file with -o.")
-    if target == "hub-folder":
-        _check_hub_folder(out, force)
-    else:
+    if target != "hub-folder":
         refuse_overwrite(out, force=force)
+    elif out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file; a hub folder needs a folder.")
+    elif RunFolder(out).holds_run():
+        raise RunError(f"{out} is a run folder; choose another folder with -o.")
+    elif out.exists() and any(out.iterdir()) and not force:
+        raise RunError(f"{out} is not empty; use --force to write into it.")
     loaded = open_backbone(source, backbone)
     weights = loaded.network.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
         raise RunError(f"the weights in {source} are NaN or infinite; the training probably diverged.")
-    content = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
-    for name, file in content.files.items():
-        write_atomically(out / name if name else out, file)
-    return Exported(out, loaded.info, len(weights), sum(map(len, content.files.values())), content.hints)
+    content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
+    files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}
+    for path, file in files.items():
+        write_atomically(path, file)
+    return Exported(out, loaded.info, len(weights), sum(map(len, files.values())), tuple(hints))
 
 
 def import_backbone(
@@ -96,15 +101,6 @@ def import_backbone(
     return loaded
 
 
-def _check_hub_folder(out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; a hub folder needs a folder.")
-    if RunFolder(out).holds_run():
-        raise RunError(f"{out} is a run folder; choose another folder with -o.")
-    if out.exists() and any(out.iterdir()) and not force:
-        raise RunError(f"{out} is not empty; use --force to write into it.")
-
-
 @dataclass(frozen=True)
 class ExportJob:
     """The backbone to export, the run folder or weights file it comes from, and the file or folder to write."""
@@ -115,15 +111,11 @@ class ExportJob:
     out: Path
 
 
-@dataclass(frozen=True)
-class ExportContent:
-    """What to write: files by their name in the folder `out`, or the file `out` under ""; and hints for its user."""
-
-    files: dict[str, bytes]
-    hints: tuple[str, ...]
+# The file to write, or the files of a folder by name, and hints for its user.
+Content = tuple[bytes | dict[str, bytes], *tuple[str, ...]]
 
 
-def for_torchvision(job: ExportJob) -> ExportContent:
+def for_torchvision(job: ExportJob) -> Content:
     """A state dict with torchvision's names, without the classifier."""
     info = job.info
     name = torchvision_name(job.network, info)
@@ -136,10 +128,10 @@ def for_torchvision(job: ExportJob) -> ExportContent:
     safe = job.out.suffix == ".safetensors"
     state = f"safetensors.torch.load_file({file!r})" if safe else f"torch.load({file!r}, weights_only=True)"
     lines.append(f"model.load_state_dict({state}, strict=False)  # only the classifier is missing")
-    return ExportContent({"": _state_dict(job)}, ("\n".join(lines), _preprocessing(info)))
+    return _state_dict(job), "\n".join(lines), _preprocessing(info)
 
 
-def for_timm(job: ExportJob) -> ExportContent:
+def for_timm(job: ExportJob) -> Content:
     """A state dict with timm's names, which for ResNets are torchvision's."""
     name = _require_timm_name(job)
     import timm
@@ -147,10 +139,10 @@ def for_timm(job: ExportJob) -> ExportContent:
     known = timm.get_pretrained_cfg(name)
     size = f", img_size={job.info.image_size}" if known and known.fixed_input_size else ""
     hint = f"timm.create_model({name!r}, checkpoint_path={str(job.out)!r}, num_classes=0{size})"
-    return ExportContent({"": _state_dict(job)}, (hint, _preprocessing(job.info)))
+    return _state_dict(job), hint, _preprocessing(job.info)
 
 
-def for_detectron2(job: ExportJob) -> ExportContent:
+def for_detectron2(job: ExportJob) -> Content:
     """The file that detectron2's own converter makes of torchvision weights."""
     weights, info = weights_of(job.network), job.info
     name = resnet_name(weights, "")
@@ -166,26 +158,25 @@ def for_detectron2(job: ExportJob) -> ExportContent:
             INFO_KEY: info.to_text(),  # detectron2 ignores other keys
         }
     )
-    return ExportContent({"": content}, (_detectron2_config(name, job),))
+    return content, _detectron2_config(name, job)
 
 
-def for_safetensors(job: ExportJob) -> ExportContent:
+def for_safetensors(job: ExportJob) -> Content:
     """A backbone file as `jcl pretrain` writes it."""
-    hint = f"jcl.load_backbone({str(job.out)!r})"
-    return ExportContent({"": backbone_bytes(job.network, job.info)}, (hint, _preprocessing(job.info)))
+    return backbone_bytes(job.network, job.info), f"jcl.load_backbone({str(job.out)!r})", _preprocessing(job.info)
 
 
-def for_onnx(job: ExportJob) -> ExportContent:
+def for_onnx(job: ExportJob) -> Content:
     """An ONNX file, compared with PyTorch if onnxruntime is installed."""
     content = onnx_bytes(job.network, job.info)
     checked = check_onnx(content, job.network, job.info)
     result = "gives the same features as PyTorch" if checked else "is not installed, so the file was not checked"
     size, width = job.info.image_size, job.info.feature_width
     hint = f"images (batch, 3, {size}, {size}) -> features (batch, {width}), opset {OPSET}; onnxruntime {result}"
-    return ExportContent({"": content}, (hint, _preprocessing(job.info)))
+    return content, hint, _preprocessing(job.info)
 
 
-def for_hub(job: ExportJob) -> ExportContent:
+def for_hub(job: ExportJob) -> Content:
     """A folder for `timm.create_model("local-dir:...")`, opened with timm before it is written."""
     name, info = _require_timm_name(job), job.info
     files = {
@@ -201,11 +192,10 @@ def for_hub(job: ExportJob) -> ExportContent:
         opened = timm.create_model(f"local-dir:{folder}", pretrained=True)
     if not same_features(job.network, opened, info.image_size):
         raise RunError(f"timm gives other features for this {info.backbone}, so nothing was written; {_ALWAYS}.")
-    hint = f"timm.create_model({f'local-dir:{job.out}'!r}, pretrained=True)"
-    return ExportContent(files, (hint, _preprocessing(info)))
+    return files, f"timm.create_model({f'local-dir:{job.out}'!r}, pretrained=True)", _preprocessing(info)
 
 
-TARGETS: dict[str, Callable[[ExportJob], ExportContent]] = {
+TARGETS: dict[str, Callable[[ExportJob], Content]] = {
     "torchvision": for_torchvision,
     "timm": for_timm,
     "detectron2": for_detectron2,
@@ -217,11 +207,9 @@ TARGETS: dict[str, Callable[[ExportJob], ExportContent]] = {
 
 def torchvision_name(network: nn.Module, info: BackboneInfo) -> str | None:
     """The name of torchvision's equal network, or None if it has none."""
-    name = info.backbone.removeprefix("timm/").partition(".")[0]
-    known = torchvision_networks()
-    if info.backbone in known:
-        return name
-    return name if name in known and _is_same_network(network, info, name) else None
+    name, known = info.backbone.removeprefix("timm/").partition(".")[0], torchvision_networks()
+    same = info.backbone in known or (name in known and _is_same_network(network, info, name))
+    return name if same else None
 
 
 def _require_timm_name(job: ExportJob) -> str:

@@ -14,7 +14,7 @@ from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, channel_values
 from jcl.runs.folder import RunFolder
-from jcl.runs.json_object import is_figure, read_object
+from jcl.runs.json_object import is_figure
 from jcl.runs.metrics import read_metrics
 from jcl.settings.schema import Settings
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
@@ -73,20 +73,15 @@ def hub_config(name: str, info: BackboneInfo) -> dict[str, Any]:
 def model_card(name: str, info: BackboneInfo, source: Path) -> str:
     """The README: training settings and accuracies if `source` is a run folder, and how to load the model."""
     folder = RunFolder(source)
-    settings = folder.settings() if source.is_dir() and folder.holds_run() else None
     tags = ["timm", "image-feature-extraction", "jcl"]
-    if settings:
+    training = "The source of its weights is not recorded."
+    if source.is_dir() and folder.holds_run():
         tags += ["self-supervised-learning", "contrastive-learning"]
+        training = _training(folder.settings(), folder)
     front = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": tags}
-    return _CARD.format(
-        front=yaml.safe_dump(front, sort_keys=False),
-        name=name,
-        info=info,
-        version=jcl.__version__,
-        training=_training(settings, folder) if settings else "The source of its weights is not recorded.",
-        mean=list(info.mean),
-        std=list(info.std),
-    )
+    front_text, (mean, std) = yaml.safe_dump(front, sort_keys=False), (list(info.mean), list(info.std))
+    version = jcl.__version__
+    return _CARD.format(front=front_text, name=name, info=info, version=version, training=training, mean=mean, std=std)
 
 
 _CARD = """---
@@ -136,16 +131,7 @@ Pre-trained without labels on {data} with {settings.method.name} ({summary}).
 
 
 def _accuracies(folder: RunFolder) -> dict[str, float]:
-    """Accuracies of a finished run, or the newest ones of a run that has not finished."""
-    summary, figures = folder.path / "summary.json", dict[str, Any]()
-    try:
-        if summary.exists():
-            figures = read_object(summary)
-        elif folder.metrics_file.exists():
-            for line in read_metrics(folder.metrics_file):
-                figures |= line if line.get("kind") != "train" else {}
-    except RunError:  # damaged
-        return {}
-    return {
-        name: float(value) for name, value in figures.items() if name.endswith(("_top1", "_top5")) and is_figure(value)
-    }
+    """The newest accuracies of a run."""
+    lines = read_metrics(folder.metrics_file) if folder.metrics_file.exists() else []
+    figures = {name: value for line in lines for name, value in line.items() if name.endswith(("_top1", "_top5"))}
+    return {name: float(value) for name, value in figures.items() if is_figure(value)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from torch import Tensor
 
@@ -45,15 +46,11 @@ def from_detectron2(name: str) -> str:
     return f"{stages[stage]}.{rest}" if stage in stages else name.removeprefix("stem.")
 
 
-def _from_sequential(first_stage: int) -> Callable[[str], str]:
-    """Renames the parts of an nn.Sequential whose first stage is number `first_stage`."""
+def _from_sequential(first_stage: int, name: str) -> str:
+    """Renames a part of an nn.Sequential whose first stage is number `first_stage`."""
     names = {"0": "conv1", "1": "bn1"} | {str(first_stage + stage): f"layer{stage + 1}" for stage in range(4)}
-
-    def rename(name: str) -> str:
-        part, _, rest = name.partition(".")
-        return f"{names.get(part, part)}.{rest}"
-
-    return rename
+    part, _, rest = name.partition(".")
+    return f"{names.get(part, part)}.{rest}"
 
 
 DETECTRON2 = "detectron2's names"
@@ -64,18 +61,22 @@ WITHOUT_RELU = "numbered layers without the first ReLU"
 # applies its ReLU as a function, which an nn.Sequential of its children loses (2).
 _LAYOUTS: tuple[tuple[str, tuple[str, str], Callable[[str], str]], ...] = (
     (DETECTRON2, ("stem.conv1.weight", "res2.0.conv1.weight"), from_detectron2),
-    (WITHOUT_RELU, ("0.weight", "2.0.conv1.weight"), _from_sequential(2)),
-    (SEQUENTIAL, ("0.weight", "3.0.conv1.weight"), _from_sequential(3)),
-    (SEQUENTIAL, ("0.weight", "4.0.conv1.weight"), _from_sequential(4)),
+    (WITHOUT_RELU, ("0.weight", "2.0.conv1.weight"), partial(_from_sequential, 2)),
+    (SEQUENTIAL, ("0.weight", "3.0.conv1.weight"), partial(_from_sequential, 3)),
+    (SEQUENTIAL, ("0.weight", "4.0.conv1.weight"), partial(_from_sequential, 4)),
 )
 
 
 def torchvision_names(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """The tensors under torchvision's names, with their prefixes, and the title of the layout they had."""
     for title, pair, rename in _LAYOUTS:
-        prefixes = sorted(_prefixes_of_pair(tensors, *pair), key=len, reverse=True)
-        if prefixes:
-            return {_renamed(name, prefixes, rename): value for name, value in tensors.items()}, title
+        if not (prefixes := sorted(_prefixes_of_pair(tensors, *pair), key=len, reverse=True)):
+            continue
+        renamed = {}
+        for name, value in tensors.items():
+            prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
+            renamed[name if prefix is None else prefix + rename(name.removeprefix(prefix))] = value
+        return renamed, title
     return dict(tensors), "torchvision's or timm's names"
 
 
@@ -110,10 +111,10 @@ def resnet_name(tensors: Mapping[str, Tensor], prefix: str) -> str | None:
     return _RESNETS.get((blocks, bottleneck, (middle.shape[0], middle.shape[1])))
 
 
-def has_small_stem(tensors: Mapping[str, Tensor], prefix: str) -> bool:
-    """Whether the first convolution is 3×3."""
-    first = tensors.get(f"{prefix}conv1.weight")
-    return first is not None and first.dim() == 4 and tuple(first.shape[2:]) == (3, 3)
+def has_small_stem(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether there are ResNets and all start with a 3×3 convolution."""
+    shapes = [tensors[f"{prefix}conv1.weight"].shape for prefix in resnet_prefixes(tensors)]
+    return bool(shapes) and all(len(shape) == 4 and tuple(shape[2:]) == (3, 3) for shape in shapes)
 
 
 def _prefixes_of_pair(names: Iterable[str], first: str, second: str) -> list[str]:
@@ -121,11 +122,6 @@ def _prefixes_of_pair(names: Iterable[str], first: str, second: str) -> list[str
     known = set(names)
     prefixes = [name.removesuffix(first) for name in known if name == first or name.endswith(f".{first}")]
     return [prefix for prefix in prefixes if prefix + second in known]
-
-
-def _renamed(name: str, prefixes: list[str], rename: Callable[[str], str]) -> str:
-    prefix = next((prefix for prefix in prefixes if name.startswith(prefix)), None)
-    return name if prefix is None else prefix + rename(name.removeprefix(prefix))
 
 
 def _prefer_trained(prefixes: list[str]) -> list[str]:

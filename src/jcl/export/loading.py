@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -64,12 +63,8 @@ def open_backbone(path: Path, backbone: str | None = None, image_size: int | Non
     path = home_expanded(path)
     if not path.exists():
         raise RunError(f"there is no run or weights file at {path}.")
-    folder = RunFolder(path)
-    if path.is_dir() and (folder.holds_run() or not (path / CONFIG).is_file()):
-        weights = _read_run(folder)
-    else:
-        weights = read_weights(path)
-    return _load(weights, backbone, image_size)
+    is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
+    return _load(_read_run(RunFolder(path)) if is_run else read_weights(path), backbone, image_size)
 
 
 def _read_run(folder: RunFolder) -> WeightsFile:
@@ -100,8 +95,9 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
             "first norm; no supported ResNet gives the same features."
         )
     name = backbone or _network_name(weights, tensors)
-    stem = weights.info.stem if weights.info else _stem(tensors)
-    size = image_size or (weights.info.image_size if weights.info else weights.image_size) or _default_size(name, stem)
+    described = weights.info or weights
+    stem = weights.info.stem if weights.info else "small" if has_small_stem(tensors) else "imagenet"
+    size = image_size or described.image_size or _default_size(name, stem)
     if not 1 <= size <= _MAX_IMAGE_SIZE:
         raise RunError(
             f"invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
@@ -114,9 +110,9 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
     _check_match(weights, found, expected, f"{name} at {size} px")
     loaded = {part: found[part] for part in expected if part in found}
     network.load_state_dict(loaded, strict=False)
-    described = weights.info or weights
     info = BackboneInfo(name, stem, size, width, described.mean, described.std)
     network.info = info  # type: ignore[assignment]
+    dtypes = {value.dtype for part, value in loaded.items() if value.dtype != expected[part].dtype}
     unused = [part for part in tensors if not (part.startswith(prefix) and part.removeprefix(prefix) in loaded)]
     return LoadedBackbone(
         network=network.eval(),
@@ -124,66 +120,57 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
         source=f"{weights.kind}, {layout}" + (f", under {prefix.removesuffix('.')}" if prefix else ""),
         loaded=len(loaded),
         unused=dict(Counter(_part_of_file(part, prefix) for part in unused)),
-        notes=tuple(_notes(weights, layout, stem, loaded, expected)),
+        notes=tuple(_notes(weights, layout, stem, dtypes)),
     )
 
 
 def _network_name(weights: WeightsFile, tensors: Mapping[str, Tensor]) -> str:
     if weights.info:
         return weights.info.backbone
-    if weights.architecture and _is_known(weights.architecture):
-        return weights.architecture
+    named = weights.architecture
+    if named and (named in OWN_BACKBONES or named in torchvision_networks() or _timm_image_size(named)):
+        return named
     prefixes = resnet_prefixes(tensors)
     names = {name for prefix in prefixes if (name := resnet_name(tensors, prefix))}
     if len(names) == 1:
         return names.pop()
     reason = "holds a ResNet of unusual depth or width" if prefixes else "does not look like a ResNet"
-    if weights.architecture:
-        reason += f" (its arch is {weights.architecture!r}, an unknown name)"
+    if named:
+        reason += f" (its arch is {named!r}, an unknown name)"
     raise RunError(
         f"{weights.path} {reason}. Name its network with `jcl import --backbone NAME` or "
         "`load_backbone(path, backbone=NAME)`."
     )
 
 
-def _is_known(name: str) -> bool:
-    if name in OWN_BACKBONES or name in torchvision_networks():
-        return True
+def _timm_image_size(name: str) -> int | None:
+    """The image size of a network of timm, None if timm is not installed or does not have it."""
     with contextlib.suppress(ImportError):
         import timm
 
-        return bool(timm.is_model(name.removeprefix("timm/")))
-    return False
-
-
-def _stem(tensors: Mapping[str, Tensor]) -> Literal["imagenet", "small"]:
-    prefixes = resnet_prefixes(tensors)
-    return "small" if prefixes and all(has_small_stem(tensors, prefix) for prefix in prefixes) else "imagenet"
+        if timm.is_model(name := name.removeprefix("timm/")):
+            known = timm.get_pretrained_cfg(name)
+            return int(known.input_size[-1]) if known else 224
+    return None
 
 
 def _default_size(name: str, stem: str) -> int:
     if stem == "small" or name in OWN_BACKBONES:
         return 32
-    if name not in torchvision_networks():
-        with contextlib.suppress(ImportError):
-            import timm
-
-            known = timm.get_pretrained_cfg(name.removeprefix("timm/"))
-            return int(known.input_size[-1]) if known else 224
-    return 224
+    return 224 if name in torchvision_networks() else _timm_image_size(name) or 224
 
 
 def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
     prefixes = network_prefixes(tensors, expected)
-    if len(prefixes) == 1:
-        return prefixes[0]
     if not prefixes:
         raise RunError(
             f"{weights.path} does not hold a {name}: most of its {len(expected):,} tensors ({_first(expected)}) are "
             f"missing; the file has {_first(tensors)}."
         )
-    places = " and ".join(prefix or "no prefix" for prefix in prefixes)
-    raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {places}; save the tensors of one alone.")
+    if len(prefixes) > 1:
+        places = " and ".join(prefix or "no prefix" for prefix in prefixes)
+        raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {places}; save the tensors of one alone.")
+    return prefixes[0]
 
 
 def _check_match(
@@ -197,17 +184,10 @@ def _check_match(
     shapes = [part for part, value in expected.items() if part in found and found[part].shape != value.shape]
     tops = {part.partition(".")[0] for part in expected} - set(_HEADS)
     unexpected = [part for part in found if part not in expected and part.partition(".")[0] in tops]
-    problems = []
-    if missing:
-        problems.append(f"{len(missing):,} missing ({_first(missing)})")
-    if shapes:
-        first = shapes[0]
-        problems.append(
-            f"{len(shapes):,} of another shape ({_first(shapes)}; {first} is {tuple(found[first].shape)} in the file "
-            f"and {tuple(expected[first].shape)} in the network)"
-        )
-    if unexpected:
-        problems.append(f"{len(unexpected):,} unexpected ({_first(unexpected)})")
+    kinds = {"missing": missing, "of another shape": shapes, "unexpected": unexpected}
+    problems = [f"{len(parts):,} {kind} ({_first(parts)})" for kind, parts in kinds.items() if parts]
+    for part in shapes[:1]:
+        problems.append(f"{part} is {(*found[part].shape,)} in the file and {(*expected[part].shape,)} in the network")
     if problems:
         raise RunError(f"the tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
     if special := [part for part in expected if part in found and not _is_plain(found[part])]:
@@ -230,17 +210,14 @@ def _part_of_file(name: str, prefix: str) -> str:
     return f"{first}.{rest.partition('.')[0]}" if first in _WRAPPERS and rest else first
 
 
-def _notes(
-    weights: WeightsFile, layout: str, stem: str, loaded: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> Iterable[str]:
+def _notes(weights: WeightsFile, layout: str, stem: str, dtypes: set[torch.dtype]) -> Iterable[str]:
     """What had to be assumed, and what else was in the file."""
     if weights.info is None and layout == DETECTRON2:
         yield "assumed RGB images and strides in the 3×3 convolutions, unlike in detectron2's MSRA weights"
     if weights.info is None and stem == "small":
         yield "assumed stride 1, padding 1 and no max-pool for the 3×3 stem; solo-learn pads by 2"
-    dtypes = {str(value.dtype) for part, value in loaded.items() if value.dtype != expected[part].dtype}
     if dtypes:
-        yield f"converted {' and '.join(sorted(dtypes)).replace('torch.', '')} values to float32"
+        yield f"converted {' and '.join(sorted(map(str, dtypes))).replace('torch.', '')} values to float32"
     if weights.ignored:
         yield f"ignored other entries of the file: {_first(weights.ignored, 8)}"
 

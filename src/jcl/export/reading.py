@@ -127,26 +127,21 @@ def _find_weights(path: Path, kind: str, content: object) -> WeightsFile:
     outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[key] for key in _WEIGHTS_KEYS if isinstance(outer.get(key), Mapping)), outer)
     around = {} if inner is outer else outer
-    tensors = {}
-    for name, value in inner.items():
-        tensor = torch.from_numpy(value.to_numpy()) if isinstance(value, PickledArray) else value
-        if isinstance(name, str) and isinstance(tensor, Tensor):
-            tensors[name] = tensor
+    values = {
+        name: torch.from_numpy(value.to_numpy()) if isinstance(value, PickledArray) else value
+        for name, value in inner.items()
+    }
+    tensors = {name: value for name, value in values.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise RunError(f"{path} holds no weights: there are no named tensors in it.")
-    architecture = around.get("arch")
+    metadata, architecture = getattr(inner, "_metadata", None), around.get("arch")
+    note = metadata.get(INFO_KEY) if isinstance(metadata, dict) else None  # as `jcl export` writes state dicts
+    text = note.get("info") if isinstance(note, dict) else around.get(INFO_KEY)
     return WeightsFile(
         path,
         kind,
         tensors,
-        info=_info_in_state_dict(inner) or BackboneInfo.from_text(around.get(INFO_KEY)),
+        info=BackboneInfo.from_text(text),
         architecture=architecture if isinstance(architecture, str) else None,
         ignored=tuple(str(name) for name, value in around.items() if value is not inner),
     )
-
-
-def _info_in_state_dict(state: object) -> BackboneInfo | None:
-    """What `jcl export` notes in the metadata of a state dict."""
-    metadata = getattr(state, "_metadata", None)
-    note = metadata.get(INFO_KEY) if isinstance(metadata, dict) else None
-    return BackboneInfo.from_text(note.get("info")) if isinstance(note, dict) else None
