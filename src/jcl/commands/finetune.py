@@ -129,7 +129,7 @@ class _Finetuning:
         self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]
         if settings.from_scratch:
             torch.manual_seed(seed)
-            backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
+            backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)
         network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
         self.network = on_device(network, target.device)
 

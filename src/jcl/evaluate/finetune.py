@@ -6,8 +6,7 @@ linear layer, which starts from random weights, its own `head_lr`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -51,12 +50,16 @@ def default_batch_size(images: int) -> int:
     return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
 
 
-@dataclass(frozen=True)
-class BackbonePart:
+class BackbonePart(NamedTuple):
     """Parameters that share a learning rate, named after the first module among them."""
 
     name: str
-    parameters: tuple[nn.Parameter, ...]
+    parameters: list[nn.Parameter]
+    module: nn.Module | None = None  # None for parameters outside of sub-modules, or of several of them
+
+    @property
+    def has_weights(self) -> bool:
+        return self.module is not None and any(parameter.ndim > 1 for parameter in self.parameters)
 
 
 def backbone_parts(backbone: nn.Module) -> list[BackbonePart]:
@@ -66,16 +69,43 @@ def backbone_parts(backbone: nn.Module) -> list[BackbonePart]:
     sub-modules. So a ResNet has its stem and four stages, a vision transformer its embedding and its blocks. Norms, and
     parameters outside of sub-modules, belong to the part before them.
     """
-    pieces = _opened("", backbone)
-    while len(parts := _joined(pieces)) < _MIN_PARTS:
-        closed = [piece for piece in pieces if piece.module is not None and len(_opened(piece.name, piece.module)) > 1]
-        if not closed:
+    modules = _split(BackbonePart("", [], backbone))
+    while len(parts := _joined(modules)) < _MIN_PARTS:
+        divisible = [part for part in modules if len(_split(part)) > 1]
+        if not divisible:
             break
-        largest = max(closed, key=lambda piece: sum(parameter.numel() for parameter in piece.parameters))
-        place = pieces.index(largest)
-        assert largest.module is not None
-        pieces[place : place + 1] = _opened(largest.name, largest.module)
+        largest = max(divisible, key=lambda part: sum(parameter.numel() for parameter in part.parameters))
+        place = modules.index(largest)
+        modules[place : place + 1] = _split(largest)
     return parts
+
+
+def _split(part: BackbonePart) -> list[BackbonePart]:
+    """A module's own parameters, then its sub-modules that have parameters."""
+    if part.module is None:
+        return []
+    own = list(part.module.parameters(recurse=False))
+    parts = [BackbonePart(part.name, own)] if own else []
+    for name, child in part.module.named_children():
+        if parameters := list(child.parameters()):
+            parts.append(BackbonePart(f"{part.name}.{name}".lstrip("."), parameters, child))
+    return parts
+
+
+def _joined(modules: list[BackbonePart]) -> list[BackbonePart]:
+    """Join each module that has weights with the others that follow it; what precedes the first joins the first."""
+    runs: list[list[BackbonePart]] = []
+    for part in modules:
+        if not runs or (part.has_weights and any(other.has_weights for other in runs[-1])):
+            runs.append([])
+        runs[-1].append(part)
+    return [
+        BackbonePart(
+            next((part.name for part in run if part.has_weights), run[0].name),
+            [parameter for part in run for parameter in part.parameters],
+        )
+        for run in runs
+    ]
 
 
 def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
@@ -86,7 +116,7 @@ def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch
     lr = float(settings.train.lr)
     parts = backbone_parts(network.backbone)
     scaled = [(part, settings.layer_decay**depth) for depth, part in enumerate(reversed(parts))]
-    scaled.append((BackbonePart("fc", tuple(network.fc.parameters())), settings.head_lr / lr))
+    scaled.append((BackbonePart("fc", list(network.fc.parameters())), settings.head_lr / lr))
     groups = []
     for part, scale in scaled:
         for decay, vectors in ((settings.train.weight_decay, False), (0.0, True)):
@@ -94,42 +124,3 @@ def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch
             if parameters:
                 groups.append({"params": parameters, "lr_scale": scale, "weight_decay": decay, "part": part.name})
     return torch.optim.SGD(groups, lr=lr, momentum=settings.train.momentum)
-
-
-@dataclass(frozen=True, eq=False)
-class _Piece:
-    """A module and its parameters; None for parameters that belong to no sub-module."""
-
-    name: str
-    module: nn.Module | None
-    parameters: tuple[nn.Parameter, ...]
-
-    @property
-    def stands_alone(self) -> bool:
-        return self.module is not None and any(parameter.ndim > 1 for parameter in self.parameters)
-
-
-def _opened(name: str, module: nn.Module) -> list[_Piece]:
-    """A module's own parameters, then its sub-modules that have parameters."""
-    own = tuple(module.parameters(recurse=False))
-    pieces = [_Piece(name, None, own)] if own else []
-    for child_name, child in module.named_children():
-        if parameters := tuple(child.parameters()):
-            pieces.append(_Piece(f"{name}.{child_name}".lstrip("."), child, parameters))
-    return pieces
-
-
-def _joined(pieces: list[_Piece]) -> list[BackbonePart]:
-    """Join each piece that stands alone with the others that follow it; what precedes the first joins the first."""
-    runs: list[list[_Piece]] = []
-    for piece in pieces:
-        if not runs or (piece.stands_alone and any(other.stands_alone for other in runs[-1])):
-            runs.append([])
-        runs[-1].append(piece)
-    return [
-        BackbonePart(
-            next((piece.name for piece in run if piece.stands_alone), run[0].name),
-            tuple(parameter for piece in run for parameter in piece.parameters),
-        )
-        for run in runs
-    ]

@@ -117,10 +117,10 @@ class ProbeFolder(ClassifierFolder):
     def begin(self, probe: Mapping[str, Any]) -> bool:
         """Start this probe here; return whether it had been started before."""
         self.refuse_other(probe)
-        begun_before = self.settings_file.exists()
-        if not begun_before:
-            write_object(self.settings_file, probe)
-        return begun_before
+        if self.settings_file.exists():
+            return True
+        write_object(self.settings_file, probe)
+        return False
 
     @property
     def finished(self) -> bool:

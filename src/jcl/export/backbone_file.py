@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -21,20 +22,24 @@ FORMAT = "jcl-backbone-1"
 INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries
 
 
-@dataclass(frozen=True)
+Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]  # red, green, blue
+PositiveFinite = Annotated[FiniteFloat, Field(gt=0)]
+PositiveChannels = tuple[PositiveFinite, PositiveFinite, PositiveFinite]
+
+
+@pydantic_dataclass(frozen=True)
 class BackboneInfo:
     """What is needed to rebuild a network and to preprocess its images."""
 
     backbone: str
-    stem: str
-    image_size: int
+    stem: Literal["imagenet", "small"]
+    image_size: PositiveInt
     feature_width: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: Channels
+    std: PositiveChannels
 
     @property
     def preprocessing(self) -> FeatureSettings:
-        """How images are preprocessed when features are extracted."""
         return FeatureSettings(self.image_size, self.mean, self.std)
 
     def to_text(self) -> str:
@@ -45,26 +50,9 @@ class BackboneInfo:
     def from_text(cls, text: object) -> BackboneInfo | None:
         """The description in a file, or None if there is none or it makes no sense. The text is not trusted."""
         try:
-            values = json.loads(text) if isinstance(text, str) else {}
-            info = cls(
-                backbone=str(values["backbone"]),
-                stem=values["stem"],
-                image_size=int(values["image_size"]),
-                feature_width=int(values["feature_width"]),
-                mean=channel_values(values["mean"]),
-                std=channel_values(values["std"], positive=True),
-            )
-        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+            return TypeAdapter(cls).validate_json(text) if isinstance(text, str) else None
+        except ValueError:
             return None
-        return info if info.stem in ("imagenet", "small") and info.image_size > 0 else None
-
-
-def channel_values(values: Iterable[float], *, positive: bool = False) -> tuple[float, float, float]:
-    """A finite number for each of red, green and blue; raises ValueError otherwise."""
-    red, green, blue = (float(value) for value in values)
-    if not all(math.isfinite(value) and (value > 0 or not positive) for value in (red, green, blue)):
-        raise ValueError("invalid mean or standard deviation")
-    return red, green, blue
 
 
 def backbone_info(settings: ResolvedSettings, feature_width: int) -> BackboneInfo:

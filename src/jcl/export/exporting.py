@@ -238,7 +238,7 @@ def _is_same_network(network: nn.Module, info: BackboneInfo, name: str) -> bool:
     Equal names and shapes are not enough: strides, paddings and pooling do not show in the weights.
     """
     try:
-        other, _ = build_backbone(name, stem=info.stem, image_size=info.image_size)  # type: ignore[arg-type]
+        other, _ = build_backbone(name, stem=info.stem, image_size=info.image_size)
         other.load_state_dict(network.state_dict())
     except (JclError, RuntimeError):
         return False

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 import jcl
 from jcl.core.method import METHODS
 from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
-from jcl.export.backbone_file import BackboneInfo, channel_values
+from jcl.export.backbone_file import BackboneInfo, Channels, PositiveChannels
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_figure
 from jcl.runs.metrics import read_metrics
@@ -37,8 +38,8 @@ def read_hub_config(folder: Path) -> dict[str, Any]:
         return {
             "architecture": f"timm/{name}" if isinstance(name, str) else None,
             "image_size": int(size[-1] if isinstance(size, list) else size) if size else None,
-            "mean": channel_values(preprocessing.get("mean", IMAGENET_MEAN)),
-            "std": channel_values(preprocessing.get("std", IMAGENET_STD), positive=True),
+            "mean": TypeAdapter(Channels).validate_python(preprocessing.get("mean", IMAGENET_MEAN)),
+            "std": TypeAdapter(PositiveChannels).validate_python(preprocessing.get("std", IMAGENET_STD)),
         }
     except OSError as error:
         raise RunError(f"{file} cannot be read: {error.strerror}.") from None

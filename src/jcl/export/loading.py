@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,7 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
         )
     name = backbone or _network_name(weights, tensors)
     described = weights.info or weights
+    stem: Literal["imagenet", "small"]
     stem = weights.info.stem if weights.info else "small" if has_small_stem(tensors) else "imagenet"
     size = image_size or described.image_size or _default_size(name, stem)
     if not 1 <= size <= _MAX_IMAGE_SIZE:
@@ -103,7 +105,7 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
             f"invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
             f"{_MAX_IMAGE_SIZE:,}."
         )
-    network, width = build_backbone(name, stem=stem, image_size=size)  # type: ignore[arg-type]
+    network, width = build_backbone(name, stem=stem, image_size=size)
     expected = network.state_dict()
     prefix = _prefix(weights, tensors, expected, name)
     found = {part.removeprefix(prefix): value for part, value in tensors.items() if part.startswith(prefix)}

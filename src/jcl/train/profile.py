@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,8 +14,6 @@ from jcl.data import BatchLoader
 from jcl.train.step import TrainingStep
 
 Result = TypeVar("Result")
-
-PARTS = ("waiting for data", "views", "keys", "query", "loss", "backward", "optimiser")
 
 
 @dataclass(frozen=True)
@@ -38,34 +36,30 @@ def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, 
     timed with CUDA events, without synchronising.
     """
     clock = _PartClock(step.options.device)
-    learner, optimizer = step.learner, step.optimizer
-    step.make_views = clock.timed("views", step.make_views)
-    for owner, method, name in (
-        (learner, "encode_keys", "keys"),
-        (learner, "encode_queries", "query"),
-        (learner, "contrast", "loss"),
-        (step, "backward", "backward"),
-        (optimizer, "step", "optimiser"),
-    ):
+    methods = (
+        ("views", step, "make_views"),
+        ("keys", step.learner, "encode_keys"),
+        ("query", step.learner, "encode_queries"),
+        ("loss", step.learner, "contrast"),
+        ("backward", step, "backward"),
+        ("optimiser", step.optimizer, "step"),
+    )
+    for name, owner, method in methods:
         setattr(owner, method, clock.timed(name, getattr(owner, method)))
-    batches = _endless(loader)
+    batches = itertools.chain.from_iterable(loader.epoch(epoch) for epoch in itertools.count())
+    waited = 0.0
     for number in range(warm_up + steps):
         if number == warm_up:
+            waited = 0.0
             clock.restart()
-        started = time.perf_counter()
+        asked = time.perf_counter()
         batch = next(batches)
-        clock.add("waiting for data", time.perf_counter() - started)
+        waited += time.perf_counter() - asked
         step(batch, number, 1e-3, 1.0)
     seconds = clock.stop()
-    parts = {name: clock.milliseconds(name) / steps for name in PARTS}
+    parts = {"waiting for data": 1000 * waited / steps}
+    parts |= {name: clock.milliseconds(name) / steps for name, *_ in methods}
     return StepProfile(parts, 1000 * seconds / steps, steps * loader.batch_size / seconds)
-
-
-def _endless(loader: BatchLoader) -> Iterator[Any]:
-    epoch = 0
-    while True:
-        yield from loader.epoch(epoch)
-        epoch += 1
 
 
 class _PartClock:
@@ -77,7 +71,6 @@ class _PartClock:
 
     def restart(self) -> None:
         self._synchronise()
-        self.seconds: dict[str, float] = defaultdict(float)
         self.calls: list[tuple[str, str, Any, Any]] = []  # name, outer part, start, end
         self.around: list[str] = []
         self.started = time.perf_counter()
@@ -86,9 +79,6 @@ class _PartClock:
         """Seconds since the restart, after all work is done."""
         self._synchronise()
         return time.perf_counter() - self.started
-
-    def add(self, name: str, seconds: float) -> None:
-        self.seconds[name] += seconds
 
     def timed(self, name: str, function: Callable[..., Result]) -> Callable[..., Result]:
         def call(*arguments: Any, **options: Any) -> Result:
@@ -103,7 +93,7 @@ class _PartClock:
         return call
 
     def milliseconds(self, name: str) -> float:
-        total = 1000 * self.seconds[name]
+        total = 0.0
         for own, outer, start, end in self.calls:
             taken = start.elapsed_time(end) if self.device.type == "cuda" else 1000 * (end - start)
             total += taken * ((own == name) - (outer == name))
