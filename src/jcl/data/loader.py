@@ -70,9 +70,8 @@ class BatchLoader:
             canvas = canvas_for(source, canvas)
             if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
                 self._store = GrowingStore(len(source), canvas)
-        self._pool = DecodingPool(
-            ImageReader(source, canvas, substitute=True), workers, self._own_size, self._device.type == "cuda"
-        )
+        reader = ImageReader(source, canvas, substitute=True)
+        self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
         self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of its next batch
 

@@ -46,10 +46,11 @@ class DecodingPool:
     def decode(self, requests: Iterable[list[int]]) -> Iterator[Decoded]:
         """Decode each list of indices, in order. An unfinished pass ends when the next one starts."""
         self._end_pass()
-        if self._workers and self._team is None:
-            self._team = _Team(self._reader, self._workers, self._batch_size, self._pinned)
-        here = (self._reader.read(indices) for indices in requests)
-        self._pass = here if self._team is None else self._team.decode(iter(requests))
+        if self._workers:
+            self._team = self._team or _Team(self._reader, self._workers, self._batch_size, self._pinned)
+            self._pass = self._team.decode(iter(requests))
+        else:
+            self._pass = (self._reader.read(indices) for indices in requests)
         return self._pass
 
     def _end_pass(self) -> None:
