@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from machine import save
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from jcl.commands.detection_job import build_resnet
 from jcl.evaluate.detection.batches import PackedImages, batch_keys, make_target, read_image, training_batches
-from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, training_subset
+from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_files, load_coco, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
 from jcl.evaluate.detection.training import DetectionTask
 from jcl.settings.detection import ITERATIONS, CocoSettings, DetectionSettings
@@ -127,19 +127,15 @@ def jcl_loop(
         yield
 
 
-class OriginalImages(Dataset[tuple[Tensor, dict[str, Tensor]]]):
-    """Decoded images with their targets at the original size."""
+class OriginalSample:
+    """Makes a decoded image with its target at the original size."""
 
     def __init__(self, dataset: CocoDataset, settings: DetectionSettings) -> None:
-        self.images, self.class_of, self.task = PackedImages(dataset.images), dataset.class_of, settings.task
+        self.class_of, self.task = dataset.class_of, settings.task
 
-    def __getitem__(self, row: int) -> tuple[Tensor, dict[str, Tensor]]:
-        image = self.images[row]
+    def __call__(self, image: CocoImage, _iteration: int) -> tuple[Tensor, dict[str, Tensor]]:
         target = make_target(image, self.class_of, image.height, image.width, self.task)
         return read_image(image).float() / 255, target
-
-    def __len__(self) -> int:
-        return len(self.images)
 
 
 def reference_loop(
@@ -152,9 +148,11 @@ def reference_loop(
     detector.to(device).train()
     optimizer = torch.optim.SGD(detector.parameters(), lr=settings.lr, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
-    rows = [[row for row, _ in keys] for keys in batch_keys(dataset, settings, 0)]
     loader: DataLoader[Any] = DataLoader(
-        OriginalImages(dataset, settings), batch_sampler=rows, num_workers=workers, collate_fn=_collate
+        PackedImages(dataset.images, OriginalSample(dataset, settings)),
+        batch_sampler=batch_keys(dataset, settings, 0),
+        num_workers=workers,
+        collate_fn=_collate,
     )
     for pixels, targets in loader:
         on_device = [image.to(device) for image in pixels]

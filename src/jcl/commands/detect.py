@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from jcl.commands.detection_job import DetectionJob, InitialBackbone, open_initial_backbone
-from jcl.commands.run import RunContext, console_of
+from jcl.commands.run import RunContext, joined_context
 from jcl.console import pluralize
-from jcl.distributed.group import Ranks, fail_together, joined_ranks
-from jcl.distributed.launch import launch_environment
-from jcl.errors import Interrupted, JclError, RunError
+from jcl.distributed.group import fail_together
+from jcl.errors import Interrupted, RunError
 from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
 from jcl.evaluate.detection.model import build_optimizer
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, LOG_ITERATIONS, DetectionTask
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
-from jcl.runs.folder import numbered_folders
-from jcl.runs.lock import held
+from jcl.runs.folder import unfinished_folder
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.detection import RANK_TIMEOUT, DetectionSettings, DetectOptions
@@ -32,24 +30,27 @@ from jcl.train.trainer import Trainer
 
 def detect(options: DetectOptions, *, console: Console | None = None) -> DetectionFolder:
     """Train and evaluate a detector into the folder `out` (default: a new one under `runs/`)."""
-    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, device):
-        context = _context(ranks, device, console)
-        again = ranks.any(launch_environment().restarts > 0)
-        begun = _unfinished_folder(options) if again and ranks.first and options.out is None else None
-        known = ranks.from_first(str(options.out or begun or "").encode()).decode()
-        if ranks.any(again and known != "" and DetectionFolder(known).settings_file.exists()):
-            return _resume(DetectionFolder(known), options, context)
+    numbered = options.out is None
+    wanted = DetectionFolder(options.out or Path("runs") / f"detect-{options.values['task']}")
+    with joined_context(options.device, RANK_TIMEOUT, console) as context:
+        ranks = context.ranks
+
+        def find() -> DetectionFolder | None:
+            asked = functools.cache(lambda: _settings(options, open_initial_backbone(**options.values)))
+            return unfinished_folder(wanted, lambda found: found.settings() == asked()) if numbered else wanted
+
+        if (begun := context.begun_before(find)) is not None:
+            return _resume(DetectionFolder(begun), options, context)
 
         def prepare() -> DetectionJob:
             coco_module("cocoeval")
-            if known:
-                DetectionFolder(known).refuse_occupied()
+            if ranks.first and not numbered:
+                wanted.refuse_occupied()
             start = open_initial_backbone(**options.values)
             return DetectionJob.prepare(_settings(options, start), context, options.workers, start)
 
         job = fail_together(ranks, prepare)
-        wanted = Path(known or Path("runs") / _default_name(options))
-        with context.starting(wanted, numbered=not known) as path, context.locked(path):
+        with context.starting(wanted.path, numbered=numbered) as path, context.locked(path):
             folder = DetectionFolder(path)
             cleanup = folder.removed_unless_begun() if ranks.first else contextlib.nullcontext()
             with cleanup, folder.resumable():
@@ -57,12 +58,16 @@ def detect(options: DetectOptions, *, console: Console | None = None) -> Detecti
                 return _train(job, folder, options.pictures)
 
 
+def _settings(options: DetectOptions, start: InitialBackbone) -> DetectionSettings:
+    return options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
+
+
 def resume_detection(path: Path, options: DetectOptions, *, console: Console | None = None) -> DetectionFolder:
     """Continue the training in a folder, exactly as if it had not been interrupted."""
     folder = DetectionFolder(path)
     settings = folder.settings()
-    with joined_ranks(settings.device, settings.rank_timeout) as (ranks, device):
-        return _resume(folder, options, _context(ranks, device, console))
+    with joined_context(settings.device, settings.rank_timeout, console) as context:
+        return _resume(folder, options, context)
 
 
 def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | None = None) -> dict[str, Any]:
@@ -79,15 +84,16 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
     output = None if options.out is None else DetectionFolder(options.out)
     if (coco := options.coco()) is not None:
         settings = settings.model_copy(update={"coco": coco, "overfit": None})
-    with joined_ranks(options.device, settings.rank_timeout) as (ranks, device):
-        context = _context(ranks, device, console)
+    with joined_context(options.device, settings.rank_timeout, console) as context:
+        ranks = context.ranks
 
         def prepare() -> tuple[DetectionJob, Progress]:
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
             job = DetectionJob.prepare(settings, context, options.workers)
-            return job, load_checkpoint(checkpoint, job.detector, build_optimizer(job.detector, settings), device)
+            optimizer = build_optimizer(job.detector, settings)
+            return job, load_checkpoint(checkpoint, job.detector, optimizer, context.device)
 
         job, progress = fail_together(ranks, prepare)
         results, figures = job.evaluate()
@@ -97,33 +103,6 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
             del summary["train_images"]  # belongs to the test data, which may be another dataset
             output.write_summary(summary)
         return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
-
-
-def _default_name(options: DetectOptions) -> str:
-    return f"detect-{options.values['task']}"
-
-
-def _settings(options: DetectOptions, start: InitialBackbone) -> DetectionSettings:
-    return options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
-
-
-def _unfinished_folder(options: DetectOptions) -> Path | None:
-    """The newest unfinished folder with a default name and these settings that no other process uses."""
-    found = [path for path in numbered_folders(Path("runs"), _default_name(options)) if not held(path)]
-    if not found:
-        return None
-    try:
-        settings = _settings(options, open_initial_backbone(**options.values))
-    except JclError:  # reported later
-        return None
-    return next((path for path in found if _begun_with(settings, DetectionFolder(path))), None)
-
-
-def _begun_with(settings: DetectionSettings, folder: DetectionFolder) -> bool:
-    try:
-        return not folder.summary_file.exists() and folder.settings() == settings
-    except JclError:
-        return False
 
 
 def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext) -> DetectionFolder:
@@ -188,7 +167,3 @@ def _train(
         job.draw(folder, results, pictures)
         folder.write_summary(job.summary(figures, progress))  # last, because it marks the detector as finished
     return folder
-
-
-def _context(ranks: Ranks, device: torch.device, console: Console | None) -> RunContext:
-    return RunContext(ranks, device, console_of(ranks, console))

@@ -5,27 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from jcl.commands.run import Run, RunContext, console_of, write_choices
+from jcl.commands.run import Run, RunContext, joined_context, write_choices
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
 from jcl.commands.train_run import RunParts, build_parts, machine_choices, train_run
 from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData
 from jcl.data.source import fingerprint_of_listing
 from jcl.distributed.device import choose_device
-from jcl.distributed.group import ALONE, Ranks, fail_together, joined_ranks
+from jcl.distributed.group import ALONE, Ranks, fail_together
 from jcl.distributed.launch import launch_environment
-from jcl.errors import DataError, JclError, RunError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
-from jcl.runs.folder import RunFolder, numbered_folders
-from jcl.runs.lock import held
+from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.settings.resolve import Choice, ResolvedSettings, fit_to_ranks, resolve, views_in_words
 from jcl.settings.schema import Settings, TrainSettings, validated, with_values
 from jcl.studies.ablation import AblationFolder
@@ -47,14 +46,16 @@ def pretrain(
         )
     if out == "":  # as a path it would be the current folder
         raise SettingsError("out is empty; name a folder, or leave it out for a new one in runs/.")
-    with joined_ranks(settings.train.device, settings.train.rank_timeout) as (ranks, device):
-        context = RunContext(ranks, device, console_of(ranks, console))
+    with joined_context(settings.train.device, settings.train.rank_timeout, console) as context:
         data = _open_data(settings, context)
-        wanted = Path("runs") / f"{settings.method.name}-{data.name}" if out is None else Path(out)
-        begun = _begun_before(ranks, lambda: _interrupted(settings, wanted) if out is None else RunFolder(wanted))
-        if begun is not None:
+        wanted = RunFolder(Path("runs") / f"{settings.method.name}-{data.name}" if out is None else out)
+
+        def find() -> RunFolder | None:
+            return wanted if out is not None else unfinished_folder(wanted, partial(_begun_with, settings))
+
+        if (begun := context.begun_before(find)) is not None:
             return _resume(begun, context)
-        return _begin(settings, data, RunFolder(wanted), context, label, numbered=out is None)
+        return _begin(settings, data, wanted, context, label, numbered=out is None)
 
 
 def resume(path: str | Path, *, console: Console | None = None) -> Run:
@@ -62,8 +63,8 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
     folder = RunFolder(path)
     # Only the first rank needs to see the folder; the others use the defaults until it has sent its settings.
     train = folder.settings().train if folder.settings_file.is_file() else TrainSettings()
-    with joined_ranks(train.device, train.rank_timeout) as (ranks, device):
-        return _resume(folder.path, RunContext(ranks, device, console_of(ranks, console)))
+    with joined_context(train.device, train.rank_timeout, console) as context:
+        return _resume(folder.path, context)
 
 
 def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
@@ -77,27 +78,9 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
         return profile_steps(parts.step, parts.loader)
 
 
-def _begun_before(ranks: Ranks, find: Callable[[], RunFolder | None]) -> Path | None:
-    """The run to continue if a launcher has restarted all ranks, as the first rank sees it."""
-    again = ranks.any(launch_environment().restarts > 0)  # a launcher that itself was restarted does not know
-    folder = find() if again and ranks.first else None
-    path = ranks.from_first(str(folder.path).encode() if folder is not None and folder.holds_run() else b"")
-    return Path(path.decode()) if path else None
-
-
-def _interrupted(settings: Settings, wanted: Path) -> RunFolder | None:
-    """The newest unfinished, unlocked run in a numbered folder that was started with these settings."""
-    found = (RunFolder(path) for path in numbered_folders(wanted.parent, wanted.name) if not held(path))
-    return next((folder for folder in found if _begun_with(settings, folder)), None)
-
-
 def _begun_with(settings: Settings, folder: RunFolder) -> bool:
-    if folder.summary_file.exists():
-        return False
-    try:
-        asked, found = with_absolute_location(settings).model_dump(), folder.settings().model_dump()
-    except JclError:  # not a run of ours
-        return False
+    """Whether the run was started with these settings."""
+    asked, found = with_absolute_location(settings).model_dump(), folder.settings().model_dump()
     asked["model"]["bn_groups"] = "auto"  # may have been adapted to the ranks
     sections = {section: values for section, values in asked.items() if isinstance(values, dict)}
     return all(

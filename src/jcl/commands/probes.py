@@ -11,14 +11,13 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.commands.run import console_of
+from jcl.commands.run import joined_context
 from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, print_line
 from jcl.cores import usual_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import on_device
-from jcl.distributed.group import joined_ranks
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.folders import ProbeFolder
@@ -55,8 +54,9 @@ def measure_knn(
     The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
     `progress` is called with the number of images done and their total, for the training and then the test set.
     """
-    with joined_ranks(options.device, RANK_TIMEOUT) as (ranks, device):
-        target = open_target(options.weights, options.data, str(device), console_of(ranks, console))
+    with joined_context(options.device, RANK_TIMEOUT, console) as context:
+        ranks, device = context.ranks, context.device
+        target = open_target(options.weights, options.data, str(device), context.console)
         workers = max(1, usual_workers() // ranks.count) if options.workers is None else options.workers
         console = console or StderrConsole()
         features = partial(

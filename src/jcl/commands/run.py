@@ -14,12 +14,13 @@ from torch import nn
 
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.method import ContrastiveLearner
-from jcl.distributed.group import Ranks, fail_together
+from jcl.distributed.group import Ranks, fail_together, joined_ranks
+from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
 from jcl.export import load_backbone
 from jcl.paths import home_expanded
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
-from jcl.runs.folder import RunFolder, add_skipped, starting_folder
+from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, starting_folder
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock
 from jcl.runs.metrics import read_metrics
@@ -149,11 +150,6 @@ def open_trained(path: Path) -> TrainedRun:
     return TrainedRun(path, folder.settings(), (path,))
 
 
-def console_of(ranks: Ranks, console: Console | None) -> Console:
-    """The first rank speaks for all: to the console it was given, or to standard error."""
-    return (console or StderrConsole()) if ranks.first else Console(quiet=True)
-
-
 @dataclass(frozen=True)
 class RunContext:
     """As which rank, on which device, and who is told."""
@@ -173,6 +169,14 @@ class RunContext:
             path = fail_together(self.ranks, lambda: made.enter_context(folder) if self.ranks.first else wanted)
             yield Path(self.ranks.from_first(str(path).encode()).decode())
 
+    def begun_before(self, find: Callable[[], TrainingFolder | None]) -> Path | None:
+        """The folder to continue if a launcher has restarted all ranks, as the first rank finds it."""
+        again = self.ranks.any(launch_environment().restarts > 0)  # a launcher that itself was restarted does not know
+        folder = find() if again and self.ranks.first else None
+        path = str(folder.path) if folder is not None and folder.settings_file.exists() else ""
+        path = self.ranks.from_first(path.encode()).decode()
+        return Path(path) if path else None
+
     @contextlib.contextmanager
     def locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of the folder; the first rank holds the lock for all."""
@@ -180,3 +184,10 @@ class RunContext:
             lock = RunLock(folder, warn=self.say)
             fail_together(self.ranks, lambda: held.enter_context(lock) if self.ranks.first else None)
             yield
+
+
+@contextlib.contextmanager
+def joined_context(device: str, rank_timeout: float, console: Console | None) -> Iterator[RunContext]:
+    """The context of this rank. Only the first one prints: to the given console, or to standard error."""
+    with joined_ranks(device, rank_timeout) as (ranks, own_device):
+        yield RunContext(ranks, own_device, (console or StderrConsole()) if ranks.first else Console(quiet=True))

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon, Rectangle
 
-from jcl.evaluate.detection.batches import PIXEL_CENTER, compressed, read_image
+from jcl.evaluate.detection.batches import PIXEL_CENTER, read_image
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
 from jcl.evaluate.detection.predict import Results
 from jcl.report import style
@@ -18,7 +18,6 @@ from jcl.report import style
 _WIDTH, _GAP, _TOP, _CAPTION = 3.4, 0.16, 0.95, 0.2  # inches
 _MIN_SCORE = 0.5
 _MAX_OBJECTS = 20
-_FIELDS = {"segm": "segmentation", "keypoints": "keypoints"}  # of an annotation, by kind of results
 
 
 def detections_picture(
@@ -35,11 +34,9 @@ def detections_picture(
     top = _TOP
     for image, high in zip(shown, heights, strict=True):
         pixels = read_image(image).permute(1, 2, 0).numpy()
-        sides = {
-            "annotated": _annotated(image, results),
-            f"detected, score at least {_MIN_SCORE:g}": _detected(image, results),
-        }
-        for column, (caption, objects) in enumerate(sides.items()):
+        detected = _detected(image, results)
+        sides = ("annotated", image.annotations), (f"detected, score at least {_MIN_SCORE:g}", detected)
+        for column, (caption, objects) in enumerate(sides):
             left = _GAP + column * (_WIDTH + _GAP)
             axes = figure.add_axes((left / width, (height - top - high) / height, _WIDTH / width, high / height))
             extent = (0, image.width, image.height, 0)  # the coordinates of boxes
@@ -53,12 +50,6 @@ def detections_picture(
                 _draw_object(axes, entry, names[entry["category_id"]], image, color)
         top += high + _GAP + _CAPTION
     return style.save(figure, path)
-
-
-def _annotated(image: CocoImage, results: Results) -> list[dict[str, Any]]:
-    """The annotations, with segmentations and keypoints only if the detector predicts them."""
-    hidden = {field for kind, field in _FIELDS.items() if kind not in results}
-    return [{name: value for name, value in entry.items() if name not in hidden} for entry in image.annotations]
 
 
 def _detected(image: CocoImage, results: Results) -> list[dict[str, Any]]:
@@ -83,7 +74,7 @@ def _draw_object(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage,
             corners = np.array(polygon, dtype=float).reshape(-1, 2)
             axes.add_patch(Polygon(corners, facecolor=color, alpha=0.35, linewidth=0))
     elif shape is not None:
-        mask = coco_module("mask").decode(compressed(shape)).astype(float)
+        mask = coco_module("mask").decode(shape).astype(float)
         x, y = np.arange(image.width) + PIXEL_CENTER, np.arange(image.height) + PIXEL_CENTER
         axes.contourf(x, y, mask, levels=[0.5, 1.5], colors=[color], alpha=0.35)
     points = np.array(entry.get("keypoints", ()), dtype=float).reshape(-1, 3)

@@ -8,14 +8,14 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from jcl.console import typed, visible
-from jcl.errors import DataError, Interrupted, RunError
+from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.paths import home_expanded
 from jcl.runs.atomic import write_atomically
 from jcl.runs.json_object import read_object, write_object
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import RunLock, held
 from jcl.settings.resolve import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
@@ -119,6 +119,9 @@ class TrainingFolder:
         write_object(self.summary_file, summary)
 
 
+Folder = TypeVar("Folder", bound=TrainingFolder)
+
+
 class RunFolder(TrainingFolder):
     """The folder of a pre-training run, with `settings.yaml`."""
 
@@ -176,6 +179,16 @@ def numbered_folders(parent: Path, name: str) -> list[Path]:
         if (match := re.fullmatch(r"-(\d{3}|[1-9]\d{3,8})", path.name.removeprefix(name)))
     ]
     return [_numbered(parent, name, number) for number in sorted(numbers, reverse=True)]
+
+
+def unfinished_folder(wanted: Folder, begun_with: Callable[[Folder], bool]) -> Folder | None:
+    """The newest unfinished, unlocked one of `wanted-001`, `wanted-002`, ... for which `begun_with` is true."""
+    for path in numbered_folders(wanted.path.parent, wanted.path.name):
+        folder = type(wanted)(path)
+        with contextlib.suppress(JclError):  # not a folder of this kind
+            if not held(path) and not folder.summary_file.exists() and begun_with(folder):
+                return folder
+    return None
 
 
 @contextlib.contextmanager

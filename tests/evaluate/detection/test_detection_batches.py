@@ -12,7 +12,7 @@ from jcl.distributed.group import Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.batches import (
     DetectionBatch,
-    TrainingImages,
+    TrainingSample,
     batch_keys,
     flip_order,
     flip_sample,
@@ -53,11 +53,12 @@ def test_resumed_batches_are_those_that_were_left(instances, make_settings):
 
 
 def test_scale_and_mirroring_are_drawn_by_seed_iteration_and_image(instances, make_settings):
-    images = TrainingImages(training_set(instances, "box"), make_settings(short_side=(640, 800)))
-    draws = [images.draw(images.images[row], iteration) for row in range(8) for iteration in range(100)]
+    dataset = training_set(instances, "box")
+    sample = TrainingSample(dataset, make_settings(short_side=(640, 800)))
+    draws = [sample.draw(image, iteration) for image in dataset.images for iteration in range(100)]
     assert {side for side, _ in draws} == {640, 672, 704, 736, 768, 800}
     assert 300 < sum(mirror for _, mirror in draws) < 500
-    assert draws == [images.draw(images.images[row], iteration) for row in range(8) for iteration in range(100)]
+    assert draws == [sample.draw(image, iteration) for image in dataset.images for iteration in range(100)]
 
 
 def test_sizes():
@@ -75,10 +76,10 @@ def test_coco_flip_pairs():
 
 def mirrored_sample(file, task, make_settings):
     """A sample and its mirror image, at the size of the file."""
-    images = TrainingImages(training_set(file, task), make_settings(task))
-    row = 0
-    draws = {images.draw(images.images[row], iteration)[1]: iteration for iteration in range(50)}
-    return images[row, draws[False]], images[row, draws[True]]
+    dataset = training_set(file, task)
+    sample, image = TrainingSample(dataset, make_settings(task)), dataset.images[0]
+    draws = {sample.draw(image, iteration)[1]: iteration for iteration in range(50)}
+    return sample(image, draws[False]), sample(image, draws[True])
 
 
 def test_mirrored_key_points_land_on_the_other_hand(people, make_settings):
@@ -119,13 +120,9 @@ def test_masks_of_polygons_and_run_lengths(tmp_path):
     outline = [4.0, 3.0, 30.0, 5.0, 22.0, 25.0]
     ImageDraw.Draw(picture).polygon([(4, 3), (30, 5), (22, 25)], fill=1)
     code = coder.encode(np.asfortranarray(np.array(picture)))
-    column_runs = np.array(picture).flatten(order="F")
-    changes = np.flatnonzero(np.diff(np.concatenate([[0], column_runs, [0]])))
-    runs = np.diff(np.concatenate([[0], changes, [len(column_runs)]])).tolist()
     text = {"size": [30, 40], "counts": code["counts"].decode()}
-    plain = {"size": [30, 40], "counts": runs}
     common = {"bbox": [4, 3, 26, 22], "category_id": 3}
-    entries = tuple(common | {"segmentation": shape} for shape in ([outline], text, plain))
+    entries = tuple(common | {"segmentation": shape} for shape in ([outline], text, code))
     image = CocoImage(1, tmp_path / "x.png", 40, 30, entries)
     masks = make_target(image, {3: 1}, 30, 40, "mask")["masks"]
     assert torch.equal(masks[1], masks[2]) and torch.equal(masks[1], torch.from_numpy(np.array(picture)))
@@ -139,7 +136,8 @@ def test_masks_of_polygons_and_run_lengths(tmp_path):
 
 def test_a_batch_is_unpacked_as_it_was(instances, people, make_settings):
     for file, task in ((instances, "mask"), (people, "keypoint")):
-        samples = [TrainingImages(training_set(file, task), make_settings(task))[row, 0] for row in (0, 3, 4)]
+        dataset = training_set(file, task)
+        samples = [TrainingSample(dataset, make_settings(task))(dataset.images[row], 0) for row in (0, 3, 4)]
         images, targets = DetectionBatch.pack(samples).unpack(torch.device("cpu"))
         for sample, image, target in zip(samples, images, targets, strict=True):
             assert torch.equal(image, sample["image"].float() / 255) and {"image", *target} == sample.keys()

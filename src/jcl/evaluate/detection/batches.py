@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import re
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,6 @@ from jcl.settings.detection import DetectionSettings
 
 PIXEL_CENTER = 0.5
 """COCO gives the pixel of a keypoint; in box coordinates the center of pixel 3 is at 3.5."""
-
 
 Key = tuple[int, int]
 """Row of an image and the iteration it is sampled for."""
@@ -99,90 +99,92 @@ def training_batches(
     device: torch.device,
     ranks: Ranks = ALONE,
 ) -> Generator[DetectionBatch]:
-    """The parts of all batches from iteration `start` on. Raises DataError for an image that cannot be read.
+    """The parts of all batches from iteration `start` on; see `load_images`."""
+    return load_images(
+        dataset.images,
+        TrainingSample(dataset, settings),
+        workers,
+        batch_sampler=batch_keys(dataset, settings, start, ranks),
+        collate_fn=_collate,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def _collate(samples: list[Sample | DataError]) -> DetectionBatch | DataError:
+    errors = (sample for sample in samples if isinstance(sample, DataError))
+    return next(errors, None) or DetectionBatch.pack(samples)  # type: ignore[arg-type]
+
+
+def load_images(
+    images: Sequence[CocoImage], make: Callable[[CocoImage, int], Any], workers: int, **options: Any
+) -> Generator[Any]:
+    """What `make(image, iteration)` returns for the keys that a DataLoader samples; raises its DataError.
 
     Close the generator to end its workers, which ignore signals.
     """
-    loader = DataLoader(
-        TrainingImages(dataset, settings),
-        batch_sampler=batch_keys(dataset, settings, start, ranks),
+    if not images:  # a rank may have none to test
+        return
+    loader: DataLoader[Any] = DataLoader(
+        PackedImages(images, make),
         num_workers=workers,
-        collate_fn=_collate,
-        worker_init_fn=ignore_signals,
-        pin_memory=device.type == "cuda",
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # leaves the global generator alone
+        **options,
     )
-    for batch in loader:
-        if isinstance(batch, str):
-            raise DataError(batch)
-        yield batch
+    for item in loader:
+        if isinstance(item, DataError):
+            raise item
+        yield item
 
 
-def _collate(samples: list[Sample | str]) -> DetectionBatch | str:
-    """A batch, or the error message of a sample that cannot be read."""
-    messages = (sample for sample in samples if isinstance(sample, str))
-    return next(messages, None) or DetectionBatch.pack([sample for sample in samples if not isinstance(sample, str)])
-
-
-def ignore_signals(_worker: int) -> None:
+def _ignore_signals(_worker: int) -> None:
     """The training process handles signals to the process group, and needs its workers until it has stopped."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
-class TrainingImages(Dataset[Sample | str]):
-    """Images with targets, scaled and flipped at random; an error message for an image that cannot be read."""
-
-    def __init__(self, dataset: CocoDataset, settings: DetectionSettings) -> None:
-        self.images, self.settings = PackedImages(dataset.images), settings
-        self._class_of = dataset.class_of
-        self._flip_order = flip_order(dataset.keypoints)
-
-    def __getitem__(self, key: Key) -> Sample | str:
-        row, iteration = key
-        image = self.images[row]
-        short_side, flip = self.draw(image, iteration)
-        try:
-            pixels = read_image(image)
-        except DataError as error:  # raised in the training process: from a worker it would come with its traceback
-            return str(error)
-        height, width = scaled_size(image.height, image.width, short_side, self.settings.max_side)
-        target = make_target(image, self._class_of, height, width, self.settings.task)
-        sample = {"image": resize(pixels, height, width), **target}
-        return flip_sample(sample, self._flip_order) if flip else sample
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def draw(self, image: CocoImage, iteration: int) -> tuple[int, bool]:
-        """The short side and whether to flip, from (seed, iteration, image id)."""
-        sides = self.settings.short_sides
-        sample = hash_words(image.id)[None]
-        view = torch.zeros(1, dtype=torch.int64)
-        values = uniforms(self.settings.seed, DETECTION_AUGMENTATION, iteration, sample, view, 2)
-        size, flip = values[0].tolist()
-        return sides[int(size * len(sides))], flip < 0.5
-
-
-class PackedImages:
+class PackedImages(Dataset[Any]):
     """Images with annotations, pickled into one tensor and unpickled one at a time.
 
     Workers share the parent's memory until it is written to, and reference counting writes to every object it
     visits. Hundreds of thousands of annotation objects would be copied into each worker; one tensor is not.
     """
 
-    def __init__(self, images: Sequence[CocoImage]) -> None:
+    def __init__(self, images: Sequence[CocoImage], make: Callable[[CocoImage, int], Any]) -> None:
         pickled = [pickle.dumps(image) for image in images]
         self._block = torch.frombuffer(bytearray(b"".join(pickled)), dtype=torch.uint8)
-        self._ends = torch.tensor([len(one) for one in pickled]).cumsum(0)
+        self._ends = torch.tensor([0, *map(len, pickled)]).cumsum(0)
+        self._make = make
 
-    def __len__(self) -> int:
-        return len(self._ends)
+    def __getitem__(self, key: Key) -> Any:
+        row, iteration = key
+        start, end = self._ends[row : row + 2].tolist()
+        try:
+            return self._make(pickle.loads(self._block[start:end].numpy().tobytes()), iteration)
+        except DataError as error:  # raised in the training process: from a worker it would come with its traceback
+            return error
 
-    def __getitem__(self, row: int) -> CocoImage:
-        start = int(self._ends[row - 1]) if row else 0
-        image: CocoImage = pickle.loads(self._block[start : int(self._ends[row])].numpy().tobytes())
-        return image
+
+class TrainingSample:
+    """Makes the image and target of an iteration, scaled and flipped at random."""
+
+    def __init__(self, dataset: CocoDataset, settings: DetectionSettings) -> None:
+        self._settings, self._class_of = settings, dataset.class_of
+        self._flip_order = flip_order(dataset.keypoints)
+
+    def __call__(self, image: CocoImage, iteration: int) -> Sample:
+        short_side, flip = self.draw(image, iteration)
+        height, width = scaled_size(image.height, image.width, short_side, self._settings.max_side)
+        pixels: Tensor = vision.resize(read_image(image), [height, width])
+        sample = {"image": pixels, **make_target(image, self._class_of, height, width, self._settings.task)}
+        return flip_sample(sample, self._flip_order) if flip else sample
+
+    def draw(self, image: CocoImage, iteration: int) -> tuple[int, bool]:
+        """The short side and whether to flip, from (seed, iteration, image id)."""
+        sides, view = self._settings.short_sides, torch.zeros(1, dtype=torch.int64)
+        values = uniforms(self._settings.seed, DETECTION_AUGMENTATION, iteration, hash_words(image.id)[None], view, 2)
+        size, flip = values[0].tolist()
+        return sides[int(size * len(sides))], flip < 0.5
 
 
 def read_image(image: CocoImage) -> Tensor:
@@ -209,25 +211,11 @@ def scaled_size(height: int, width: int, short_side: int, max_side: int) -> tupl
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-def resize(image: Tensor, height: int, width: int) -> Tensor:
-    """Bilinear with antialiasing, (3, h, w) -> (3, height, width)."""
-    if image.shape[-2:] == (height, width):
-        return image
-    resized: Tensor = vision.resize(image, [height, width], antialias=True)
-    return resized
-
-
 def flip_order(names: Sequence[str]) -> list[int]:
     """The source of each keypoint in a flipped image: `left_*` and `right_*` are swapped."""
-    places = {name: place for place, name in enumerate(names)}
-    return [places.get(_swap_sides(name), place) for place, name in enumerate(names)]
-
-
-def _swap_sides(name: str) -> str:
-    for side, other in (("left", "right"), ("right", "left")):
-        if side in name:
-            return name.replace(side, other, 1)
-    return name
+    swap = {"left": "right", "right": "left"}
+    others = [re.sub("left|right", lambda side: swap[side[0]], name, count=1) for name in names]
+    return [names.index(other) if other in names else place for place, other in enumerate(others)]
 
 
 def flip_sample(sample: Sample, order: Sequence[int]) -> Sample:
@@ -250,40 +238,33 @@ def make_target(image: CocoImage, class_of: dict[int, int], height: int, width: 
     `boxes` (n, 4) are corners, `labels` (n,) classes from 1, `masks` (n, height, width) uint8 and `keypoints`
     (n, k, 3) x, y and visibility. Polygons are scaled before they are rasterized, so they are not resampled.
     """
-    x_scale, y_scale = width / image.width, height / image.height
+    scale = torch.tensor([width / image.width, height / image.height], dtype=torch.float64)
     annotations = image.annotations
     corners = torch.tensor([annotation["bbox"] for annotation in annotations], dtype=torch.float64)
     corners[:, 2:] += corners[:, :2]
     target = {
-        "boxes": (corners * torch.tensor([x_scale, y_scale, x_scale, y_scale], dtype=torch.float64)).float(),
+        "boxes": (corners * scale.repeat(2)).float(),
         "labels": torch.tensor([class_of[annotation["category_id"]] for annotation in annotations]),
     }
     if task == "mask":
-        masks = [_rasterize(annotation["segmentation"], image, height, width) for annotation in annotations]
-        target["masks"] = torch.from_numpy(np.stack(masks))
+        masks = [_rasterize(annotation["segmentation"], scale, height, width) for annotation in annotations]
+        target["masks"] = torch.stack(masks)
     if task == "keypoint":
         points = torch.tensor([annotation["keypoints"] for annotation in annotations], dtype=torch.float32)
         points = points.view(len(annotations), -1, 3)
-        points[..., :2] += PIXEL_CENTER
-        target["keypoints"] = points * torch.tensor([x_scale, y_scale, 1.0])
+        points[..., :2] = (points[..., :2] + PIXEL_CENTER) * scale.float()
+        target["keypoints"] = points
     return target
 
 
-def _rasterize(segmentation: Any, image: CocoImage, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _rasterize(segmentation: Any, scale: Tensor, height: int, width: int) -> Tensor:
     """Polygons or a run-length encoding as a mask (height, width) of 0 and 1."""
     coder = coco_module("mask")
     if isinstance(segmentation, dict):
-        mask = torch.from_numpy(coder.decode(compressed(segmentation)))[None]
+        mask = torch.from_numpy(coder.decode(segmentation))[None]
         resized: Tensor = vision.resize(mask, [height, width], interpolation=InterpolationMode.NEAREST_EXACT)
-        return resized[0].numpy()
-    factors = (width / image.width, height / image.height)
-    polygons = [[value * factors[place % 2] for place, value in enumerate(polygon)] for polygon in segmentation]
-    drawn: np.ndarray[Any, np.dtype[np.uint8]] = coder.decode(coder.merge(coder.frPyObjects(polygons, height, width)))
-    return drawn
-
-
-def compressed(encoding: dict[str, Any]) -> dict[str, Any]:
-    """A run-length encoding with its counts compressed, as pycocotools decodes it."""
-    if isinstance(encoding["counts"], list):
-        encoding = coco_module("mask").frPyObjects(encoding, *encoding["size"])
-    return encoding
+        return resized[0]
+    polygons = [
+        (torch.tensor(polygon, dtype=torch.float64).view(-1, 2) * scale).flatten().tolist() for polygon in segmentation
+    ]
+    return torch.from_numpy(coder.decode(coder.merge(coder.frPyObjects(polygons, height, width))))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError, create_model
 
 from jcl.console import pluralize
 from jcl.errors import DataError, SettingsError
@@ -36,19 +37,19 @@ class Category:
     """COCO's id of a class, its name and the names of its keypoints."""
 
     id: int
-    name: str
+    name: Annotated[str, Field(coerce_numbers_to_str=True)]
     keypoints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CocoImage:
-    """An image and its annotations as in the file, with missing `iscrowd` and `area` filled in."""
+    """An image and its annotations, with the fields that the task needs; missing `iscrowd` and `area` are filled in."""
 
     id: int
-    path: Path
-    width: int
-    height: int
-    annotations: tuple[dict[str, Any], ...]
+    path: Annotated[Path, Field(validation_alias="file_name")]
+    width: PositiveInt
+    height: PositiveInt
+    annotations: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,21 @@ class CocoDataset:
             "annotations": [entry | {"id": number} for number, entry in enumerate(annotations, start=1)],
             "categories": [{"id": category.id, "name": category.name} for category in self.categories],
         }
+
+
+_RunLengths = create_model("_RunLengths", size=list[int], counts=str | list[NonNegativeInt])
+_FIELDS: dict[str, Any] = {
+    "image_id": int,
+    "category_id": int,
+    "bbox": Annotated[list[FiniteFloat], Field(min_length=4, max_length=4)],
+    "iscrowd": (int, 0),
+    "area": (float | None, None),
+}
+_TASK_FIELDS: dict[Task, dict[str, Any]] = {  # what a task does not need is neither checked nor kept
+    "box": {},
+    "mask": {"segmentation": (list[list[FiniteFloat]] | _RunLengths | None, None)},
+    "keypoint": {"keypoints": (list[FiniteFloat] | None, None)},
+}
 
 
 def coco_module(name: str) -> ModuleType:
@@ -139,7 +155,9 @@ def load_coco(files: CocoFiles, task: Task) -> tuple[CocoDataset, CocoDataset]:
         train, val = hold_out(train)
     else:
         val = read_coco(files.val_json, files.val_images, task)
-        _check_same_categories(train, val)
+        if odd := sorted({*train.categories} ^ {*val.categories}, key=attrgetter("id")):
+            name = f"{odd[0].name!r} (id {odd[0].id})"
+            raise DataError(f"{train.file} and {val.file} have different categories, such as {name}.")
     bare = [entry for image in val.images for entry in image.annotations if not entry.get("segmentation")]
     if task == "mask" and bare:
         raise DataError(f"{len(bare):,} test objects in {val.file} have no segmentation. Remove them from the file.")
@@ -148,17 +166,16 @@ def load_coco(files: CocoFiles, task: Task) -> tuple[CocoDataset, CocoDataset]:
 
 def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
     """Read and check an annotation file; `images` is the folder of its images. Raises DataError."""
+    annotation: Any = create_model("_Annotation", **_FIELDS, **_TASK_FIELDS[task])
+    model = create_model("_Content", images=list[CocoImage], annotations=list[annotation], categories=list[Category])
     try:
-        content = json.loads(file.read_bytes())
+        dataset = _parse(file, model.model_validate_json(file.read_bytes()), images, task)
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}.") from None
-    except (ValueError, RecursionError):
-        raise DataError(f"{file} is not valid JSON. Is it a complete annotation file in COCO format?") from None
-    try:
-        dataset = _parse(file, content, images, task)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    except ValueError as error:
+        reason = _first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"{file} is not an annotation file in COCO format: {reason}.") from None
+    _check_task(dataset, task)
     missing = [image.path for image in dataset.images if not image.path.is_file()]
     if missing:
         raise DataError(
@@ -170,11 +187,28 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
 
 def hold_out(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
     """Split off one image in five, always the same ones, for testing."""
-    order = permutation(0, DETECTION_HELD_OUT, 0, len(dataset.images)).tolist()
-    held = set(order[: max(1, len(order) // _HELD_OUT)])
-    train = tuple(image for row, image in enumerate(dataset.images) if row not in held)
-    val = tuple(image for row, image in enumerate(dataset.images) if row in held)
-    return replace(dataset, images=train), replace(dataset, images=val)
+    held = _draw(DETECTION_HELD_OUT, dataset, max(1, len(dataset.images) // _HELD_OUT))
+    return _select(dataset, held, False), _select(dataset, held, True)
+
+
+def overfit_subset(train: CocoDataset, dataset: CocoDataset, count: int) -> tuple[CocoDataset, CocoDataset]:
+    """The same `count` images to train on and, with all their annotations, to test on."""
+    if count > len(train.images):
+        images = pluralize(len(train.images), "training image")
+        raise DataError(f"--overfit {count} needs more images: {train.file} has {images}.")
+    drawn = _draw(DETECTION_OVERFIT, train, count)
+    return _select(train, drawn, True), _select(dataset, drawn, True)
+
+
+def _draw(stream: int, dataset: CocoDataset, count: int) -> set[int]:
+    """Ids of random images, always the same ones."""
+    rows = permutation(0, stream, 0, len(dataset.images))[:count].tolist()
+    return {dataset.images[row].id for row in rows}
+
+
+def _select(dataset: CocoDataset, ids: set[int], member: bool) -> CocoDataset:
+    """The images whose ids are among `ids`, or with `member` false those whose ids are not."""
+    return replace(dataset, images=tuple(image for image in dataset.images if (image.id in ids) == member))
 
 
 def training_subset(dataset: CocoDataset, task: Task) -> tuple[CocoDataset, list[str]]:
@@ -198,27 +232,13 @@ def training_subset(dataset: CocoDataset, task: Task) -> tuple[CocoDataset, list
                 kept.append({**annotation, "bbox": box})
         if kept and (task != "keypoint" or any(annotation["num_keypoints"] > 0 for annotation in kept)):
             images.append(replace(image, annotations=tuple(kept)))
-    notes = []
-    if outside:
-        notes.append(f"left out {pluralize(outside, 'box', 'boxes')} with less than a pixel inside the image")
-    if bare:
-        notes.append(f"left out {pluralize(bare, 'object')} without a segmentation")
+    boxes, objects = pluralize(outside, "box", "boxes"), pluralize(bare, "object")
+    notes = [f"left out {boxes} with less than a pixel inside the image"] if outside else []
+    notes += [f"left out {objects} without a segmentation"] if bare else []
     if not images:
         reason = f" ({notes[0]})" if notes else ""
         raise DataError(f"{dataset.file} has no image with an object to train on{reason}.")
     return replace(dataset, images=tuple(images)), notes
-
-
-def overfit_subset(train: CocoDataset, dataset: CocoDataset, count: int) -> tuple[CocoDataset, CocoDataset]:
-    """The same `count` images to train on and, with all their annotations, to test on."""
-    if count > len(train.images):
-        images = pluralize(len(train.images), "training image")
-        raise DataError(f"--overfit {count} needs more images: {train.file} has {images}.")
-    rows = sorted(permutation(0, DETECTION_OVERFIT, 0, len(train.images))[:count].tolist())
-    chosen = tuple(train.images[row] for row in rows)
-    ids = {image.id for image in chosen}
-    tested = tuple(image for image in dataset.images if image.id in ids)
-    return replace(train, images=chosen), replace(dataset, images=tested)
 
 
 def clip_box(box: Sequence[float], width: int, height: int) -> list[float] | None:
@@ -231,85 +251,55 @@ def clip_box(box: Sequence[float], width: int, height: int) -> list[float] | Non
 
 
 def _parse(file: Path, content: Any, folder: Path, task: Task) -> CocoDataset:
-    if not isinstance(content, dict):
-        raise ValueError("it is not an object with images, annotations and categories")
-    categories = tuple(
-        Category(int(entry["id"]), str(entry["name"]), tuple(map(str, entry.get("keypoints", ()))))
-        for entry in sorted(content["categories"], key=lambda entry: int(entry["id"]))
-    )
-    known = {category.id: category for category in categories}
-    if len(known) < len(categories) or not known:
+    """The images with their annotations from the content of a file; raises ValueError if it contradicts itself."""
+    categories = {category.id: category for category in sorted(content.categories, key=attrgetter("id"))}
+    if not categories or len(categories) < len(content.categories):
         raise ValueError("it has no categories, or two with the same id")
-    sizes = {int(entry["id"]): (int(entry["height"]), int(entry["width"])) for entry in content["images"]}
-    if len(sizes) < len(content["images"]):
+    images = {image.id: image for image in content.images}
+    if len(images) < len(content.images):
         raise ValueError("two images have the same id")
-    annotations: dict[int, list[dict[str, Any]]] = {number: [] for number in sizes}
-    for entry in content["annotations"]:
-        image, category = entry["image_id"], entry["category_id"]
-        if image not in sizes or category not in known:
-            name = f"category {category}" if image in sizes else f"image {image}"
-            raise ValueError(f"annotation {entry['id']} refers to unknown {name}")
-        annotations[image].append(_parse_annotation(entry, known[category], sizes[image], task))
-    images = []
-    for entry in content["images"]:
-        number = int(entry["id"])
-        height, width = sizes[number]
-        path = folder / str(entry["file_name"])
-        images.append(CocoImage(number, path, width, height, tuple(annotations[number])))
-    dataset = CocoDataset(file, tuple(images), categories)
-    _check_task(dataset, task)
-    return dataset
+    annotations: dict[int, list[dict[str, Any]]] = {number: [] for number in images}
+    for row, entry in enumerate(content.annotations):
+        image, category = images.get(entry.image_id), categories.get(entry.category_id)
+        if image is None or category is None:
+            unknown = f"category {entry.category_id}" if image else f"image {entry.image_id}"
+            raise ValueError(f"annotations[{row}] refers to unknown {unknown}")
+        values = vars(entry)
+        if entry.area is None:
+            values["area"] = entry.bbox[2] * entry.bbox[3]
+        if task == "mask":
+            values["segmentation"] = _usable_segmentation(entry.segmentation, image, row)
+        if task == "keypoint":
+            points = values["keypoints"] = entry.keypoints or [0.0] * (3 * len(category.keypoints))
+            values["num_keypoints"] = sum(visible > 0 for visible in points[2::3])
+            if len(points) != 3 * len(category.keypoints):
+                counts = f"{len(points) / 3:g} keypoints instead of {len(category.keypoints)}"
+                raise ValueError(f"annotations[{row}] of category {category.name!r} has {counts}")
+        annotations[image.id].append(values)
+    parsed = (
+        replace(image, path=folder / image.path, annotations=tuple(annotations[image.id])) for image in content.images
+    )
+    return CocoDataset(file, tuple(parsed), tuple(categories.values()))
 
 
-def _parse_annotation(entry: dict[str, Any], category: Category, size: tuple[int, int], task: Task) -> dict[str, Any]:
-    """An annotation with optional fields filled in; `size` is its image's height and width."""
-    box = _finite_numbers(entry["bbox"])
-    if box is None or len(box) != 4:
-        raise ValueError(f"the box of annotation {entry['id']} is not four numbers")
-    crowd = int(entry.get("iscrowd", 0))
-    filled = {**entry, "bbox": box, "iscrowd": crowd, "area": float(entry.get("area", box[2] * box[3]))}
-    if task == "mask":
-        filled["segmentation"] = _parse_segmentation(entry, size)
-    if task == "keypoint":
-        values = list(entry.get("keypoints") or [0] * (3 * len(category.keypoints)))
-        if len(values) != 3 * len(category.keypoints):
-            raise ValueError(
-                f"annotation {entry['id']} has {len(values) / 3:g} keypoints, its category {category.name!r} has "
-                f"{len(category.keypoints)}"
-            )
-        filled |= {"keypoints": values, "num_keypoints": sum(visible > 0 for visible in values[2::3])}
-    return filled
+def _usable_segmentation(given: Any, image: CocoImage, row: int) -> Any:
+    """A compressed run-length encoding, or the polygons with at least three points (possibly none)."""
+    if given is None or isinstance(given, list):
+        return [polygon for polygon in given or [] if len(polygon) >= 6 and len(polygon) % 2 == 0]
+    plain = isinstance(given.counts, list)
+    # pycocotools checks compressed counts itself, and would read past the end of a short list.
+    if given.size != [image.height, image.width] or (plain and sum(given.counts) != image.height * image.width):
+        raise ValueError(f"the run-length encoding of annotations[{row}] is not {image.width}×{image.height} pixels")
+    return coco_module("mask").frPyObjects(vars(given), *given.size) if plain else vars(given)
 
 
-def _parse_segmentation(entry: dict[str, Any], size: tuple[int, int]) -> Any:
-    """A run-length encoding as it is, or the polygons with at least three points (possibly none)."""
-    given = entry.get("segmentation") or []
-    if isinstance(given, dict) and "counts" in given and "size" in given:
-        if not _covers(given, size):
-            raise ValueError(f"the run-length encoding of annotation {entry['id']} is not {size[1]}×{size[0]} pixels")
-        return given
-    polygons = [_finite_numbers(polygon) for polygon in given] if isinstance(given, list) else [None]
-    if any(polygon is None for polygon in polygons):
-        raise ValueError(f"the segmentation of annotation {entry['id']} is neither polygons nor run-length encoded")
-    return [polygon for polygon in polygons if polygon is not None and len(polygon) >= 6 and len(polygon) % 2 == 0]
-
-
-def _covers(encoding: dict[str, Any], size: tuple[int, int]) -> bool:
-    """Whether a run-length encoding covers its image exactly; pycocotools would read past the end of a short one.
-
-    Compressed counts are checked by pycocotools itself.
-    """
-    runs = encoding["counts"]
-    if list(encoding["size"]) != list(size) or not isinstance(runs, list):
-        return list(encoding["size"]) == list(size)
-    return all(isinstance(run, int) and run >= 0 for run in runs) and sum(runs) == size[0] * size[1]
-
-
-def _finite_numbers(values: Any) -> list[float] | None:
-    """A list of finite numbers as floats, or None for anything else."""
-    if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
-        return None
-    return [float(value) for value in values] if all(map(math.isfinite, values)) else None
+def _first_problem(error: ValidationError) -> str:
+    """Where in the file the first problem is, and what it is."""
+    problem = error.errors(include_url=False, include_context=False)[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"][:3]).lstrip(".")
+    if place.endswith(".segmentation"):
+        return f"{place} is neither polygons nor run-length encoded"
+    return f"{place}: {problem['msg']}" if place else problem["msg"]
 
 
 def _check_task(dataset: CocoDataset, task: Task) -> None:
@@ -323,13 +313,3 @@ def _check_task(dataset: CocoDataset, task: Task) -> None:
         raise DataError(f"the categories in {file} have different keypoints. Keep those of one kind.")
     if task == "keypoint" and not any(entry["num_keypoints"] for entry in annotations):
         raise DataError(f"{file} has no keypoints. Use --task box or mask, or a file such as person_keypoints.json.")
-
-
-def _check_same_categories(train: CocoDataset, val: CocoDataset) -> None:
-    ours, theirs = set(train.categories), set(val.categories)
-    if ours != theirs:
-        odd = min(ours ^ theirs, key=lambda category: category.id)
-        where = train.file if odd in ours else val.file
-        raise DataError(
-            f"{train.file} and {val.file} have different categories: {odd.name!r} (id {odd.id}) is only in {where}."
-        )

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils._pytree import tree_map
 from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
@@ -25,8 +26,10 @@ from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredic
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.models.resnet import ResNet
+from torchvision.ops._utils import split_normalization_params
+from torchvision.transforms.v2.functional import resize
 
-from jcl.evaluate.detection.batches import resize, scaled_size
+from jcl.evaluate.detection.batches import scaled_size
 from jcl.settings.detection import DetectionSettings, Heads
 
 _POOLED_SIDE = 7  # of the box head's input
@@ -94,15 +97,8 @@ def prepare_for_training(detector: GeneralizedRCNN, device: torch.device, ranks:
 
 def build_optimizer(detector: nn.Module, settings: DetectionSettings) -> torch.optim.SGD:
     """SGD with momentum, without weight decay on batch norms."""
-    norms = {
-        id(parameter)
-        for module in detector.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
-        for parameter in module.parameters()
-    }
-    decayed = [parameter for parameter in detector.parameters() if id(parameter) not in norms]
-    others = [parameter for parameter in detector.parameters() if id(parameter) in norms]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    norms, others = split_normalization_params(detector)
+    groups = [{"params": others, "weight_decay": settings.weight_decay}, {"params": norms, "weight_decay": 0.0}]
     return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.momentum)
 
 
@@ -112,8 +108,8 @@ class DetectorTransform(GeneralizedRCNNTransform):  # type: ignore[misc]
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         if self.training:
             return image, target
-        height, width = image.shape[-2:]
-        return resize(image, *scaled_size(height, width, self.min_size[-1], self.max_size)), target
+        size = scaled_size(image.shape[-2], image.shape[-1], self.min_size[-1], self.max_size)
+        return resize(image, list(size)), target
 
 
 def _return_float32(detector: GeneralizedRCNN) -> None:
@@ -123,19 +119,10 @@ def _return_float32(detector: GeneralizedRCNN) -> None:
     coordinates: around 1,000 its values are 8 pixels apart.
     """
     heads = detector.roi_heads
-    modules = [detector.backbone, detector.rpn.head]
-    modules += [heads.box_predictor, heads.mask_predictor, heads.keypoint_predictor]
-    for module in modules:
+    predictors = (heads.box_predictor, heads.mask_predictor, heads.keypoint_predictor)
+    for module in (detector.backbone, detector.rpn.head, *predictors):
         if module is not None:
-            module.register_forward_hook(lambda _module, _inputs, outputs: _to_float32(outputs))
-
-
-def _to_float32(outputs: Any) -> Any:
-    if isinstance(outputs, Tensor):
-        return outputs.float()
-    if isinstance(outputs, Mapping):
-        return type(outputs)((name, value.float()) for name, value in outputs.items())  # type: ignore[call-arg]
-    return type(outputs)(_to_float32(value) for value in outputs)
+            module.register_forward_hook(lambda _module, _inputs, outputs: tree_map(Tensor.float, outputs))
 
 
 def _use_batched_proposals(detector: GeneralizedRCNN) -> None:

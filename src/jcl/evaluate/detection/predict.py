@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from jcl.distributed.device import autocast
 from jcl.distributed.group import ALONE, Ranks
-from jcl.errors import DataError
-from jcl.evaluate.detection.batches import PIXEL_CENTER, PackedImages, ignore_signals, read_image
+from jcl.evaluate.detection.batches import PIXEL_CENTER, load_images, read_image
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
 
 KINDS = {"box": ("bbox",), "mask": ("bbox", "segm"), "keypoint": ("bbox", "keypoints")}
@@ -50,7 +48,9 @@ def predict(
     category_ids = [category.id for category in dataset.categories]
     results: Results = {kind: [] for kind in kinds}
     detector.eval()
-    with contextlib.closing(_decoded(dataset.images[ranks.rank :: ranks.count], workers)) as images:
+    own = dataset.images[ranks.rank :: ranks.count]
+    keys = [(row, 0) for row in range(len(own))]
+    with contextlib.closing(load_images(own, _read, workers, sampler=keys, batch_size=None)) as images:
         for image_id, pixels in images:
             with autocast(device, precision):
                 (output,) = detector([pixels.to(device).float() / 255])
@@ -63,38 +63,8 @@ def predict(
     return {kind: sorted(entries, key=lambda entry: entry["image_id"]) for kind, entries in results.items()}
 
 
-class _TestImages(Dataset[tuple[int, Tensor | str]]):
-    """Ids and pixels, or the error message of an image that cannot be read."""
-
-    def __init__(self, images: Sequence[CocoImage]) -> None:
-        self._images = PackedImages(images)
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, row: int) -> tuple[int, Tensor | str]:
-        image = self._images[row]
-        try:
-            return image.id, read_image(image)
-        except DataError as error:
-            return image.id, str(error)
-
-
-def _decoded(images: Sequence[CocoImage], workers: int) -> Generator[tuple[int, Tensor]]:
-    """Ids and pixels of the images; closing the generator ends its workers."""
-    if not images:
-        return
-    loader: DataLoader[tuple[int, Tensor | str]] = DataLoader(
-        _TestImages(images),
-        batch_size=None,
-        num_workers=workers,
-        worker_init_fn=ignore_signals,
-        generator=torch.Generator(),
-    )
-    for image_id, pixels in loader:
-        if isinstance(pixels, str):
-            raise DataError(pixels)
-        yield image_id, pixels
+def _read(image: CocoImage, _iteration: int) -> tuple[int, Tensor]:
+    return image.id, read_image(image)
 
 
 def to_coco(kind: str, output: dict[str, Tensor], image_id: int, category_ids: list[int]) -> list[dict[str, Any]]:
