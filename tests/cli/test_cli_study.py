@@ -215,7 +215,8 @@ def test_bound_refuses(refused, runs, tmp_path):
     assert "--scales" in refused("bound", "--scales", "1;4")
     assert "--scales" in refused("bound", "--scales", "-1")
     assert "--dimensions" in refused("bound", "--dimensions", "8.5")
-    assert "--spreads" in refused("bound", "--spreads", "1.5")
+    for name, wrong in (("dimensions", "1"), ("spreads", "0,1.5"), ("spreads", "0.5,0"), ("temperatures", "nan")):
+        assert f"--{name}" in refused("bound", f"--{name}", wrong)
     assert "--draws" in refused("bound", run, "--draws", 500)
     assert "--batch-size" in refused("bound", "--batch-size", 7)
     assert "--temperatures" in refused("bound", "--temperatures", "0")

@@ -36,9 +36,9 @@ from jcl.views import ViewRecipe
 def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, BoundRow]]:
     """Eq. 4, 7 and 8 for every combination of dimension, spread and temperature."""
     values = itertools.product(
-        parse_integers(options.dimensions, "--dimensions"),
-        parse_numbers(options.spreads, "--spreads"),
-        parse_numbers(options.temperatures, "--temperatures"),
+        parse_integers(options.dimensions, "--dimensions", least=2),
+        parse_numbers(options.spreads, "--spreads", lambda n: 0 < n < 1, "between 0 and 1"),
+        parse_numbers(options.temperatures, "--temperatures", lambda n: n > 0, "above 0"),
     )
     cases = list(itertools.starmap(GaussianCase, values))
     counts = {"draws": options.draws, "images": options.images or 16, "negatives": options.negatives}
@@ -87,10 +87,7 @@ def bound_along_training(
 
 
 def _scales(options: BoundOptions) -> list[float]:
-    scales = parse_numbers(options.scales, "--scales")
-    if min(scales) < 0:
-        raise SettingsError(f"--scales must not be negative, but got {options.scales}.")
-    return scales
+    return parse_numbers(options.scales, "--scales", lambda n: n >= 0, "at least 0")
 
 
 def _scores(learner: ContrastiveLearner, images: ImageViews, recipe: ViewRecipe, keys: int) -> tuple[Tensor, Tensor]:

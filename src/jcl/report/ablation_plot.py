@@ -144,14 +144,9 @@ def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str], er
     top = 1 - (1.15 + 0.22 * rows) / height
     figure.subplots_adjust(left=0.055, right=0.975, top=top, bottom=0.62 / height, wspace=0.14)
     points = [point for curve in curves.values() for point in curve]
-    positions = AxisPositions([point.values[names[0]] for point in points], _PANEL_INCHES / 2)
     for axes, (metric, title) in zip(panels, _METRICS.items(), strict=True):
-        for number, curve in enumerate(curves.values()):
-            offset = _offset(number, len(curves), error_bars) * positions.width
-            _draw_curve(axes, curve, metric, [positions.of(point.values[names[0]]) + offset for point in curve],
-                        number, positions.ordered, error_bars)  # fmt: skip
-        _style_panel(axes, title, _best_text(points, metric))
-        positions.label_axis(axes, _label(names[0]))
+        style.format_axes(axes, title, _best_text(points, metric))
+        _draw_panel(axes, names[0], [(metric, curve) for curve in curves.values()], _PANEL_INCHES / 2, error_bars)
     if len(names) > 1:
         add_legend(figure, [(name, _handle(number)) for number, name in enumerate(curves)], columns=4)
     return figure
@@ -170,51 +165,45 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any], error_ba
         axes.set_visible(False)
     for axes, name in zip(panels.flat, center, strict=False):
         line = [p for p in points if all(p.values[other] == v for other, v in center.items() if other != name)]
-        positions = AxisPositions([point.values[name] for point in line], _PANEL_INCHES / columns)
-        line.sort(key=lambda point: positions.of(point.values[name]))
-        for number, metric in enumerate(_METRICS):
-            offset = _offset(number, len(_METRICS), error_bars) * positions.width
-            _draw_curve(axes, line, metric, [positions.of(point.values[name]) + offset for point in line],
-                        number, positions.ordered, error_bars)  # fmt: skip
         best = {title: _best(line, metric) for metric, title in _METRICS.items()}
         found = [f"{title.split()[0]} at {written(each.values[name])}" for title, each in best.items() if each]
-        _style_panel(axes, style.plain(_label(name), 32), style.plain(f"best: {', '.join(found)}" if found else "", 46))
+        subtitle = style.plain(f"best: {', '.join(found)}" if found else "", 46)
+        style.format_axes(axes, style.plain(_label(name), 32), subtitle)
+        curves = [(metric, line) for metric in _METRICS]
+        positions = _draw_panel(axes, name, curves, _PANEL_INCHES / columns, error_bars)
         if center[name] in [point.values[name] for point in line]:
             axes.axvline(positions.of(center[name]), color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
-        positions.label_axis(axes, _label(name))
     entries = [(title, _handle(number)) for number, title in enumerate(_METRICS.values())]
     dotted = Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=":")
     add_legend(figure, [*entries, ("value in the other panels", dotted)], columns=4)
     return figure
 
 
-def _offset(number: int, curves: int, error_bars: bool) -> float:
-    """Shifts curves sideways so that error bars do not cover each other."""
-    return min(_OFFSET, 2 * _OFFSET / curves) * (number - (curves - 1) / 2) if error_bars else 0.0
-
-
-def _draw_curve(
-    axes: Axes, points: Sequence[Point], metric: str, x: Sequence[float], number: int, connect: bool, error_bars: bool
-) -> None:
-    color = style.PALETTE[number]
-    measured = [(at, point) for at, point in zip(x, points, strict=True) if point.each(metric)]
-    where, means = [at for at, _ in measured], [point.mean(metric) or 0.0 for _, point in measured]
-    if error_bars:
-        spreads = [point.spread(metric) or 0.0 for _, point in measured]
-        axes.errorbar(where, means, yerr=spreads, fmt="none", ecolor=color, elinewidth=1.2, capsize=3, zorder=2.5)
-        seeds = [(at, value) for at, point in measured for value in point.each(metric)]
-        x_seeds, y_seeds = [at for at, _ in seeds], [value for _, value in seeds]
-        axes.plot(x_seeds, y_seeds, ".", color=color, alpha=0.4, markersize=6, markeredgewidth=0)
-    axes.plot(
-        where, means, color=color, linewidth=1.9, linestyle="-" if connect else "none", marker="o", markersize=6.5,
-        zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
-    )  # fmt: skip
-
-
-def _style_panel(axes: Axes, title: str, subtitle: str) -> None:
-    style.format_axes(axes, title, subtitle)
+def _draw_panel(
+    axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]], inches: float, error_bars: bool
+) -> AxisPositions:
+    """Curves of metrics over the values of a setting; with error bars, they are shifted so as not to overlap."""
+    positions = AxisPositions([point.values[name] for _, curve in curves for point in curve], inches)
+    shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * positions.width if error_bars else 0.0
+    for number, (metric, curve) in enumerate(curves):
+        color, offset = style.PALETTE[number], shift * (number - (len(curves) - 1) / 2)
+        measured = [(positions.of(point.values[name]) + offset, point) for point in curve if point.each(metric)]
+        measured.sort(key=lambda pair: pair[0])
+        x, means = [at for at, _ in measured], [point.mean(metric) or 0.0 for _, point in measured]
+        if error_bars:
+            spreads = [point.spread(metric) or 0.0 for _, point in measured]
+            axes.errorbar(x, means, yerr=spreads, fmt="none", ecolor=color, elinewidth=1.2, capsize=3, zorder=2.5)
+            seeds = [(at, value) for at, point in measured for value in point.each(metric)]
+            x_seeds, y_seeds = [at for at, _ in seeds], [value for _, value in seeds]
+            axes.plot(x_seeds, y_seeds, ".", color=color, alpha=0.4, markersize=6, markeredgewidth=0)
+        axes.plot(
+            x, means, color=color, linewidth=1.9, linestyle="-" if positions.ordered else "none", marker="o",
+            markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
+        )  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.margins(y=0.12)
+    positions.label_axis(axes, _label(name))
+    return positions
 
 
 def _handle(number: int) -> Line2D:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -123,20 +124,18 @@ class CostOptions(PlotOptions, DeviceOptions, JsonOptions):
     repeats: PositiveInt = option(5, "Timed steps per measurement.")
 
 
-def parse_numbers(text: str, name: str) -> list[float]:
-    """The distinct numbers of a list such as 0.1,0.2."""
+def parse_numbers(text: str, name: str, valid: Callable[[float], bool], rule: str) -> list[float]:
+    """The distinct numbers of a list such as 0.1,0.2; `rule` describes the `valid` ones in the error."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        numbers = []
-    if not numbers or not all(math.isfinite(number) for number in numbers):
-        raise SettingsError(f"{name} takes comma-separated numbers, such as 1,2,4, but got {text!r}.")
+        raise SettingsError(f"{name} takes comma-separated numbers, such as 1,2,4, but got {text!r}.") from None
+    if not all(math.isfinite(number) and valid(number) for number in numbers):
+        raise SettingsError(f"{name} must be {rule}, but got {text}.")
     return list(dict.fromkeys(numbers))
 
 
-def parse_integers(text: str, name: str) -> list[int]:
+def parse_integers(text: str, name: str, least: int) -> list[int]:
     """The distinct integers of a list such as 1,2,4."""
-    numbers = parse_numbers(text, name)
-    if not all(number.is_integer() for number in numbers):
-        raise SettingsError(f"{name} takes integers, but got {text!r}.")
-    return [int(number) for number in numbers]
+    rule = f"integers of at least {least}"
+    return [int(number) for number in parse_numbers(text, name, lambda n: n.is_integer() and n >= least, rule)]

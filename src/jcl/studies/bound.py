@@ -20,16 +20,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jcl.errors import SettingsError
-
-MIN_SAMPLES = 20
-"""With fewer values, the kurtosis test is not valid."""
+MIN_SAMPLES = 20  # with fewer values, the kurtosis test is not valid
 _CHUNK_VALUES = 4_000_000  # drawn at a time
 
 
@@ -132,8 +129,7 @@ def bound_row(
     )
 
 
-@dataclass(frozen=True)
-class GaussianCase:
+class GaussianCase(NamedTuple):
     """Dimension and spread of Gaussian keys, and the temperature of the loss.
 
     `spread` is the square root of the trace of the covariance. The mean has length √(1 - spread²), so keys have unit
@@ -143,14 +139,6 @@ class GaussianCase:
     dimension: int
     spread: float
     temperature: float
-
-    def __post_init__(self) -> None:
-        if self.dimension < 2:
-            raise SettingsError(f"--dimensions must be at least 2, but got {self.dimension}.")
-        if not 0 < self.spread < 1:
-            raise SettingsError(f"--spreads must be between 0 and 1, but got {self.spread:g}.")
-        if not 0 < self.temperature < math.inf:
-            raise SettingsError(f"--temperatures must be above 0, but got {self.temperature:g}.")
 
 
 class GaussianKeys:

@@ -25,7 +25,7 @@ from jcl.console import pluralize, readable_size
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
-from jcl.errors import JclError, SettingsError
+from jcl.errors import JclError
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, ResolvedSettings, passes_of_flat_memory, resolve
 from jcl.settings.schema import with_values
@@ -93,13 +93,12 @@ class CostReport:
             "image_size": self.settings.views.image_size,
             "batch_size": self.settings.train.batch_size,
         }
-        base = self.baseline
         for cell in self.cells:
             name, cost = f"{cell.method.replace('-', '_')}_m{cell.keys}", cell.cost
             found[f"{name}_bytes"] = cost and cost.bytes
             found[f"{name}_ms"] = cost and cost.milliseconds
             found[f"{name}_ms_spread"] = cost and cost.spread
-            if cost and base:
+            if cost and (base := self.baseline):
                 found[f"{name}_bytes_times_moco_v2"] = cost.bytes / base.bytes
                 found[f"{name}_ms_times_moco_v2"] = cost.milliseconds / base.milliseconds
         for method in COMPARED:
@@ -158,9 +157,7 @@ def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = la
 
     If a measurement runs out of memory, the method is not measured with more keys.
     """
-    keys = sorted(parse_integers(options.keys, "--keys"))
-    if keys[0] < 1:
-        raise SettingsError(f"--keys must be at least 1, but got {options.keys}.")
+    keys = sorted(parse_integers(options.keys, "--keys", least=1))
     device = choose_device(options.device)
     recipe, values = _recipe(options, device)
     cells: list[Cell] = []
