@@ -13,6 +13,7 @@ from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
+from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
@@ -28,7 +29,7 @@ from jcl.studies.bound import (
     gaussian_rows,
     normality,
 )
-from jcl.studies.distribution import ImageViews, sample_rows, view_sampler
+from jcl.studies.distribution import ViewSampler, sample_rows, view_sampler
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewRecipe
 
@@ -69,8 +70,8 @@ def bound_along_training(
         learner, step = trained.learner(checkpoint, device)
         with evaluation_mode(learner):
             batches = [
-                _scores(learner, images, run_view_recipe(settings), options.keys)
-                for images in sampler.batches(source, rows, options.keys)
+                _scores(learner, sampler, batch, run_view_recipe(settings), options.keys)
+                for batch in sampler.batches(source, rows, options.keys)
             ]
         similarities, negatives = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
         if bool((similarities.std(dim=1) < 1e-9).any()):
@@ -90,15 +91,17 @@ def _scales(options: BoundOptions) -> list[float]:
     return parse_numbers(options.scales, "--scales", lambda n: n >= 0, "at least 0")
 
 
-def _scores(learner: ContrastiveLearner, images: ImageViews, recipe: ViewRecipe, keys: int) -> tuple[Tensor, Tensor]:
+def _scores(
+    learner: ContrastiveLearner, sampler: ViewSampler, batch: ImageBatch, recipe: ViewRecipe, keys: int
+) -> tuple[Tensor, Tensor]:
     """q·k/t of each of the keys (n, keys), and the logsumexp of q·n/t over the negatives (n,), in float64."""
     # With gradients through the keys, the query encoder encodes them too.
     encoder: nn.Module = learner.query_encoder if learner.method.gradient_through_keys else learner.key_encoder
-    first = torch.cat(list(images.chunks(recipe, range(1))))
-    query = images.encode(learner.query_encoder, first)[:, 0].double()
+    (first,) = sampler.views(batch, recipe, range(1))
+    query = sampler.encode(learner.query_encoder, first, len(batch))[:, 0].double()
     parts = [
-        torch.einsum("nd,nmd->nm", query, images.encode(encoder, chunk).double())
-        for chunk in images.chunks(recipe, range(1, keys + 1))
+        torch.einsum("nd,nmd->nm", query, sampler.encode(encoder, chunk, len(batch)).double())
+        for chunk in sampler.views(batch, recipe, range(1, keys + 1))
     ]
     negatives = torch.logsumexp(query @ learner.queue.rows.double().T / learner.temperature, dim=1)
     return torch.cat(parts, dim=1) / learner.temperature, negatives

@@ -165,16 +165,9 @@ def points_of(records: Sequence[CellRecord], names: Sequence[str]) -> list[Point
 
 
 def best_points(points: Sequence[Point]) -> list[Point]:
-    """The points with the highest validation accuracy; several if they tie."""
+    """Of several points, those with the highest validation accuracy; more than one if they tie."""
     scores = [score for point in points if (score := point.mean(SELECTION_METRIC)) is not None]
-    return [point for point in points if scores and point.mean(SELECTION_METRIC) == max(scores)]
-
-
-def best_of(points: Sequence[Point]) -> Point | None:
-    """The single best of several points, or None if there is no choice or a tie."""
-    best = best_points(points)
-    choices = sum(point.mean(SELECTION_METRIC) is not None for point in points)
-    return best[0] if choices > 1 and len(best) == 1 else None
+    return [point for point in points if len(scores) > 1 and point.mean(SELECTION_METRIC) == max(scores)]
 
 
 def flat_results(points: Sequence[Point]) -> dict[str, Any]:
@@ -186,10 +179,10 @@ def flat_results(points: Sequence[Point]) -> dict[str, Any]:
             found[f"{metric}_{suffix}"] = point.mean(metric)
             found[f"{metric}_std_{suffix}"] = point.spread(metric)
         found[f"seeds_{suffix}"] = len(point.results)
-    best = best_of(points)
-    if best is not None:
-        found |= {f"best_{short_name(name)}": _scalar(value) for name, value in best.values.items()}
-        found |= {f"best_{metric}": best.mean(metric) for metric in MEASURED}
+    best = best_points(points)
+    if len(best) == 1:
+        found |= {f"best_{short_name(name)}": _scalar(value) for name, value in best[0].values.items()}
+        found |= {f"best_{metric}": best[0].mean(metric) for metric in MEASURED}
     return found
 
 

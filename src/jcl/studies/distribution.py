@@ -65,7 +65,7 @@ class ViewSampler:
     progress: Callable[[int, int], None] | None = None  # called with the number of images done and in total
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images and the reasons
 
-    def batches(self, source: ImageSource, rows: Tensor, views: int) -> Iterator[ImageViews]:
+    def batches(self, source: ImageSource, rows: Tensor, views: int) -> Iterator[ImageBatch]:
         """The images `rows`, in batches so small that `views` views of each fit into one forward pass."""
         batches = read_all(
             select_images(source, rows),
@@ -78,10 +78,29 @@ class ViewSampler:
         done, samples = 0, rows.to(self.device)
         for batch in batches:
             # Numbered as in the whole source, so an image has the same views in every subset.
-            yield ImageViews(self, ImageBatch(batch.pixels, batch.sizes, samples[batch.samples]))
+            yield ImageBatch(batch.pixels, batch.sizes, samples[batch.samples])
             done += len(batch)
             if self.progress is not None:
                 self.progress(done, len(rows))
+
+    def views(self, batch: ImageBatch, recipe: ViewRecipe, numbers: range) -> Iterator[Tensor]:
+        """These views of n images, (n * v, 3, size, size) grouped by image, with as many v as fit in a pass."""
+        maker = ViewMaker(
+            *(recipe, self.seed, _STEP, batch.pixels, batch.sizes, batch.samples),
+            dtype=self.precision,
+            memory_format=torch.channels_last if self.device.type == "cuda" else torch.contiguous_format,
+        )
+        at_once = max(1, self.batch_size // len(batch))
+        for start in range(numbers.start, numbers.stop, at_once):
+            chunk = torch.arange(start, min(start + at_once, numbers.stop), device=self.device)
+            rows = torch.arange(len(batch), device=self.device).repeat_interleave(len(chunk))
+            yield maker(rows, chunk.repeat(len(batch)))
+
+    def encode(self, network: nn.Module, views: Tensor, images: int) -> Tensor:
+        """Features (images, v, d) of views, in the network's precision."""
+        with torch.inference_mode(), autocast(self.device, self.precision):
+            features: Tensor = network(views)
+        return features.view(images, -1, features.shape[1])
 
 
 def view_sampler(
@@ -90,35 +109,6 @@ def view_sampler(
     """The sampler that a command's options ask for."""
     precision = choose_precision(options.precision, device)
     return ViewSampler(options.seed, device, precision, options.batch_size, canvas, options.worker_count, progress)
-
-
-@dataclass(frozen=True)
-class ImageViews:
-    """The numbered views of a batch of n images."""
-
-    sampler: ViewSampler
-    batch: ImageBatch
-
-    def chunks(self, recipe: ViewRecipe, numbers: range) -> Iterator[Tensor]:
-        """The views with these numbers, (n * v, 3, size, size) grouped by image, with as many v as fit in a pass."""
-        batch, device = self.batch, self.sampler.device
-        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-        maker = ViewMaker(
-            *(recipe, self.sampler.seed, _STEP, batch.pixels, batch.sizes, batch.samples),
-            dtype=self.sampler.precision,
-            memory_format=layout,
-        )
-        at_once = max(1, self.sampler.batch_size // len(batch))
-        for start in range(numbers.start, numbers.stop, at_once):
-            views = torch.arange(start, min(start + at_once, numbers.stop), device=device)
-            rows = torch.arange(len(batch), device=device).repeat_interleave(len(views))
-            yield maker(rows, views.repeat(len(batch)))
-
-    def encode(self, network: nn.Module, views: Tensor) -> Tensor:
-        """Features (n, v, d) of a chunk, in the network's precision."""
-        with torch.inference_mode(), autocast(self.sampler.device, self.sampler.precision):
-            features: Tensor = network(views)
-        return features.view(len(self.batch), -1, features.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,11 +183,11 @@ def view_spreads(
     with contextlib.ExitStack() as modes:
         for viewer in viewers:
             modes.enter_context(evaluation_mode(viewer.network))
-        for images in sampler.batches(source, rows, views):
-            for number, sums in enumerate(_sums(viewers, images, views)):
+        for batch in sampler.batches(source, rows, views):
+            for number, sums in enumerate(_sums(viewers, sampler, batch, views)):
                 found[number].append(torch.stack([sums.similarity(), sums.variance()]))
                 widths[number] = sums.mean.shape[1]
-            samples.append(images.batch.samples)
+            samples.append(batch.samples)
     if not samples:
         raise DataError(f"none of {pluralize(len(rows), 'image')} could be read ({source.description}).")
     spreads = []
@@ -212,14 +202,14 @@ def view_spreads(
     return spreads, torch.cat(samples).cpu()
 
 
-def _sums(viewers: Sequence[Viewer], images: ImageViews, views: int) -> list[SpreadSums]:
+def _sums(viewers: Sequence[Viewer], sampler: ViewSampler, batch: ImageBatch, views: int) -> list[SpreadSums]:
     """The sums of one batch for every viewer; viewers with equal recipes share the views."""
     sums = [SpreadSums() for _ in viewers]
     for recipe in dict.fromkeys(viewer.recipe for viewer in viewers):
-        for chunk in images.chunks(recipe, range(views)):
+        for chunk in sampler.views(batch, recipe, range(views)):
             for viewer, own in zip(viewers, sums, strict=True):
                 if viewer.recipe == recipe:
-                    own.add(images.encode(viewer.network, chunk))
+                    own.add(sampler.encode(viewer.network, chunk, len(batch)))
     return sums
 
 
