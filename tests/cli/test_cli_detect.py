@@ -38,7 +38,7 @@ def coco(tmp_path) -> Path:
 
 def test_few_images_to_train_on_and_to_test_with(call, coco):
     options = ["detect", "--task", "mask", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
-    code, out, err = call(*options, "--overfit", 5, "--out", "few", "--json", "few.json")
+    code, out, err = call(*options, "--batch-size", 2, "--overfit", 5, "--out", "few", "--json", "few.json")
     assert code == 0, err
     assert "on 5 images" in err and "5 images" in out
     figures = json.loads(Path("few.json").read_text())
@@ -77,6 +77,10 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     )
     code, out, err = call("detect-table", "one", "ev")
     assert code == 0 and "| jcl.safetensors (one) |" in out and "| jcl.safetensors (ev) |" in out, err
+    assert "comparable" not in out
+    summary = json.loads(Path("ev/summary.json").read_text())
+    Path("ev/summary.json").write_text(json.dumps(summary | {"test_images": 30}))
+    assert "not comparable" in call("detect-table", "one", "ev")[1]
     assert "twice" in call("detect-table", "one", "one")[2]
     Path("t.md").write_text("my notes")
     code, _, err = call("detect-table", "one", "--markdown", "t.md")
@@ -130,7 +134,7 @@ def test_data_that_cannot_be_used(refused, coco, tmp_path):
     assert "none" in refused(*BOX, "--coco", tmp_path / "none")
     assert "--coco" in refused(*BOX)
     assert "none.json" in refused(*BOX, "--coco", coco, "--train-json", tmp_path / "none.json")
-    keypoints = ("detect", "--task", "keypoint", "--init", "random", "--out", "o", *SMALL)
+    keypoints = (*BOX, "--task", "keypoint")
     assert "person_keypoints" in refused(*keypoints, "--coco", coco)
     assert "--task" in refused(*keypoints, "--coco", coco, "--train-json", coco / "instances.json")
     other = write_coco(tmp_path / "other", count=3)

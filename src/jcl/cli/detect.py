@@ -15,14 +15,7 @@ from jcl.errors import SettingsError
 if TYPE_CHECKING:
     from jcl.settings.detection import DetectOptions, DetectTableOptions
 
-_FIGURES = {
-    "ap": "AP",
-    "ap50": "AP50",
-    "ap75": "AP75",
-    "ap_small": "AP small",
-    "ap_medium": "AP medium",
-    "ap_large": "AP large",
-}
+_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
 @command("detect", "detection.DetectOptions", group=EVALUATE)
@@ -37,17 +30,16 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
     from jcl.commands.detect import evaluate_detector, resume_detection
 
     options.check()
+    folder = None
     if options.eval_only is not None:
-        figures, folder = evaluate_detector(options.eval_only, options, console=err), None
+        figures = evaluate_detector(options.eval_only, options, console=err)
+    elif options.resume is not None:
+        folder = resume_detection(options.resume, options, console=err)
     else:
-        if options.resume is not None:
-            folder = resume_detection(options.resume, options, console=err)
-        else:
-            folder = run_detection(options, console=err)
-        figures = folder.summary() if rank == 0 else {}
+        folder = run_detection(options, console=err)
     if rank > 0:
         return None
-    _print_figures(figures)
+    _print_figures(figures := folder.summary() if folder is not None else figures)
     if folder is not None:
         say(f"Everything is in {folder.path}.")
     return figures
@@ -56,13 +48,7 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
 @command("detect-table", "detection.DetectTableOptions", group=EVALUATE)
 def detect_table(options: DetectTableOptions) -> None:
     """Put finished detectors side by side, as in the paper's Table 2."""
-    from jcl.evaluate.detection.results import (
-        DetectionFolder,
-        detection_table,
-        same_test_images,
-        to_csv,
-        to_markdown,
-    )
+    from jcl.evaluate.detection.results import DetectionFolder, detection_table, to_csv, to_markdown
     from jcl.runs.atomic import refuse_overwrite, write_atomically
 
     for file, ending in ((options.markdown, ".md"), (options.csv_file, ".csv")):
@@ -70,21 +56,22 @@ def detect_table(options: DetectTableOptions) -> None:
             raise SettingsError(f"{file} must end in {ending}.")
         if file is not None:
             refuse_overwrite(file, force=options.force)
-    folders = options.folders
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({folder.resolve() for folder in options.folders}) < len(options.folders):
         raise SettingsError("a folder is given twice.")
-    summaries = [DetectionFolder(folder).summary() for folder in folders]
-    table = detection_table(summaries, folders)
+    summaries = [DetectionFolder(folder).summary() for folder in options.folders]
+    table = detection_table(summaries, options.folders)
     say(to_markdown(*table).rstrip())
-    if not same_test_images(summaries):
+    tested = {(summary["task"], summary.get("test_images")) for summary in summaries}
+    if len(tested) > len({task for task, _ in tested}):
         say("The figures are not comparable: the numbers of test images differ.")
-    for file, text in ((options.markdown, to_markdown(*table)), (options.csv_file, to_csv(*table))):
-        if file is not None:
-            write_atomically(file, text.encode())
+    if options.markdown is not None:
+        write_atomically(options.markdown, to_markdown(*table).encode())
+    if options.csv_file is not None:
+        write_atomically(options.csv_file, to_csv(*table).encode())
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
-    table = Table(in_table(str(figures["label"])), *_FIGURES.values())
+    table = Table(in_table(str(figures["label"])), *(name.replace("ap", "AP").replace("_", " ") for name in _FIGURES))
     for kind in ("box", "mask", "keypoint"):
         if f"{kind}_ap" in figures:
             values = [figures.get(f"{kind}_{name}") for name in _FIGURES]

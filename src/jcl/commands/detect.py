@@ -16,10 +16,9 @@ from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
-from jcl.evaluate.detection.model import build_optimizer
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, LOG_ITERATIONS, DetectionTask
-from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
+from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
@@ -92,8 +91,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
             if output is not None:
                 output.refuse_occupied()
             job = DetectionJob.prepare(settings, context, options.workers)
-            optimizer = build_optimizer(job.detector, settings)
-            return job, load_checkpoint(checkpoint, job.detector, optimizer, context.device)
+            return job, job.load(checkpoint)
 
         job, progress = fail_together(ranks, prepare)
         results, figures = job.evaluate()
@@ -114,9 +112,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
 
     def prepare() -> tuple[DetectionJob, Path | None]:
         checkpoint = checkpoint_to_resume(folder.checkpoints, context.say)
-        start = None
-        if checkpoint is None:
-            start = open_initial_backbone(settings.init, settings.backbone, settings.seed)
+        start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
         return DetectionJob.prepare(settings, context, options.workers, start), checkpoint
 
     with context.locked(folder.path), folder.resumable():
@@ -129,10 +125,9 @@ def _train(
 ) -> DetectionFolder:
     settings, context = job.settings, job.context
     ranks, device = context.ranks, context.device
-    optimizer = build_optimizer(job.detector, settings)
     progress = Progress(ranks=ranks.count)
     if checkpoint is not None:
-        progress = fail_together(ranks, lambda: load_checkpoint(checkpoint, job.detector, optimizer, device))
+        progress = fail_together(ranks, lambda: job.load(checkpoint))
         if progress.ranks != ranks.count:
             context.say(
                 f"Started on {pluralize(progress.ranks, 'rank')}, resumed on {ranks.count}: the sampled regions differ."
@@ -147,7 +142,7 @@ def _train(
     batches = training_batches(job.train, settings, progress.step, workers=job.workers, device=device, ranks=ranks)
     with record, saver, contextlib.closing(batches):
         Trainer(
-            DetectionTask(job.detector, optimizer, batches, settings, device, job.precision, ranks),
+            DetectionTask(job.detector, job.optimizer, batches, settings, device, job.precision, ranks),
             Display(context.console, settings.task),
             progress,
             ranks,

@@ -18,14 +18,14 @@ from jcl.cores import usual_workers
 from jcl.distributed.device import choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, overfit_subset, training_subset
-from jcl.evaluate.detection.model import build_detector, prepare_for_training
+from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.export import BackboneInfo
 from jcl.export.exporting import torchvision_name
 from jcl.export.loading import open_backbone
 from jcl.report.detections import detections_picture
-from jcl.runs.checkpoint import Progress
+from jcl.runs.checkpoint import Progress, load_checkpoint
 from jcl.settings.detection import RANDOM, SUPERVISED, DetectionSettings, scaled_lr
 from jcl.settings.schema import ViewSettings
 
@@ -102,6 +102,7 @@ class DetectionJob:
     val: CocoDataset
     held_out: bool
     detector: nn.Module
+    optimizer: torch.optim.Optimizer
     precision: torch.dtype
     notes: list[str]
 
@@ -128,6 +129,7 @@ class DetectionJob:
         resnet = build_resnet(settings.backbone) if start is None else start.resnet
         keypoints = len(train.keypoints) if settings.task == "keypoint" else 0
         detector = build_detector(resnet, settings, classes=len(train.categories), keypoints=keypoints)
+        detector = prepare_for_training(detector, context.device, ranks)
         return cls(
             settings=settings,
             context=context,
@@ -135,10 +137,14 @@ class DetectionJob:
             train=train,
             val=val,
             held_out=files.val_json is None and settings.overfit is None,
-            detector=prepare_for_training(detector, context.device, ranks),
+            detector=detector,
+            optimizer=build_optimizer(detector, settings),
             precision=choose_precision(settings.precision, context.device),
             notes=notes if start is None else [start.note, *notes],
         )
+
+    def load(self, checkpoint: Path) -> Progress:
+        return load_checkpoint(checkpoint, self.detector, self.optimizer, self.context.device)
 
     def announce(self, folder: Path) -> None:
         """Print data, schedule, and what differs from the paper."""
@@ -150,22 +156,20 @@ class DetectionJob:
             f"{pluralize(len(self.val.images), 'image')} ({source}), on {device}, into {folder}"
         )
         first, second = settings.milestones
-        notes = [
-            *self.notes,
+        schedule = (
             f"{pluralize(settings.iterations, 'iteration')}, batch size {settings.batch_size}, learning rate "
-            f"{settings.lr:g}, warm-up {settings.warmup:,}, decayed after {first:,} and {second:,}",
-        ]
-        if settings.lr != scaled_lr(settings.batch_size):
-            notes.append(f"the paper's learning rate for this batch size is {scaled_lr(settings.batch_size):g}")
-        if self.context.ranks.count > 1 and device.type == "cpu":
-            notes.append("batch norms are not synchronized across ranks: only GPUs do that")
-        if settings.accumulate > 1:
-            notes.append(f"batch norms see one of the {settings.accumulate} parts of a batch at a time")
-        if settings.overfit is not None:
-            notes.append("overfitting: tested on the training images")
-        if settings.heads != "standard":
-            notes.append("small heads, not comparable with the paper")
-        for note in notes:
+            f"{settings.lr:g}, warm-up {settings.warmup:,}, decayed after {first:,} and {second:,}"
+        )
+        usual = scaled_lr(settings.batch_size)
+        unsynchronized = self.context.ranks.count > 1 and device.type == "cpu"
+        remarks = {
+            f"the paper's learning rate for this batch size is {usual:g}": settings.lr != usual,
+            "batch norms are not synchronized across ranks: only GPUs do that": unsynchronized,
+            f"batch norms see one of the {settings.accumulate} parts of a batch at a time": settings.accumulate > 1,
+            "overfitting: tested on the training images": settings.overfit is not None,
+            "small heads, not comparable with the paper": settings.heads != "standard",
+        }
+        for note in (*self.notes, schedule, *(remark for remark, applies in remarks.items() if applies)):
             self.context.say(f"  {note}")
 
     def evaluate(self) -> tuple[Results, dict[str, Any]]:

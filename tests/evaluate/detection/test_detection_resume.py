@@ -22,7 +22,20 @@ QUIET = Console(quiet=True)
 
 
 def annotations(task: str, folder: Path) -> Path:
-    return write_coco(folder, kind="person_keypoints" if task == "keypoint" else "instances")
+    return write_coco(folder, count=4, kind="person_keypoints" if task == "keypoint" else "instances")
+
+
+def stopped_after(steps: int):
+    """A training step that ends with SIGTERM after a number of steps."""
+    train = DetectionTask.step
+
+    def train_and_stop(task, batch, step, lr):
+        figures = train(task, batch, step, lr)
+        if step + 1 == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return figures
+
+    return train_and_stop
 
 
 def final_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -36,16 +49,8 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
     changes = {"iterations": 4, "batch_size": 2, "accumulate": 2}
     file = annotations(task, tmp_path / "coco")
     detect(small_options(task, file, out=tmp_path / "whole", **changes), console=QUIET)
-    train = DetectionTask.step
-
-    def train_and_stop(task, batch, step, lr):
-        figures = train(task, batch, step, lr)
-        if step + 1 == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return figures
-
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTask, "step", train_and_stop)
+        patch.setattr(DetectionTask, "step", stopped_after(2))
         with pytest.raises(Interrupted, match="stopped after step 2"):
             detect(small_options(task, file, out=tmp_path / "parts", **changes), console=QUIET)
     with pytest.raises(RunError, match="jcl detect --resume"):
@@ -83,16 +88,8 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
 def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_another_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = small_options("box", annotations("box", tmp_path / "coco"), iterations=2, batch_size=2)
-    train = DetectionTask.step
-
-    def train_and_stop(task, batch, step, lr):
-        figures = train(task, batch, step, lr)
-        if step + 1 == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return figures
-
     with monkeypatch.context() as patch:
-        patch.setattr(DetectionTask, "step", train_and_stop)
+        patch.setattr(DetectionTask, "step", stopped_after(1))
         with pytest.raises(Interrupted):
             detect(options, console=QUIET)
     monkeypatch.setenv("JCL_RESTARTS", "1")

@@ -37,45 +37,35 @@ _IGNORED, _BACKGROUND = -1, 0  # torchvision's region labels; objects have their
 _ROUNDS_PER_CHECK = 4  # suppression rounds between checks for convergence, which wait for the device
 
 
-@dataclass(frozen=True)
-class HeadSizes:
-    """Channels of the feature pyramid and of the heads."""
-
-    pyramid: int
-    box: int
-    mask: tuple[int, ...]
-    keypoint: tuple[int, ...]
-
-
-HEAD_SIZES: Final[Mapping[Heads, HeadSizes]] = {
-    "standard": HeadSizes(pyramid=256, box=1024, mask=(256,) * 4, keypoint=(512,) * 8),
-    "small": HeadSizes(pyramid=64, box=256, mask=(64,) * 2, keypoint=(64,) * 4),
+_HEAD_SIZES: Final[Mapping[Heads, tuple[int, int, list[int], list[int]]]] = {
+    "standard": (256, 1024, [256] * 4, [512] * 8),  # channels of the feature pyramid and of the box, mask and
+    "small": (64, 256, [64] * 2, [64] * 4),  # keypoint heads
 }
 
 
 def build_detector(resnet: ResNet, settings: DetectionSettings, *, classes: int, keypoints: int) -> GeneralizedRCNN:
     """The detector of a task on this backbone; `classes` excludes the background. The seed initializes new layers."""
-    sizes = HEAD_SIZES[settings.heads]
+    pyramid, box, mask, keypoint = _HEAD_SIZES[settings.heads]
     torch.manual_seed(settings.seed)
     width = resnet.layer4[-1].conv1.in_channels  # of the last stage's output
     backbone = BackboneWithFPN(
         resnet,
         {f"layer{stage}": str(stage - 1) for stage in range(1, 5)},
         [width // 8, width // 4, width // 2, width],
-        sizes.pyramid,
+        pyramid,
         norm_layer=nn.BatchNorm2d,
     )
     values: dict[str, Any] = {
-        "box_head": TwoMLPHead(sizes.pyramid * _POOLED_SIDE**2, sizes.box),
-        "box_predictor": FastRCNNPredictor(sizes.box, classes + 1),
+        "box_head": TwoMLPHead(pyramid * _POOLED_SIDE**2, box),
+        "box_predictor": FastRCNNPredictor(box, classes + 1),
         "box_batch_size_per_image": settings.rois_per_image,
     }
     if settings.task == "mask":
-        values["mask_head"] = MaskRCNNHeads(sizes.pyramid, sizes.mask, 1)
-        values["mask_predictor"] = MaskRCNNPredictor(sizes.mask[-1], sizes.mask[-1], classes + 1)
+        values["mask_head"] = MaskRCNNHeads(pyramid, mask, 1)
+        values["mask_predictor"] = MaskRCNNPredictor(mask[-1], mask[-1], classes + 1)
     elif settings.task == "keypoint":
-        values["keypoint_head"] = KeypointRCNNHeads(sizes.pyramid, sizes.keypoint)
-        values["keypoint_predictor"] = KeypointRCNNPredictor(sizes.keypoint[-1], keypoints)
+        values["keypoint_head"] = KeypointRCNNHeads(pyramid, keypoint)
+        values["keypoint_predictor"] = KeypointRCNNPredictor(keypoint[-1], keypoints)
     kinds = {"box": FasterRCNN, "mask": MaskRCNN, "keypoint": KeypointRCNN}
     detector: GeneralizedRCNN = kinds[settings.task](backbone, **values)
     detector.transform = DetectorTransform(
@@ -138,16 +128,9 @@ def _use_batched_proposals(detector: GeneralizedRCNN) -> None:
 class BatchedProposals(RegionProposalNetwork):  # type: ignore[misc]
     """On a GPU, suppresses the proposals of all images of a level together; a CPU uses torchvision's method."""
 
-    def filter_proposals(
-        self,
-        proposals: Tensor,
-        objectness: Tensor,
-        image_shapes: list[tuple[int, int]],
-        num_anchors_per_level: list[int],
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        if proposals.device.type == "cuda":
-            return self.filter_together(proposals, objectness, image_shapes, num_anchors_per_level)
-        boxes, scores = super().filter_proposals(proposals, objectness, image_shapes, num_anchors_per_level)
+    def filter_proposals(self, proposals: Tensor, *arguments: Any) -> tuple[list[Tensor], list[Tensor]]:
+        on_gpu = proposals.device.type == "cuda"
+        boxes, scores = (self.filter_together if on_gpu else super().filter_proposals)(proposals, *arguments)
         return boxes, scores
 
     def filter_together(
@@ -182,12 +165,12 @@ class AsyncMatcher(Matcher):  # type: ignore[misc]
         matches.copy_(torch.where(nearest.any(dim=0), all_matches, matches))
 
 
+@dataclass(frozen=True)
 class BatchedSampler:
     """Samples regions of each image to train on: at most a fraction of objects, the rest background."""
 
-    def __init__(self, batch_size_per_image: int, positive_fraction: float) -> None:
-        self.batch_size_per_image = batch_size_per_image
-        self.positive_fraction = positive_fraction
+    batch_size_per_image: int
+    positive_fraction: float
 
     def __call__(self, labels: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Masks of the sampled objects and of the sampled background over the regions of each image."""

@@ -28,9 +28,11 @@ Results = dict[str, list[dict[str, Any]]]
 _MASK_THRESHOLD = 0.5
 _DIGITS = 4  # of coordinates; two more for scores
 _COCO_KEYPOINTS = 17
-_NAMES = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}
-_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-_KEYPOINT_FIGURES = ("ap", "ap50", "ap75", "ap_medium", "ap_large")  # COCO has no keypoints of small people
+_FIGURES = {  # the first ones of COCO's summary; it has no keypoints of small people
+    "bbox": [f"box_{name}" for name in ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")],
+    "segm": [f"mask_{name}" for name in ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")],
+    "keypoints": [f"keypoint_{name}" for name in ("ap", "ap50", "ap75", "ap_medium", "ap_large")],
+}
 
 
 @torch.inference_mode()
@@ -117,11 +119,8 @@ def coco_scores(dataset: CocoDataset, results: list[dict[str, Any]], kind: str) 
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    figures = _KEYPOINT_FIGURES if kind == "keypoints" else _FIGURES
-    return {
-        f"{_NAMES[kind]}_{figure}": 100 * float(value) if value >= 0 else None
-        for figure, value in zip(figures, evaluator.stats[: len(figures)], strict=True)
-    }
+    stats = zip(_FIGURES[kind], evaluator.stats, strict=False)
+    return {name: 100 * float(value) if value >= 0 else None for name, value in stats}
 
 
 def _to_pycocotools(content: dict[str, Any], **changes: Any) -> Any:

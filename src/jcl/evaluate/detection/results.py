@@ -80,16 +80,11 @@ def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]
     for summary, folder, key, cell in zip(summaries, folders, keys, cells, strict=True):
         unique = key if cells.count(cell) == 1 else (f"{key[0]} ({folder})", *key[1:])
         rows.setdefault(unique, {})[summary["task"]] = summary
-    return header, [
-        [*key, *(_text(row.get(task, {}).get(f"{task}_{figure}")) for task in tasks for figure in _FIGURES)]
-        for key, row in rows.items()
-    ]
-
-
-def same_test_images(summaries: Sequence[dict[str, Any]]) -> bool:
-    """Whether all detectors of a task were tested on equally many images."""
-    counts = {(summary["task"], summary.get("test_images")) for summary in summaries}
-    return len(counts) == len({task for task, _ in counts})
+    lines = []
+    for key, row in rows.items():
+        values = [row.get(task, {}).get(f"{task}_{figure}") for task in tasks for figure in _FIGURES]
+        lines.append([*key, *("" if value is None else f"{value:.2f}" for value in values)])
+    return header, lines
 
 
 def to_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -101,7 +96,3 @@ def to_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
-
-
-def _text(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
