@@ -34,7 +34,7 @@ def test_embed_then_look_up(call, run_folder, photos, kind):
     assert err.startswith("skipped dogs/broken[x].png: ") and err.count("\n") == 1
     figures = json.loads(Path("embed.json").read_text())
     assert (figures["images"], figures["skipped"], figures["skipped_names"]) == (26, 1, ["dogs/broken[x].png"])
-    assert len(read_feature_file(Path(f"f.{kind}")).rows) == 26
+    assert len(read_feature_file(Path(f"f.{kind}"))) == 26
 
     image = photos / "[red]cats" / "004.png"
     arguments = ("--index", f"f.{kind}", "-k", 2, "-o", "near.png", "--json", "near.json", "--device", "cpu")

@@ -1,6 +1,7 @@
 """Features in a file are those of `FeatureSettings.extract`, bit for bit, with the names and labels of their images."""
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,10 @@ def test_both_splits_bit_for_bit(run, npz, tmp_path, kind):
     report = embed(run, str(npz), tmp_path / f"f.{kind}", batch_size=9, device="cpu")
     table = read_feature_file(tmp_path / f"f.{kind}")
     (train, _), (test, _) = (extracted(run, npz, split, batch_size=9) for split in ("train", "test"))
-    assert np.array_equal(table.rows.features, torch.cat([train.values, test.values]).numpy())
-    assert table.rows.labels.tolist() == torch.cat([train.labels, test.labels]).tolist()
-    assert table.rows.names == [f"number {number}" for number in [*range(34), *range(10)]]
-    assert table.rows.splits == ["train"] * 34 + ["test"] * 10
+    assert np.array_equal(table.features, torch.cat([train.values, test.values]).numpy())
+    assert table.labels.tolist() == torch.cat([train.labels, test.labels]).tolist()
+    assert table.names == [f"number {number}" for number in [*range(34), *range(10)]]
+    assert table.splits == ["train"] * 34 + ["test"] * 10
     assert table.class_names is None and table.class_of(4) == "1"
     assert report.images == {"train": 34, "test": 10} and not report.skipped
     figures = report.as_dict()
@@ -59,9 +60,9 @@ def test_one_split_and_bfloat16(run, npz, tmp_path):
     table = read_feature_file(tmp_path / "f.npz")
     half, _ = extracted(run, npz, "test", precision=torch.bfloat16)
     single, _ = extracted(run, npz, "test")
-    assert np.array_equal(table.rows.features, half.values.numpy())
-    assert not np.array_equal(table.rows.features, single.values.numpy())
-    assert table.rows.splits == ["test"] * 10 and table.info.precision == "bfloat16"
+    assert np.array_equal(table.features, half.values.numpy())
+    assert not np.array_equal(table.features, single.values.numpy())
+    assert table.splits == ["test"] * 10 and table.info.precision == "bfloat16"
 
 
 def test_a_folder_with_odd_names_and_unreadable_images(run, tmp_path):
@@ -79,11 +80,11 @@ def test_a_folder_with_odd_names_and_unreadable_images(run, tmp_path):
     )
     table = read_feature_file(tmp_path / "f.parquet")
     features, source = extracted(run, folder, "train", batch_size=8)
-    assert np.array_equal(table.rows.features, features.values.numpy())
-    assert table.rows.names == [source.name_of(sample) for sample in features.samples.tolist()]
-    assert {"größe/naïve [b].png", "狗/001.png"} <= set(table.rows.names) and "狗/broken.png" not in table.rows.names
+    assert np.array_equal(table.features, features.values.numpy())
+    assert table.names == [source.name_of(sample) for sample in features.samples.tolist()]
+    assert {"größe/naïve [b].png", "狗/001.png"} <= set(table.names) and "狗/broken.png" not in table.names
     assert table.class_names == ("größe", "狗")
-    assert all(table.class_of(row) == name.split("/")[0] for row, name in enumerate(table.rows.names))
+    assert all(table.class_of(row) == name.split("/")[0] for row, name in enumerate(table.names))
     assert set(report.skipped) == {"狗/broken.png"} and report.as_dict()["skipped"] == 1
     assert told[-1] == (27, 28) and told == sorted(told)
 
@@ -106,7 +107,7 @@ def test_a_class_that_only_test_images_have(run, tmp_path):
     for file in ("f.npz", "s.npz"):
         table = read_feature_file(tmp_path / file)
         assert table.class_names == ("cats", "dogs", "bats")
-        assert sorted(table.rows.labels.tolist()) == [0] * 5 + [1] * 5 + [2] * 2
+        assert sorted(table.labels.tolist()) == [0] * 5 + [1] * 5 + [2] * 2
 
 
 def test_features_that_are_no_numbers_are_not_written(run, npz, tmp_path):
@@ -125,13 +126,13 @@ def test_images_without_labels_and_shards(run, tmp_path):
         Image.fromarray(pixels).save(tmp_path / "flat" / f"{number}.png")
     embed(run, str(tmp_path / "flat"), tmp_path / "f.npz", device="cpu")
     table = read_feature_file(tmp_path / "f.npz")
-    assert table.rows.labels.tolist() == [-1] * 5 and table.class_names is None
+    assert table.labels.tolist() == [-1] * 5 and table.class_names is None
     write_shards(open_data(str(write_image_folder(tmp_path / "photos"))), tmp_path / "shards", images_per_shard=10)
     embed(run, str(tmp_path / "shards"), tmp_path / "s.npz", device="cpu")
     from_shards = read_feature_file(tmp_path / "s.npz")
     features, source = extracted(run, tmp_path / "shards", "train")
-    assert np.array_equal(from_shards.rows.features, features.values.numpy())
-    assert from_shards.rows.names[0] == source.name_of(0) and ".tar/" in source.name_of(0)
+    assert np.array_equal(from_shards.features, features.values.numpy())
+    assert from_shards.names[0] == source.name_of(0) and ".tar/" in source.name_of(0)
 
 
 @pytest.mark.parametrize("kind", ["npz", "parquet"])
@@ -157,7 +158,7 @@ def test_what_is_there_is_kept_unless_forced(run, npz, tmp_path):
         embed(run, str(npz), file, device="cpu")
     assert file.read_bytes() == b"precious"
     embed(run, str(npz), file, device="cpu", force=True)
-    assert len(read_feature_file(file).rows) == 44
+    assert len(read_feature_file(file)) == 44
 
 
 def test_features_never_replace_what_they_are_made_from(run, npz):
@@ -179,3 +180,10 @@ def test_what_cannot_be_is_refused_before_anything_is_written(run, npz, tmp_path
     with pytest.raises(DataError, match="None of the images can be read"):
         embed(run, str(folder), file, device="cpu")
     assert [entry.name for entry in tmp_path.iterdir()] == ["photos"]
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_class_folders_whose_names_are_not_utf8(run, tmp_path, kind):
+    folder = write_image_folder(tmp_path / "photos", classes=("a", os.fsdecode(b"b\xff")))
+    embed(run, str(folder), tmp_path / f"f.{kind}", device="cpu")
+    assert read_feature_file(tmp_path / f"f.{kind}").class_names == ("a", "b\ufffd")

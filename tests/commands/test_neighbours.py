@@ -1,6 +1,7 @@
 """Neighbours in a feature file: an image finds itself, and what does not compare is refused."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from jcl.commands.embed import embed as embed_with
 from jcl.commands.neighbours import Matches, draw_matches
 from jcl.commands.neighbours import find_neighbours as find_with
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, read_feature_file, write_feature_file
+from jcl.evaluate.feature_file import FeatureInfo, read_feature_file, write_feature_file
 from jcl.settings.exchange import EmbedOptions, NeighboursOptions
 from small_runs import tiny_settings, write_image_folder
 
@@ -47,11 +48,11 @@ def index(run, photos, tmp_path_factory, request) -> Path:
 
 
 def nearest(matches: Matches) -> list[str]:
-    return [matches.table.rows.names[row] for row in matches.found.rows[:, 0].tolist()]
+    return [matches.table.names[row] for row in matches.found.rows[:, 0].tolist()]
 
 
 def test_an_image_of_the_index_finds_itself(index, photos):
-    names = read_feature_file(index).rows.names
+    names = read_feature_file(index).names
     matches = find_neighbours(index, [str(photos / name) for name in names], k=3, device="cpu")
     assert nearest(matches) == names
     assert torch.allclose(matches.found.similarities[:, 0], torch.ones(26, dtype=torch.float64), atol=1e-6)
@@ -62,7 +63,7 @@ def test_an_image_of_the_index_finds_itself(index, photos):
 
 
 def test_the_order_is_that_of_plain_cosines(index):
-    features = read_feature_file(index).rows.features.astype(np.float64)
+    features = read_feature_file(index).features.astype(np.float64)
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     expected = np.argsort(-(unit @ unit[4]), kind="stable")
     found = find_neighbours(index, rows=[4], k=26).found
@@ -102,7 +103,7 @@ def rewritten(index: Path, file: Path, **changes: object) -> Path:
     """The same index with other information in it."""
     table = read_feature_file(index)
     info = FeatureInfo.model_validate(table.info.model_dump() | changes)
-    write_feature_file(file, [table.rows], table.class_names, info)
+    write_feature_file(file, [replace(table, info=info)])
     return file
 
 
@@ -118,9 +119,9 @@ def test_weights_that_are_gone_or_given(index, photos, run, tmp_path):
 
 def test_weights_of_another_width(index, photos, run, tmp_path):
     table = read_feature_file(index)
-    narrow = FeatureRows(table.rows.features[:, :100].copy(), table.rows.names, table.rows.labels, table.rows.splits)
     info = table.info.model_copy(update={"feature_width": 100})
-    write_feature_file(tmp_path / "f.parquet", [narrow], table.class_names, info)
+    narrow = replace(table, features=table.features[:, :100].copy(), info=info)
+    write_feature_file(tmp_path / "f.parquet", [narrow])
     with pytest.raises(RunError, match="other weights"):
         find_neighbours(tmp_path / "f.parquet", [str(photos / "cats" / "004.png")], device="cpu")
 
@@ -155,7 +156,7 @@ def shows(picture: np.ndarray, image: np.ndarray) -> bool:
 def test_the_picture_shows_query_and_neighbours(index, photos, tmp_path):
     matches = find_neighbours(index, ["dogs/003.png", str(photos / "cats" / "004.png")], k=2, device="cpu")
     picture = pixels_of(draw_matches(matches, tmp_path / "deep" / "picture.png"))
-    names = matches.table.rows.names
+    names = matches.table.names
     drawn = {names[row] for row in matches.found.rows.flatten().tolist()}
     assert all(shows(picture, pixels_of(photos / name)) for name in drawn)
     assert sum(shows(picture, pixels_of(photos / name)) for name in names) == len(drawn)
@@ -205,9 +206,8 @@ def test_an_index_cannot_have_anything_run_or_fetched(index, tmp_path, monkeypat
 
 def test_features_that_are_no_numbers(index, tmp_path):
     table = read_feature_file(index)
-    features = table.rows.features.copy()
+    features = table.features.copy()
     features[5, 5] = np.nan
-    rows = FeatureRows(features, table.rows.names, table.rows.labels, table.rows.splits)
-    write_feature_file(tmp_path / "f.npz", [rows], table.class_names, table.info)
+    write_feature_file(tmp_path / "f.npz", [replace(table, features=features)])
     with pytest.raises(DataError, match="NaN"):
         find_neighbours(tmp_path / "f.npz", rows=[0])

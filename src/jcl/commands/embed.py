@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from jcl.console import StderrConsole
 from jcl.data import ImageSource, all_class_names
 from jcl.data.named import absolute_location
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.evaluate.feature_file import FeatureInfo, FeatureRows, check_writable, write_feature_file
+from jcl.evaluate.feature_file import FeatureInfo, FeatureTable, check_writable, write_feature_file
 from jcl.evaluate.features import labels_of
 from jcl.export.backbone_file import weights_digest
 from jcl.paths import home_expanded
@@ -68,21 +69,24 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedRe
         data=absolute_location(options.data),
     )
     report = EmbedReport(info.feature_width)
-    rows = _feature_rows(target, sources, options, report, progress)
-    write_feature_file(options.out, rows, all_class_names(sources.values()), info)
+    write_feature_file(options.out, _tables(target, sources, options, info, report, progress))
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _feature_rows(
+def _tables(
     target: EvaluationTarget,
     sources: dict[str, ImageSource],
     options: EmbedOptions,
+    info: FeatureInfo,
     report: EmbedReport,
     progress: Progress | None,
-) -> Iterator[FeatureRows]:
+) -> Iterator[FeatureTable]:
     """The features of all splits, a batch at a time; fills in the report."""
-    total, width = sum(map(len, sources.values())), report.feature_width
+    total, width = sum(map(len, sources.values())), info.feature_width
+    classes = all_class_names(sources.values())
+    if classes is not None:  # names of folders may hold bytes that are not UTF-8
+        classes = tuple(os.fsencode(name).decode("utf-8", "replace") for name in classes)
     for split, source in sources.items():
         report.images[split] = 0
         skipped: dict[str, str] = {}
@@ -102,7 +106,8 @@ def _feature_rows(
                 raise RunError("the features are NaN or infinite; the training of the weights probably diverged.")
             names = [source.name_of(sample) for sample in samples.tolist()]
             labels = labels_of(source, samples.cpu()).numpy()
-            yield FeatureRows(values.float().cpu().numpy(), names, labels, [split] * len(names))
+            splits = [split] * len(names)
+            yield FeatureTable(values.float().cpu().numpy(), names, labels, splits, classes, info)
             report.images[split] += len(names)
             if progress is not None:
                 progress(sum(report.images.values()), total)

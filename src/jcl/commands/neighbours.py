@@ -55,9 +55,9 @@ class Matches:
             "rank": [rank for _ in range(count) for rank in range(1, k + 1)],
             "similarity": self.found.similarities.flatten().tolist(),
             "row": rows,
-            "name": [self.table.rows.names[row] for row in rows],
+            "name": [self.table.names[row] for row in rows],
             "class": [self.table.class_of(row) for row in rows],
-            "split": [self.table.rows.splits[row] for row in rows],
+            "split": [self.table.splits[row] for row in rows],
         }
 
 
@@ -70,12 +70,12 @@ def find_neighbours(options: NeighboursOptions) -> Matches:
     table = read_feature_file(options.index)
     queries = tuple(_image_query(table, name) for name in options.images)
     for row in options.row:
-        if not 0 <= row < len(table.rows):
-            raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table.rows) - 1}.")
-        queries += (Query(table.rows.names[row], row),)
+        if not 0 <= row < len(table):
+            raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table) - 1}.")
+        queries += (Query(table.names[row], row),)
     if not queries:
         raise SettingsError("nothing to search for; give an image, or a row of the index with --row.")
-    bank = torch.from_numpy(table.rows.features)
+    bank = torch.from_numpy(table.features)
     values = bank[[query.row or 0 for query in queries]]
     files = [place for place, query in enumerate(queries) if query.row is None]
     if files:
@@ -86,11 +86,11 @@ def find_neighbours(options: NeighboursOptions) -> Matches:
 def _image_query(table: FeatureTable, name: str) -> Query:
     if home_expanded(name).is_file():
         return Query(str(home_expanded(name)), None)
-    rows = [row for row, known in enumerate(table.rows.names) if known == name]
+    rows = [row for row, known in enumerate(table.names) if known == name]
     if len(rows) > 1:
         raise SettingsError(f"the index has several images named {name}; choose one with --row, for example {rows[0]}.")
     if not rows:
-        close = difflib.get_close_matches(name, table.rows.names[:20_000], n=1)
+        close = difflib.get_close_matches(name, table.names[:20_000], n=1)
         hint = f"; did you mean {close[0]}?" if close else "."
         raise DataError(f"{name} is neither a file nor an image of the index{hint}")
     return Query(name, rows[0])
@@ -102,7 +102,7 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     if options.weights is None and not path.exists():
         raise RunError(f"{path}, which made {options.index}, does not exist; give the weights with --weights.")
     loaded = open_backbone(path)
-    same_width = loaded.info.feature_width == table.rows.features.shape[1]
+    same_width = loaded.info.feature_width == table.features.shape[1]
     if not same_width or weights_digest(loaded.network) != table.info.weights_digest:
         raise RunError(f"{options.index} was made with other weights than {path}; write it again with `jcl embed`.")
     none = NameTable.of([])
@@ -123,10 +123,10 @@ def draw_matches(matches: Matches, path: Path) -> Path:
     rows = matches.found.rows[:DRAWN, :DRAWN].tolist()
     query_rows = {query.row for query in queries if query.row is not None}
     pixels = _read_images(table, query_rows.union(*rows))
-    labelled = bool((table.rows.labels != UNLABELLED).any())
+    labelled = bool((table.labels != UNLABELLED).any())
 
     def image(row: int, *, query: bool = False) -> NamedImage:
-        split, name = table.rows.splits[row], table.rows.names[row]
+        split, name = table.splits[row], table.names[row]
         return NamedImage(pixels[split, name], name, table.class_of(row) if labelled or query else Path(name).name)
 
     drawn = []
@@ -143,7 +143,7 @@ def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], T
     if location not in KNOWN_SETS and not Path(location).is_absolute():
         raise DataError(f"the images of the index are from {location}, which is not fetched again.")
     data = open_data(location, download=False)
-    wanted = {(table.rows.splits[row], table.rows.names[row]) for row in rows}
+    wanted = {(table.splits[row], table.names[row]) for row in rows}
     images = {}
     for split, source in (("train", data.train), ("test", data.test)):
         for sample in range(len(source) if source is not None else 0):

@@ -6,10 +6,10 @@ equal bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
@@ -41,35 +41,28 @@ class FeatureInfo(BaseModel):
 
 
 @dataclass(frozen=True, eq=False)
-class FeatureRows:
-    """Part of a table: features (n, d) float32, labels (n,) int64 with -1 for unknown, names and splits of n rows."""
+class FeatureTable:
+    """The content of a feature file, or some of its rows.
+
+    features (n, d) float32; labels (n,) int64, -1 for unknown; `class_names` is None if labels are numbers or missing.
+    """
 
     features: NDArray[np.float32]
     names: Sequence[str]
     labels: NDArray[np.int64]
     splits: Sequence[str]
+    class_names: tuple[str, ...] | None
+    info: FeatureInfo
 
     def __len__(self) -> int:
         return len(self.features)
 
-
-@dataclass(frozen=True, eq=False)
-class FeatureTable:
-    """The content of a feature file; `class_names` is None if labels are numbers or missing."""
-
-    rows: FeatureRows
-    class_names: Sequence[str] | None
-    info: FeatureInfo
-
     def class_of(self, row: int) -> str | None:
         """The class of a row as text, None if it is unknown."""
-        return _class_text(int(self.rows.labels[row]), self.class_names)
-
-
-def _class_text(label: int, class_names: Sequence[str] | None) -> str | None:
-    if label == UNLABELLED:
-        return None
-    return str(label) if class_names is None else class_names[label]
+        label = int(self.labels[row])
+        if label == UNLABELLED:
+            return None
+        return str(label) if self.class_names is None else self.class_names[label]
 
 
 def check_writable(file: Path, *, force: bool) -> None:
@@ -79,18 +72,14 @@ def check_writable(file: Path, *, force: bool) -> None:
     refuse_overwrite(file, force=force)
 
 
-def write_feature_file(
-    file: Path, parts: Iterable[FeatureRows], class_names: Sequence[str] | None, info: FeatureInfo
-) -> None:
+def write_feature_file(file: Path, parts: Iterable[FeatureTable]) -> None:
     """Write a table that comes in parts; the file appears, or is replaced, when it is complete.
 
     Parquet is written as the parts come; a `.npz` file is collected in memory first.
     """
-    if class_names is not None:  # names of folders may hold bytes that are not UTF-8
-        class_names = [os.fsencode(name).decode("utf-8", "replace") for name in class_names]
     write = _write_parquet if _is_parquet(file) else _write_npz
     with replacing(file) as stream:
-        write(stream, parts, class_names, info)
+        write(stream, parts)
 
 
 def read_feature_file(file: Path) -> FeatureTable:
@@ -103,7 +92,7 @@ def read_feature_file(file: Path) -> FeatureTable:
         raise DataError(f"there is no feature file {file}; write one with `jcl embed`.")
     try:
         table = read(file)
-        labels = table.rows.labels
+        labels = table.labels
         classes = np.iinfo(np.int64).max if table.class_names is None else len(table.class_names)
         if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < classes):
             raise ValueError("labels without a class")
@@ -118,18 +107,16 @@ def _is_parquet(file: Path) -> bool:
     return file.suffix.lower() == ".parquet"
 
 
-def _write_npz(
-    stream: BinaryIO, parts: Iterable[FeatureRows], class_names: Sequence[str] | None, info: FeatureInfo
-) -> None:
-    rows = _concatenate(list(parts))
+def _write_npz(stream: BinaryIO, parts: Iterable[FeatureTable]) -> None:
+    table = _concatenate(list(parts))
     np.savez(
         stream,
-        features=rows.features,
-        names=np.array(rows.names, dtype=np.str_),
-        labels=rows.labels,
-        split=np.array(rows.splits, dtype=np.str_),
-        class_names=np.array(class_names or [], dtype=np.str_),
-        info=np.array(info.model_dump_json()),
+        features=table.features,
+        names=np.array(table.names, dtype=np.str_),
+        labels=table.labels,
+        split=np.array(table.splits, dtype=np.str_),
+        class_names=np.array(table.class_names or [], dtype=np.str_),
+        info=np.array(table.info.model_dump_json()),
     )
 
 
@@ -141,16 +128,23 @@ def _read_npz(file: Path) -> FeatureTable:
     kinds = [array.dtype.kind for array in arrays]
     if features.ndim != 2 or not columns or class_names.ndim != 1 or kinds != list("fUiUUU"):
         raise ValueError("arrays of the wrong shape or type")
-    rows = FeatureRows(features.astype(np.float32, copy=False), names.tolist(), labels.astype(np.int64), split.tolist())
-    return FeatureTable(rows, tuple(class_names.tolist()) or None, FeatureInfo.model_validate_json(str(info)))
+    return FeatureTable(
+        features.astype(np.float32, copy=False),
+        names.tolist(),
+        labels.astype(np.int64),
+        split.tolist(),
+        tuple(class_names.tolist()) or None,
+        FeatureInfo.model_validate_json(str(info)),
+    )
 
 
-def _concatenate(parts: Sequence[FeatureRows]) -> FeatureRows:
-    return FeatureRows(
-        np.concatenate([part.features for part in parts]),
-        [name for part in parts for name in part.names],
-        np.concatenate([part.labels for part in parts]),
-        [split for part in parts for split in part.splits],
+def _concatenate(parts: Sequence[FeatureTable]) -> FeatureTable:
+    return replace(
+        parts[0],
+        features=np.concatenate([part.features for part in parts]),
+        names=[name for part in parts for name in part.names],
+        labels=np.concatenate([part.labels for part in parts]),
+        splits=[split for part in parts for split in part.splits],
     )
 
 
@@ -173,22 +167,24 @@ def _parquet_schema(width: int) -> Any:
     return arrow.schema([arrow.field(name, kind, nullable=name == "class") for name, kind in types.items()])
 
 
-def _write_parquet(
-    stream: BinaryIO, parts: Iterable[FeatureRows], class_names: Sequence[str] | None, info: FeatureInfo
-) -> None:
-    arrow = _import_pyarrow()
-    metadata = {_INFO_KEY: info.model_dump_json(), _CLASSES_KEY: json.dumps(class_names)}
-    schema = _parquet_schema(info.feature_width).with_metadata(metadata)
-    with arrow.parquet.ParquetWriter(stream, schema, use_dictionary=["class", "split"]) as writer:
-        for rows in _row_groups(parts):
-            classes = [_class_text(label, class_names) for label in rows.labels.tolist()]
-            features = arrow.FixedSizeListArray.from_arrays(rows.features.ravel(), info.feature_width)
-            writer.write_table(arrow.table([rows.names, rows.labels, classes, rows.splits, features], schema=schema))
+def _write_parquet(stream: BinaryIO, parts: Iterable[FeatureTable]) -> None:
+    arrow, writer = _import_pyarrow(), None
+    with contextlib.ExitStack() as opened:
+        for group in _row_groups(parts):
+            width = group.info.feature_width
+            metadata = {_INFO_KEY: group.info.model_dump_json(), _CLASSES_KEY: json.dumps(group.class_names)}
+            schema = _parquet_schema(width).with_metadata(metadata)
+            writer = writer or opened.enter_context(
+                arrow.parquet.ParquetWriter(stream, schema, use_dictionary=["class", "split"])
+            )
+            classes = [group.class_of(row) for row in range(len(group))]
+            features = arrow.FixedSizeListArray.from_arrays(group.features.ravel(), width)
+            writer.write_table(arrow.table([group.names, group.labels, classes, group.splits, features], schema=schema))
 
 
-def _row_groups(parts: Iterable[FeatureRows]) -> Iterator[FeatureRows]:
+def _row_groups(parts: Iterable[FeatureTable]) -> Iterator[FeatureTable]:
     """The parts joined to at least `_ROW_GROUP` rows."""
-    waiting: list[FeatureRows] = []
+    waiting: list[FeatureTable] = []
     for part in parts:
         waiting.append(part)
         if sum(map(len, waiting)) >= _ROW_GROUP:
@@ -218,4 +214,4 @@ def _read_parquet(file: Path) -> FeatureTable:
             splits += group["split"].to_pylist()
     if len(names) != count:
         raise ValueError("fewer rows than the file states")
-    return FeatureTable(FeatureRows(features, names, labels, splits), class_names, info)
+    return FeatureTable(features, names, labels, splits, class_names, info)
