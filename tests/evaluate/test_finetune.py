@@ -12,13 +12,14 @@ from rich.console import Console
 from jcl.commands.finetune import load_classifier, resume_finetuning
 from jcl.core.encoder import build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
-from jcl.evaluate.finetune import backbone_parts, default_batch_size, finetune_optimizer, finetune_settings
+from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier
 from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import RunLock
+from jcl.settings.schema import validated
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 from supervised_tools import finetune, same_tensors, stop_after, untrained_weights
 
@@ -39,7 +40,7 @@ def unbroken(weights, npz, tmp_path_factory) -> FinetuneFolder:
 
 def settings(**changes):
     values = {"weights": "w", "head_lr": 0.5, "train": {"epochs": 2, "batch_size": 8, "lr": 0.1, "weight_decay": 0.02}}
-    return finetune_settings(values | changes, "the test")
+    return validated(FinetuneSettings, values | changes, "the test")
 
 
 def assert_same(folder: FinetuneFolder, other: FinetuneFolder) -> None:

@@ -90,7 +90,7 @@ def _tables(
     for split, source in sources.items():
         report.images[split] = 0
         skipped: dict[str, str] = {}
-        batches = target.preprocessing.batches(
+        batches = target.info.preprocessing.batches(
             target.backbone,
             source,
             batch_size=options.batch_size,

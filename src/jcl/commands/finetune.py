@@ -19,19 +19,14 @@ from jcl.data.named import absolute_location
 from jcl.distributed.device import on_device
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
-from jcl.evaluate.finetune import (
-    FinetuneSettings,
-    backbone_parts,
-    default_batch_size,
-    finetune_optimizer,
-    finetune_settings,
-)
+from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import starting_folder
 from jcl.runs.lock import RunLock
 from jcl.settings.evaluation import FinetuneOptions
+from jcl.settings.schema import validated
 
 DEFAULT_LR = 0.1  # for a batch of 256, scaled by the square root of the batch size
 DEFAULT_HEAD_LR = 0.3  # likewise
@@ -83,14 +78,14 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
             "warmup_epochs": 0.1 * options.epochs if options.warmup_epochs is None else options.warmup_epochs,
         },
     }
-    return finetune_settings(values, "the options of `jcl finetune`")
+    return validated(FinetuneSettings, values, "the options of `jcl finetune`")
 
 
 def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
     """Continue a stopped fine-tuning from its newest good checkpoint, exactly as if it had never stopped."""
     console = console or StderrConsole()
     folder = FinetuneFolder(path)
-    settings = finetune_settings(folder.stored_settings(), str(folder.settings_file))
+    settings = validated(FinetuneSettings, folder.stored_settings(), str(folder.settings_file))
     if folder.summary_file.exists():
         print_line(console, f"The fine-tuning in {folder.path} has finished; nothing to resume.")
         return folder
@@ -136,7 +131,7 @@ class _Finetuning:
     def run(self, folder: FinetuneFolder, *, resumed: bool = False) -> FinetuneFolder:
         """Train, evaluate and write the results."""
         settings, train, network, task = self.settings, self.settings.train, self.network, self.task
-        preprocessing, device = self.target.preprocessing, self.target.device
+        preprocessing, device = self.target.info.preprocessing, self.target.device
         self._announce(folder)
         training = ClassifierTraining(
             title="fine-tuning",

@@ -16,7 +16,7 @@ from jcl.data import ImageData, ImageSource
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError
 from jcl.evaluate.classification import no_labels
-from jcl.evaluate.features import Features, FeatureSettings
+from jcl.evaluate.features import Features
 from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import open_backbone
 from jcl.runs.folder import RunFolder
@@ -31,11 +31,6 @@ class EvaluationTarget:
     data: ImageData
     device: torch.device
 
-    @property
-    def preprocessing(self) -> FeatureSettings:
-        """How images are preprocessed."""
-        return self.info.preprocessing
-
     def features(
         self,
         source: ImageSource,
@@ -46,7 +41,7 @@ class EvaluationTarget:
         progress: Callable[[int, int], None] | None,
     ) -> Features:
         """The features of all readable images of a source; unreadable ones are reported to the console."""
-        found = self.preprocessing.extract(
+        found = self.info.preprocessing.extract(
             self.backbone, source, device=self.device, batch_size=batch_size, workers=workers, progress=progress
         )
         warn_skipped(console, found.skipped)

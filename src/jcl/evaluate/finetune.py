@@ -6,7 +6,7 @@ linear layer, which starts from random weights, its own `head_lr`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from pydantic import Field, field_validator
@@ -14,7 +14,7 @@ from torch import nn
 
 from jcl.evaluate.classification import label_amount
 from jcl.evaluate.supervised import Classifier
-from jcl.settings.schema import Positive, Section, Share, TrainSettings, validated
+from jcl.settings.schema import Positive, Section, Share, TrainSettings
 
 _MIN_PARTS = 4
 _MAX_BATCH_SIZE = 128
@@ -38,11 +38,6 @@ class FinetuneSettings(Section):
     def _can_be_read(cls, text: str) -> str:
         label_amount(text)
         return text
-
-
-def finetune_settings(values: dict[str, Any], origin: str) -> FinetuneSettings:
-    """Validate nested values; every problem becomes a sentence that names `origin` and the key."""
-    return validated(FinetuneSettings, values, origin)
 
 
 def default_batch_size(images: int) -> int:

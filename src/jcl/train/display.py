@@ -56,20 +56,6 @@ class BarFigures(ProgressColumn):
         return Text("stopping; press Ctrl-C again to stop at once" if self.stopping else self.text)
 
 
-def progress_bar(console: Console, *figures: ProgressColumn) -> Progress:
-    """A bar on one line, shown in terminals only; in a narrow terminal the bar shrinks first."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),
-        *figures,
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        expand=True,
-    )
-
-
 class Display:
     """Shows step, figures, speed and time left for the duration of a `with` block.
 
@@ -87,7 +73,16 @@ class Display:
         self._describe = describe
         self._pace = LogPace(console)
         self._figures = BarFigures()
-        self._bar = progress_bar(console, self._figures)
+        self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            self._figures,
+            TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+            expand=True,
+        )
         self._task = self._bar.add_task(label, total=None)
         self._total, self._steps_per_epoch = 0, 1
         self._timed_from, self._timed_since = WARMUP_STEPS, time.monotonic()

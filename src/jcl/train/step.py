@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -197,9 +197,15 @@ class NonFiniteGuard:
 
     def __init__(self, learner: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
         self._ranks = ranks
-        _create_momentum(optimizer)
-        state = [*learner.state_dict().values(), *_tensors(optimizer)]
-        self._blocks = [_Block(list(tensors)) for _, tensors in groupby(sorted(state, key=_kind), key=_kind)]
+        for group in optimizer.param_groups:  # SGD creates its momentum in the first step; zeros give the same result
+            for parameter in group["params"] if group.get("momentum") else []:
+                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+        state = list(learner.state_dict().values())
+        state += [value for each in optimizer.state.values() for value in each.values() if isinstance(value, Tensor)]
+        blocks = defaultdict(list)
+        for tensor in state:
+            blocks[tensor.device, tensor.dtype].append(tensor)
+        self._blocks = [_Block(tensors) for tensors in blocks.values()]
         self.in_a_row = torch.zeros((), device=state[0].device)  # steps undone since the last good one
 
     @torch.no_grad()
@@ -243,18 +249,3 @@ class _Block:
         """Keep the tensors if `good`, else restore the copy."""
         chosen = torch.where(good, torch.cat(self._rows), self._kept)
         torch._foreach_copy_(self._rows, list(torch.split(chosen, self._sizes)))
-
-
-def _kind(tensor: Tensor) -> tuple[str, str]:
-    return str(tensor.device), str(tensor.dtype)
-
-
-def _create_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """SGD creates its momentum in the first step; starting from zeros gives the same result."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("momentum") else []:
-            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
