@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,7 @@ def plan_ablation(axes: Axes, seeds: Sequence[int], build: Build, console: Conso
     return Plan(list(axes), cells, study, default_folder, values_of(base, axes) if alone else None)
 
 
-def _resolved_center(base: Settings, names: Iterable[str], facts: DataFacts) -> dict[str, Any]:
+def _resolved_center(base: Settings, names: Collection[str], facts: DataFacts) -> dict[str, Any]:
     """What "auto" becomes at the center, so that the center has a position among the other values."""
     if "method.num_keys" in names and base.method.num_queries == "auto":
         base = with_values(base, {"method.num_queries": 1})  # as in all cells with an explicit number of keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.commands.target import open_target
 from jcl.console import StderrConsole, print_line
-from jcl.data import ImageSource
 from jcl.errors import Interrupted, JclError
 from jcl.evaluate.classification import classification_task
-from jcl.evaluate.features import Features, all_skipped
+from jcl.evaluate.features import all_skipped
 from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.runs.folder import RunFolder, add_skipped
@@ -83,10 +83,7 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
     workers, record = settings.data.workers, settings.record
     target = open_target(run.path, None, settings.train.device, Console(quiet=True))
     task = classification_task(target.data)
-
-    def features(source: ImageSource) -> Features:
-        return target.features(source, batch_size=None, workers=workers, console=console, progress=None)
-
+    features = partial(target.features, batch_size=None, workers=workers, console=console, progress=None)
     train, test = features(task.train), features(task.test)
     assert train.labels is not None and test.labels is not None, "a task has labels"
     labelled = (train.values, train.labels, test.values, test.labels)

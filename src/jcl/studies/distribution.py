@@ -135,38 +135,12 @@ class ViewSpread:
         return (self.views * self.similarity - 1) / (self.views - 1)
 
 
-class SpreadSums:
-    """Streaming mean and squared deviations of the unit features of n images, in float64.
-
-    Uses the update of Chan, Golub and LeVeque, which loses no digits when views are nearly identical.
-    """
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.mean = torch.zeros(())
-        self.deviations = torch.zeros(())
-
-    def add(self, features: Tensor) -> None:
-        """Add the features (n, v, d) of some more views."""
-        features = features.double()
-        # No epsilon, as F.normalize has: rows of zeros must become NaN.
-        units = features / features.norm(dim=2, keepdim=True)
-        mean = units.mean(dim=1)
-        deviations = (units - mean[:, None]).square().sum(dim=(1, 2))
-        before, new = self.count, units.shape[1]
-        self.count = before + new
-        if before == 0:
-            self.mean, self.deviations = mean, deviations
-            return
-        step = mean - self.mean
-        self.deviations = self.deviations + deviations + step.square().sum(dim=1) * (before * new / self.count)
-        self.mean = self.mean + step * (new / self.count)
-
-    def similarity(self) -> Tensor:
-        return self.mean.square().sum(dim=1)
-
-    def variance(self) -> Tensor:
-        return self.deviations / (self.count * self.mean.shape[1])
+def spread_of(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Similarity and variance (n,) of the features (n, V, d) of n images, in float64."""
+    features = features.double()
+    units = features / features.norm(dim=2, keepdim=True)  # unlike in F.normalize, rows of zeros become NaN
+    mean = units.mean(dim=1, keepdim=True)
+    return mean.square().sum(dim=(1, 2)), (units - mean).square().mean(dim=(1, 2))
 
 
 def view_spreads(
@@ -184,9 +158,9 @@ def view_spreads(
         for viewer in viewers:
             modes.enter_context(evaluation_mode(viewer.network))
         for batch in sampler.batches(source, rows, views):
-            for number, sums in enumerate(_sums(viewers, sampler, batch, views)):
-                found[number].append(torch.stack([sums.similarity(), sums.variance()]))
-                widths[number] = sums.mean.shape[1]
+            for number, features in enumerate(_features(viewers, sampler, batch, views)):
+                found[number].append(torch.stack(spread_of(features)))
+                widths[number] = features.shape[2]
             samples.append(batch.samples)
     if not samples:
         raise DataError(f"none of {pluralize(len(rows), 'image')} could be read ({source.description}).")
@@ -202,15 +176,15 @@ def view_spreads(
     return spreads, torch.cat(samples).cpu()
 
 
-def _sums(viewers: Sequence[Viewer], sampler: ViewSampler, batch: ImageBatch, views: int) -> list[SpreadSums]:
-    """The sums of one batch for every viewer; viewers with equal recipes share the views."""
-    sums = [SpreadSums() for _ in viewers]
+def _features(viewers: Sequence[Viewer], sampler: ViewSampler, batch: ImageBatch, views: int) -> list[Tensor]:
+    """The features (n, views, d) of one batch for every viewer; viewers with equal recipes share the views."""
+    found: list[list[Tensor]] = [[] for _ in viewers]
     for recipe in dict.fromkeys(viewer.recipe for viewer in viewers):
         for chunk in sampler.views(batch, recipe, range(views)):
-            for viewer, own in zip(viewers, sums, strict=True):
+            for viewer, own in zip(viewers, found, strict=True):
                 if viewer.recipe == recipe:
-                    own.add(sampler.encode(viewer.network, chunk, len(batch)))
-    return sums
+                    own.append(sampler.encode(viewer.network, chunk, len(batch)))
+    return [torch.cat(parts, dim=1) for parts in found]
 
 
 def paired_shares(first: ViewSpread, other: ViewSpread) -> tuple[float, float]:
