@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 
@@ -31,6 +32,11 @@ def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "executable", "/bin/false")  # it dies before it begins
     outcome = CellProcess(tmp_path, Slot()).outcome()
     assert outcome.state == "failed" and "code 1" in outcome.error
+
+
+def test_a_worker_that_watches_a_process_needs_no_pytorch():
+    program = "import sys, jcl.studies.engines; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.mark.faults  # for its length

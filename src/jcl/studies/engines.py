@@ -20,12 +20,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.studies.ablation import CellFolder
-from jcl.train.trainer import StopRequest
+
+if TYPE_CHECKING:
+    from jcl.train.trainer import StopRequest
 
 PARENT_VARIABLE = "JCL_CELL_STARTED_BY"
 """Environment variable with the id of the process that a cell must not outlive."""
@@ -49,7 +51,7 @@ class Outcome:
     error: str = ""
 
 
-Engine = Callable[[Sequence[Path], StopRequest], Iterator[Outcome]]
+Engine = Callable[[Sequence[Path], "StopRequest"], Iterator[Outcome]]
 """Runs the cells in these folders, yields each outcome, and stops them gracefully on request."""
 
 
