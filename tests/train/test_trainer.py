@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from jcl.runs.metrics import Record, read_metrics
 from jcl.runs.saver import CheckpointSaver
 from jcl.train import trainer
 from jcl.train.display import Display
-from jcl.train.trainer import Trainer, TrainingClock, TrainingTask
+from jcl.train.trainer import StopRequest, Trainer, TrainingClock, TrainingTask
 
 
 class Regression(TrainingTask):
@@ -139,3 +140,52 @@ def test_the_clock_leaves_out_what_was_not_training(monkeypatch):
     assert clock.steps_per_second() == pytest.approx(3 / 6) and progress.seconds == 56.0
     now, progress.step = 203.0, 14
     assert clock.steps_per_second() == 4.0 and progress.seconds == 57.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_becomes_a_wish(number):
+    with StopRequest() as stop:
+        assert not stop.requested
+        os.kill(os.getpid(), number)
+        assert stop.requested
+        assert stop.signal_name == number.name
+
+
+def test_handlers_come_back_afterwards():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ZeroDivisionError), StopRequest():
+        assert signal.getsignal(signal.SIGINT) not in before
+        raise ZeroDivisionError
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_second_ctrl_c_interrupts_at_once_but_a_second_sigterm_waits():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_outside_the_main_thread_nothing_changes():
+    before = signal.getsignal(signal.SIGINT)
+    found = []
+
+    def work() -> None:
+        with StopRequest() as stop:
+            found.append((stop.requested, signal.getsignal(signal.SIGINT)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(False, before)]
+
+
+def test_a_wish_is_passed_on_once():
+    heard = []
+    with StopRequest(lambda: heard.append("heard")):
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert heard == ["heard"]

@@ -1,1 +1,1 @@
-"""What the commands do: each puts parts of the layers above together. `jcl X` is in the module that is called X."""
+"""What each command does, put together from the layers above; `cli/` only parses options and prints."""
