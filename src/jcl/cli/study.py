@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -115,6 +117,7 @@ def distribution(options: DistributionOptions) -> None:
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
     from jcl.commands.distribution import compare_views, split_arguments
+    from jcl.report.study_plots import plot_spreads
     from jcl.runs.atomic import refuse_overwrite
     from jcl.studies.distribution import VALUES_SUFFIXES
 
@@ -127,15 +130,10 @@ def distribution(options: DistributionOptions) -> None:
     with counting("views") as progress:
         report = compare_views(options, progress)
     _print_distribution(report)
-    write_json(report.metrics(), options.json_file)
     if options.values is not None:
         report.write_values(options.values)
         say(f"The values of each image are in {options.values}.")
-    if options.plot is not None:
-        from jcl.report.study_plots import plot_spreads
-
-        plot_spreads(report.spreads, options.plot, subtitle=report.describe())
-        say(f"The plot is in {options.plot}.")
+    _save(options, report.metrics(), partial(plot_spreads, report.spreads, subtitle=report.describe()))
 
 
 def _print_distribution(report: DistributionReport) -> None:
@@ -170,6 +168,7 @@ def bound(options: BoundOptions) -> None:
     [dim]jcl bound runs/photos -o bound.png[/]
     """
     from jcl.commands.bound import bound_along_training, bound_of_gaussian_keys
+    from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
     demand_free_picture(options.plot, force=options.force)
@@ -177,23 +176,13 @@ def bound(options: BoundOptions) -> None:
     if options.run is None:
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
         _print_gaussian_bound(results, f"{options.draws:,} for each of {images}")
-        write_json(gaussian_metrics(results), options.json_file)
-        if options.plot is not None:
-            from jcl.report.study_plots import plot_gaussian_bound
-
-            subtitle = f"{options.draws:,} keys per image, {images}, {options.negatives:,} negatives"
-            plot_gaussian_bound(results, options.plot, subtitle=subtitle)
-    else:
-        with counting("checkpoints") as progress:
-            bounds = bound_along_training(options, options.run, progress)
-        _print_run_bound(bounds)
-        write_json(bounds.metrics(), options.json_file)
-        if options.plot is not None:
-            from jcl.report.study_plots import plot_training_bound
-
-            plot_training_bound(bounds, options.plot, name=str(options.run))
-    if options.plot is not None:
-        say(f"The plot is in {options.plot}.")
+        subtitle = f"{options.draws:,} keys per image, {images}, {options.negatives:,} negatives"
+        _save(options, gaussian_metrics(results), partial(plot_gaussian_bound, results, subtitle=subtitle))
+        return
+    with counting("checkpoints") as progress:
+        bounds = bound_along_training(options, options.run, progress)
+    _print_run_bound(bounds)
+    _save(options, bounds.metrics(), partial(plot_training_bound, bounds, name=str(options.run)))
 
 
 def _print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: str) -> None:
@@ -255,18 +244,14 @@ def cost(options: CostOptions) -> None:
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """
+    from jcl.report.study_plots import plot_cost
     from jcl.studies.cost import measure_cost
 
     demand_free_picture(options.plot, force=options.force)
     with counting("measurements") as progress:
         report = measure_cost(options, progress)
     _print_cost(report)
-    write_json(report.metrics(), options.json_file)
-    if options.plot is not None:
-        from jcl.report.study_plots import plot_cost
-
-        plot_cost(report, options.plot)
-        say(f"The plot is in {options.plot}.")
+    _save(options, report.metrics(), partial(plot_cost, report))
 
 
 def _print_cost(report: CostReport) -> None:
@@ -289,6 +274,16 @@ def _print_cost(report: CostReport) -> None:
             say(line)
     say("Without gradients, keys are encoded in train.key_passes parts, which keeps memory constant but takes time.")
     say(f"{report.finding()}.")
+
+
+def _save(
+    options: DistributionOptions | BoundOptions | CostOptions, metrics: dict[str, Any], plot: Callable[[Path], Path]
+) -> None:
+    """Write the results to --json and plot them to --out."""
+    write_json(metrics, options.json_file)
+    if options.plot is not None:
+        plot(options.plot)
+        say(f"The plot is in {options.plot}.")
 
 
 def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, sections: bool = False) -> None:
