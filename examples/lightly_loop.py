@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import jcl
-from jcl.core.tiny_cnn import TinyCNN
+from jcl.core.encoder import TinyCNN
 from jcl.data import drawn_objects
 
 KEYS = 3  # the paper's M': key views of each image

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import jcl
-from jcl.core.tiny_cnn import TinyCNN
+from jcl.core.encoder import TinyCNN
 from jcl.data import ImageData, open_demo
 from jcl.evaluate import extract_features, knn_accuracy
 from jcl.views import ViewMaker, view_recipe

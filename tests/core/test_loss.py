@@ -237,19 +237,19 @@ def test_reductions_agree():
     ("change", "words"),
     [
         ({"temperature": 0.0}, "temperature must be positive"),
-        ({"temperature": NAN}, "temperature must be positive and finite, but it is nan"),
-        ({"temperature": INFINITY}, "temperature must be positive and finite, but it is inf"),
-        ({"covariance_scale": -1.0}, "covariance_scale must not be negative"),
-        ({"covariance_scale": NAN}, "covariance_scale must not be negative and must be finite, but it is nan"),
-        ({"covariance_scale": INFINITY}, "must be finite, but it is inf"),
-        ({"temperature": torch.ones(10)}, r"temperature must be one number, but its shape is \(10,\)"),
-        ({"covariance_scale": torch.ones(4, 1)}, r"one for each of the 4 images, \(N,\), but its shape is \(4, 1\)"),
-        ({"covariance_scale": torch.ones(3)}, r"its shape is \(3,\)"),
+        ({"temperature": NAN}, "temperature must be positive and finite, got nan"),
+        ({"temperature": INFINITY}, "temperature must be positive and finite, got inf"),
+        ({"covariance_scale": -1.0}, "covariance_scale must be finite and not negative"),
+        ({"covariance_scale": NAN}, "covariance_scale .* got nan"),
+        ({"covariance_scale": INFINITY}, "covariance_scale .* got inf"),
+        ({"temperature": torch.ones(10)}, r"temperature .* \(10,\)"),
+        ({"covariance_scale": torch.ones(4, 1)}, r"\(4,\), got \(4, 1\)"),
+        ({"covariance_scale": torch.ones(3)}, r"\(4,\), got \(3,\)"),
         ({"reduction": "average"}, "reduction must be"),
         ({"keys": torch.zeros(4, 8)}, r"keys \(N, M, d\)"),
-        ({"keys": torch.zeros(3, 2, 8)}, "must agree"),
+        ({"keys": torch.zeros(3, 2, 8)}, "got .4, 8., .3, 2, 8."),
         ({"keys": torch.zeros(4, 0, 8)}, "at least one key"),
-        ({"negatives": torch.zeros(5, 7)}, "must agree"),
+        ({"negatives": torch.zeros(5, 7)}, "and .5, 7."),
     ],
 )
 def test_wrong_arguments_are_named(change, words):
@@ -273,7 +273,7 @@ def test_a_scale_for_each_image():
 def test_what_is_no_tensor_is_named(name):
     arguments = dict(zip(("query", "keys", "negatives"), inputs(4, 3, 8, 10), strict=True))
     arguments[name] = arguments[name].numpy()
-    with pytest.raises(TypeError, match="must be tensors, but one of them is a ndarray"):
+    with pytest.raises(TypeError, match="ndarray"):
         jcl.joint_contrastive_loss(**arguments)
 
 

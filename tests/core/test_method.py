@@ -296,7 +296,7 @@ def test_a_step_that_broke_off_leaves_nothing_behind_for_the_next():
 
 
 def test_passes_that_do_not_divide_the_groups_are_refused():
-    with pytest.raises(ValueError, match="4 BN groups cannot be dealt evenly to 3 passes"):
+    with pytest.raises(ValueError, match=r"4 BN groups .* 3 passes"):
         make_learner("jcl", bn_groups=4, key_passes=3)
 
 

@@ -54,7 +54,7 @@ def test_takes_no_gradient():
 
 
 def test_wrong_shapes_are_named():
-    with pytest.raises(ValueError, match="positive size"):
+    with pytest.raises(ValueError, match="must be positive"):
         jcl.KeyQueue(0, 4)
     with pytest.raises(ValueError, match=r"rows \(n, 4\)"):
         jcl.KeyQueue(3, 4).enqueue(torch.ones(2, 5))

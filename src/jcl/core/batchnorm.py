@@ -1,14 +1,14 @@
-"""ShuffleBN in one process: batch-norm statistics per group of the batch, as if each group were its own GPU.
+"""ShuffleBN in one process: batch norm statistics per group of the batch, as if each group were on its own GPU.
 
-MoCo needs it because a query and keys that share batch statistics can be matched by these without learning anything.
-On several GPUs the keys of a batch go to other GPUs than their queries; here they go to other groups. Queries form
-groups of N/G rows in batch order, keys groups of N·M'/G rows in a shuffled order.
+Without it, a query and its keys share batch statistics and can be matched by these alone. MoCo sends keys to other GPUs
+than their queries; here they go to other groups. Queries form groups of N/G rows in batch order, keys form groups of
+N·M'/G rows in a shuffled order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
 
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Batch norm whose training statistics are taken over `groups` equal, contiguous parts of the batch.
+    """Batch norm that normalizes each of `groups` equal, contiguous parts of the batch by its own statistics.
 
-    In training mode the statistics of the groups stay in `seen` until `update_running_stats` applies them. In eval mode
-    it is plain batch norm, and it has the same state dict.
+    Training leaves the statistics in `seen` until `update_running_stats` applies them. The eval mode and the state dict
+    are those of plain batch norm.
     """
 
     groups: int = 1
-    seen: tuple[Tensor, Tensor] | None = None  # means and unbiased variances (G, C) of the last batch's groups
+    seen: tuple[Tensor, Tensor] | None = None  # means and unbiased variances (G, C) of the groups
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -40,7 +40,7 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         assert self.running_mean is not None and self.running_var is not None
         outputs, means, variances = [], [], []
         for part in input.chunk(self.groups):
-            # With momentum 1, batch_norm leaves this group's own mean and unbiased variance in the two buffers.
+            # With momentum 1, batch_norm writes the group's mean and unbiased variance to the two buffers.
             mean, variance = torch.zeros_like(self.running_mean), torch.ones_like(self.running_var)
             outputs.append(F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps))
             means.append(mean)
@@ -49,7 +49,7 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         return torch.cat(outputs)
 
     def _forward_fused(self, input: Tensor) -> Tensor:
-        """The same in plain arithmetic, which the compiler fuses into few kernels for all groups."""
+        """The same without a loop, so that the compiler fuses all groups into few kernels."""
         assert self.weight is not None and self.bias is not None
         parts = input.view(self.groups, -1, *input.shape[1:]).float()  # (G, N/G, C) or (G, N/G, C, H, W)
         per_channel = (-1, *[1] * (parts.dim() - 3))
@@ -63,11 +63,11 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class GroupedBatchNorm1d(GroupedBatchNorm, nn.BatchNorm1d):
-    """For rows (N, C), as in heads."""
+    """Grouped batch norm of (N, C) inputs."""
 
 
 class GroupedBatchNorm2d(GroupedBatchNorm, nn.BatchNorm2d):
-    """For feature maps (N, C, H, W)."""
+    """Grouped batch norm of (N, C, H, W) inputs."""
 
 
 GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
@@ -77,44 +77,34 @@ GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Replace every `BatchNorm1d` and `BatchNorm2d` inside `module` by its grouped form, with the same state.
+    """Replace every `BatchNorm1d` and `BatchNorm2d` in `module` by its grouped form, with the same state.
 
-    A shared layer stays shared. Other kinds of batch norm, and those without weights or running statistics, are
-    refused.
+    A shared layer stays shared. Raises an error for other kinds of batch norm, and for layers without weights or
+    running statistics.
     """
-    grouped: dict[nn.Module, GroupedBatchNorm] = {}
+    replaced: dict[nn.Module, GroupedBatchNorm] = {}
     for parent in list(module.modules()):
         for name, child in parent._modules.items():
-            if _can_be_grouped(child):
-                if child not in grouped:
-                    grouped[child] = _grouped(child)
-                setattr(parent, name, grouped[child])
-            elif isinstance(child, nn.modules.batchnorm._BatchNorm) and not isinstance(child, GroupedBatchNorm):
+            if not isinstance(child, nn.modules.batchnorm._BatchNorm) or isinstance(child, GroupedBatchNorm):
+                continue
+            kind = GROUPED.get(type(child))
+            if kind is None or not child.affine or not child.track_running_stats or child.momentum is None:
                 raise SettingsError(
                     f"the backbone has a {type(child).__name__} layer, which cannot be split into BN groups; "
                     "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
                 )
+            if child not in replaced:
+                replaced[child] = kind(child.num_features, child.eps, child.momentum).to(child.weight)
+                replaced[child].load_state_dict(child.state_dict())
+            setattr(parent, name, replaced[child])
     return module
 
 
-def _grouped(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> GroupedBatchNorm:
-    other = GROUPED[type(layer)](layer.num_features, layer.eps, layer.momentum).to(layer.weight)
-    other.load_state_dict(layer.state_dict())
-    return other
-
-
-def _can_be_grouped(module: nn.Module | None) -> TypeGuard[nn.BatchNorm1d | nn.BatchNorm2d]:
-    if module is None or type(module) not in GROUPED:
-        return False
-    return bool(module.affine and module.track_running_stats and module.momentum is not None)
-
-
-Statistics = dict[GroupedBatchNorm, tuple[Tensor, Tensor]]
-"""The statistics of each layer in one pass."""
+Statistics = dict[GroupedBatchNorm, tuple[Tensor, Tensor]]  # of the layers in one pass
 
 
 def pop_batch_stats(encoder: nn.Module) -> Statistics:
-    """Take the statistics of the last pass out of the grouped layers of an encoder."""
+    """Remove the statistics of the last pass from the grouped layers of an encoder and return them."""
     found: Statistics = {}
     for module in encoder.modules():
         if isinstance(module, GroupedBatchNorm) and module.seen is not None:
@@ -124,10 +114,9 @@ def pop_batch_stats(encoder: nn.Module) -> Statistics:
 
 @torch.no_grad()
 def update_running_stats(passes: Sequence[Statistics]) -> None:
-    """Update the running statistics of all layers once, in a few kernels, from the passes of one batch.
+    """Update the running statistics of all layers from the passes of one batch, in a few kernels.
 
-    The update takes the mean of the group statistics, as G replicas would on average. It is the same whether the groups
-    are in one process or on G ranks, and in one pass or in several.
+    They move towards the mean over the groups, which does not depend on the number of passes.
     """
     layers = list(passes[0])
     if any(list(seen) != layers for seen in passes):
@@ -135,7 +124,7 @@ def update_running_stats(passes: Sequence[Statistics]) -> None:
             "the backbone uses a batch norm layer in only some passes, so the keys' statistics cannot be combined; "
             "set train.key_passes=1."
         )
-    if not layers:  # plain batch norm or none
+    if not layers:
         return
     running, momenta, counts = [], [], []
     for layer in layers:
@@ -146,19 +135,19 @@ def update_running_stats(passes: Sequence[Statistics]) -> None:
         counts.append(layer.num_batches_tracked)
     groups = torch.cat([torch.cat([part for pair in seen.values() for part in pair], dim=1) for seen in passes])
     means = torch.split(groups.mean(0), [buffer.numel() for buffer in running])
-    ahead = torch._foreach_sub(means, running)
-    torch._foreach_mul_(ahead, momenta)
-    torch._foreach_add_(running, ahead)
+    change = torch._foreach_sub(means, running)
+    torch._foreach_mul_(change, momenta)
+    torch._foreach_add_(running, change)
     torch._foreach_add_(counts, 1)
 
 
 def set_batch_norm_groups(module: nn.Module, groups: int) -> None:
-    """Set the number of groups in one pass, for every grouped batch norm inside `module`."""
+    """Set the number of groups of every grouped batch norm in `module`."""
     for child in module.modules():
         if isinstance(child, GroupedBatchNorm):
             child.groups = groups
 
 
 def unshuffle(rows: Tensor, order: Tensor) -> Tensor:
-    """Undo a shuffle by `order`: row i goes back to place `order[i]`. Keeps gradients."""
+    """Undo a shuffle: row i moves to position `order[i]`. Differentiable."""
     return torch.empty_like(rows).index_copy(0, order, rows)

@@ -1,21 +1,17 @@
-"""Encoders: a backbone that gives pooled features, and a head that turns them into unit embeddings.
+"""Encoders: a backbone with pooled features and a projection head that maps them to unit embeddings.
 
-Backbones come by name from torchvision or timm, with those libraries' initialisation; `tiny_cnn` is a small network for
-machines without a GPU.
+Backbones come from torchvision or timm by name, with the initialization of these libraries.
 """
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.tiny_cnn import initialise_convolution, tiny_cnn
 from jcl.errors import SettingsError
 
 Stem = Literal["imagenet", "small"]
@@ -23,7 +19,7 @@ Head = Literal["mlp", "linear"]
 
 
 class Encoder(nn.Module):
-    """Backbone, head and normalisation: images (n, 3, S, S) -> unit rows (n, embedding_dim) in float32."""
+    """Backbone, head and L2 normalization: images (n, 3, S, S) -> unit vectors (n, embedding_dim) in float32."""
 
     def __init__(
         self,
@@ -43,30 +39,59 @@ class Encoder(nn.Module):
 
 
 def projection_head(kind: Head, feature_width: int, width: int, embedding_dim: int) -> nn.Module:
-    """MoCo v2's two-layer perceptron without batch norm, or MoCo v1's single layer."""
+    """The two-layer MLP of MoCo v2, without batch norm, or the linear layer of MoCo v1."""
     if kind == "linear":
         return nn.Linear(feature_width, embedding_dim)
     return nn.Sequential(nn.Linear(feature_width, width), nn.ReLU(inplace=True), nn.Linear(width, embedding_dim))
 
 
-def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224) -> tuple[nn.Module, int]:
-    """The named network without its classifier, giving pooled features, and the width of those features.
+class TinyCNN(nn.Module):
+    """Four 3×3 convolutions with stride 2, then average pooling: (n, 3, S, S) -> (n, 128). It trains on a CPU.
 
-    Plain names are torchvision's (`resnet50`) or ours (`tiny_cnn`), then timm's; `timm/NAME` asks for timm's.
-    The `small` stem, for images of about 32 px, is a 3×3 convolution of stride 1 without max-pooling.
+    There is no ReLU after the last layer, so features are centred around zero and momentum contrast starts to learn
+    within a few hundred steps; positive features would all be similar to a queue of random keys.
     """
-    if name in OWN_BACKBONES:
-        network, width = OWN_BACKBONES[name]()
-    elif name in torchvision_networks():
-        network, width = _torchvision_backbone(name, image_size)
-    else:
-        network, width = _timm_backbone(name, image_size)
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = 3
+        for width in (16, 32, 64, 128):
+            layers += [_convolution(inputs, width, stride=2), nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
+            inputs = width
+        self.layers = nn.Sequential(*layers[:-1])
+
+    def forward(self, images: Tensor) -> Tensor:
+        pooled: Tensor = self.layers(images).mean(dim=(2, 3))
+        return pooled
+
+
+OWN_BACKBONES: dict[str, type[nn.Module]] = {"tiny_cnn": TinyCNN}
+
+
+def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224) -> tuple[nn.Module, int]:
+    """Build a network without its classifier; returns it and the width of its pooled features.
+
+    `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
+    The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling.
+    """
+    try:
+        if name in OWN_BACKBONES:
+            network = OWN_BACKBONES[name]()
+        elif name in torchvision_networks():
+            network = _torchvision_backbone(name, image_size)
+        else:
+            network = _timm_backbone(name, image_size)
+        with torch.no_grad():  # no attribute holds the width for every network
+            width = int(network.eval()(torch.zeros(1, 3, image_size, image_size)).shape[1])
+    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise SettingsError(
+            f"the backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
+            "choose another views.image_size or another backbone."
+        ) from error
     if stem == "small":
         _use_small_stem(network, name)
-    return network, width
-
-
-OWN_BACKBONES: dict[str, Callable[[], tuple[nn.Module, int]]] = {"tiny_cnn": tiny_cnn}
+    return network.train(), width
 
 
 def torchvision_networks() -> list[str]:
@@ -77,7 +102,7 @@ def torchvision_networks() -> list[str]:
     return names
 
 
-def _torchvision_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
+def _torchvision_backbone(name: str, image_size: int) -> nn.Module:
     from torchvision import models
 
     options: dict[str, Any] = {}
@@ -85,20 +110,18 @@ def _torchvision_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
         options = {"image_size": image_size}
     if name in ("googlenet", "inception_v3"):  # without the auxiliary classifier
         options = {"aux_logits": False, "init_weights": True}
-    with _fitting(name, image_size):
-        network = models.get_model(name, weights=None, **options)
+    network: nn.Module = models.get_model(name, weights=None, **options)
     linear_layers = [path for path, module in network.named_modules() if isinstance(module, nn.Linear)]
     if not linear_layers:
         raise SettingsError(
             f"torchvision's {name} does not end in a linear classifier and cannot be used as a backbone."
         )
     parent_path, _, last = linear_layers[-1].rpartition(".")
-    parent = network.get_submodule(parent_path)
-    setattr(parent, last, nn.Identity())
-    return network, _feature_width(network, name, image_size)
+    setattr(network.get_submodule(parent_path), last, nn.Identity())
+    return network
 
 
-def _timm_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
+def _timm_backbone(name: str, image_size: int) -> nn.Module:
     plain = name.removeprefix("timm/")
     try:
         import timm
@@ -113,29 +136,8 @@ def _timm_backbone(name: str, image_size: int) -> tuple[nn.Module, int]:
         raise SettingsError(_unknown_backbone(name, timm.list_models()))
     configuration = timm.get_pretrained_cfg(plain)
     options: dict[str, Any] = {"img_size": image_size} if configuration and configuration.fixed_input_size else {}
-    with _fitting(name, image_size):
-        network = timm.create_model(plain, pretrained=False, num_classes=0, **options)
-    return network, _feature_width(network, name, image_size)
-
-
-def _feature_width(network: nn.Module, name: str, image_size: int) -> int:
-    """Measured on one image, since no attribute gives it for every network; also checks that the size is accepted."""
-    with _fitting(name, image_size), torch.no_grad():
-        width = int(network.eval()(torch.zeros(1, 3, image_size, image_size)).shape[1])
-    network.train()
-    return width
-
-
-@contextlib.contextmanager
-def _fitting(name: str, image_size: int) -> Iterator[None]:
-    """Turn the various errors of networks that do not accept an image size into one message."""
-    try:
-        yield
-    except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-        raise SettingsError(
-            f"the backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
-            "choose another views.image_size or another backbone."
-        ) from error
+    network: nn.Module = timm.create_model(plain, pretrained=False, num_classes=0, **options)
+    return network
 
 
 def _unknown_backbone(name: str, timm_names: list[str]) -> str:
@@ -149,7 +151,12 @@ def _use_small_stem(network: nn.Module, name: str) -> None:
     first = getattr(network, "conv1", None)
     if not isinstance(first, nn.Conv2d) or not hasattr(network, "maxpool"):
         raise SettingsError(f"the small stem is for ResNets only; set model.stem=imagenet for {name}.")
-    convolution = nn.Conv2d(3, first.out_channels, 3, stride=1, padding=1, bias=False)
-    initialise_convolution(convolution)
-    network.conv1 = convolution
+    network.conv1 = _convolution(3, first.out_channels, stride=1)
     network.maxpool = nn.Identity()
+
+
+def _convolution(inputs: int, outputs: int, stride: int) -> nn.Conv2d:
+    """A 3×3 convolution, initialized as in torchvision's ResNets."""
+    convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution

@@ -1,11 +1,7 @@
-"""The contrastive losses of the paper as pure functions, and thin modules around them.
+"""Contrastive losses as functions and as modules.
 
-Shapes everywhere: `query` (N, d), `keys` (N, M, d), `key` (N, d), `negatives` (K, d). Queries and keys are unit rows;
-negatives may be shorter, because JCL enqueues mean keys as they are. Gradients flow to whichever inputs ask for them;
-in training only the query does.
-
-All losses compute in float32 at least, whatever precision the encoder ran in: exponents of similarities divided by a
-small temperature lose too much in half precision.
+Shapes: `query` (N, d), `keys` (N, M, d), `key` (N, d), `negatives` (K, d). Queries and keys are unit vectors; negatives
+may be shorter, because JCL enqueues mean keys without normalizing them. Every loss is computed in at least float32.
 """
 
 from __future__ import annotations
@@ -28,40 +24,40 @@ def joint_contrastive_loss(
     covariance_scale: float | Tensor = 4.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """JCL, Eq. 8 of the paper: a closed-form upper bound on InfoNCE with infinitely many Gaussian positive keys.
+    """JCL loss, Eq. 8 of the paper: an upper bound on InfoNCE with infinitely many positive keys.
 
-        loss = log[ exp(q·mu/t + scale/(2 t²) qᵀΣq) + Σ_j exp(q·n_j/t) ] - q·mu/t
+        loss = log[ exp(qᵀμ/τ + λ/(2τ²) qᵀΣq) + Σ_j exp(qᵀn_j/τ) ] - qᵀμ/τ
 
-    mu and Σ are the mean and the (biased, 1/M) covariance of the M keys of one image. Both enter only through the
-    similarities s_m = q·k_m, since q·mu is their mean and qᵀΣq their variance, so no d×d matrix is ever formed.
-    With one key the variance is zero and the loss is MoCo's for every `covariance_scale`.
+    τ is `temperature` and λ is `covariance_scale`, a number or a tensor (N,). μ and Σ are the mean and the biased
+    covariance of an image's M keys k_m. Since qᵀμ is the mean of the similarities qᵀk_m and qᵀΣq their variance,
+    Σ (d, d) is never computed. With M = 1 the variance is zero and this is the loss of MoCo.
     """
     query, keys, negatives = _checked(query, keys, negatives, temperature)
-    # Written so that NaN fails too; a tensor is not looked at, since that would wait for the device.
+    # The value of a tensor is not checked, because that would synchronize with the device.
     if not isinstance(covariance_scale, Tensor) and not 0 <= covariance_scale < math.inf:
-        raise ValueError(f"covariance_scale must not be negative and must be finite, but it is {covariance_scale}.")
-    # (N, 1) would pair every image's scale with every other image, and the mean over all pairs would look like a loss.
+        raise ValueError(f"covariance_scale must be finite and not negative, got {covariance_scale}.")
+    # A shape of (N, 1) would broadcast to all pairs of images.
     if isinstance(covariance_scale, Tensor) and covariance_scale.shape not in ((), (1,), query.shape[:1]):
         raise ValueError(
-            f"covariance_scale must be one number or one for each of the {query.shape[0]} images, (N,), "
-            f"but its shape is {tuple(covariance_scale.shape)}."
+            f"covariance_scale must be a number or have the shape ({query.shape[0]},), "
+            f"got {tuple(covariance_scale.shape)}."
         )
     with torch.autocast(query.device.type, enabled=False):
         similarities = _similarities(query, keys)
-        mean = similarities.mean(dim=1) / temperature
-        variance = similarities.var(dim=1, correction=0) / temperature**2
-        negative = _negative_mass(query, negatives, temperature)
-        return _reduce(torch.logaddexp(mean + covariance_scale / 2 * variance, negative) - mean, reduction)
+        q_mu = similarities.mean(dim=1) / temperature
+        q_sigma_q = similarities.var(dim=1, correction=0) / temperature**2
+        negative = _log_sum_negatives(query, negatives, temperature)
+        return _reduce(torch.logaddexp(q_mu + covariance_scale / 2 * q_sigma_q, negative) - q_mu, reduction)
 
 
 def multi_key_loss(
     query: Tensor, keys: Tensor, negatives: Tensor, *, temperature: float = 0.2, reduction: Reduction = "mean"
 ) -> Tensor:
-    """The vanilla use of several keys, Eq. 3: InfoNCE of each (query, key) pair, averaged over the M keys."""
+    """InfoNCE of each (query, key) pair, averaged over the M keys, Eq. 3."""
     query, keys, negatives = _checked(query, keys, negatives, temperature)
     with torch.autocast(query.device.type, enabled=False):
         positives = _similarities(query, keys) / temperature
-        negative = _negative_mass(query, negatives, temperature)
+        negative = _log_sum_negatives(query, negatives, temperature)
         return _reduce((torch.logaddexp(positives, negative[:, None]) - positives).mean(dim=1), reduction)
 
 
@@ -74,38 +70,15 @@ def info_nce_loss(
 
 @torch.no_grad()
 def contrastive_accuracy(query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
-    """Share of queries (0..1, a scalar tensor) closer to their own mean key than to every negative.
-
-    The variance term is left out on purpose, so that the figure compares with MoCo's.
-    """
+    """Fraction of queries (0..1, a scalar tensor) that are closer to their mean key than to every negative."""
     with torch.autocast(query.device.type, enabled=False):
         positive = _similarities(query, keys).mean(dim=1)
         hardest = (query @ negatives.T).amax(dim=1)
         return (positive > hardest).float().mean()
 
 
-class JointContrastiveLoss(nn.Module):
-    """`joint_contrastive_loss` with its constants remembered, for people who build losses as modules."""
-
-    def __init__(self, temperature: float = 0.2, covariance_scale: float = 4.0, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.covariance_scale = covariance_scale
-        self.reduction: Reduction = reduction
-
-    def forward(self, query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
-        return joint_contrastive_loss(
-            query,
-            keys,
-            negatives,
-            temperature=self.temperature,
-            covariance_scale=self.covariance_scale,
-            reduction=self.reduction,
-        )
-
-
 class MultiKeyLoss(nn.Module):
-    """`multi_key_loss` with its constants remembered."""
+    """Module form of `multi_key_loss`."""
 
     def __init__(self, temperature: float = 0.2, reduction: Reduction = "mean") -> None:
         super().__init__()
@@ -116,25 +89,32 @@ class MultiKeyLoss(nn.Module):
         return multi_key_loss(query, keys, negatives, temperature=self.temperature, reduction=self.reduction)
 
 
-class InfoNCELoss(nn.Module):
-    """`info_nce_loss` with its constants remembered."""
-
-    def __init__(self, temperature: float = 0.2, reduction: Reduction = "mean") -> None:
-        super().__init__()
-        self.temperature = temperature
-        self.reduction: Reduction = reduction
+class InfoNCELoss(MultiKeyLoss):
+    """Module form of `info_nce_loss`."""
 
     def forward(self, query: Tensor, key: Tensor, negatives: Tensor) -> Tensor:
-        return info_nce_loss(query, key, negatives, temperature=self.temperature, reduction=self.reduction)
+        return super().forward(query, key.unsqueeze(1), negatives)
+
+
+class JointContrastiveLoss(MultiKeyLoss):
+    """Module form of `joint_contrastive_loss`."""
+
+    def __init__(self, temperature: float = 0.2, covariance_scale: float = 4.0, reduction: Reduction = "mean") -> None:
+        super().__init__(temperature, reduction)
+        self.covariance_scale = covariance_scale
+
+    def forward(self, query: Tensor, keys: Tensor, negatives: Tensor) -> Tensor:
+        constants = {"temperature": self.temperature, "covariance_scale": self.covariance_scale}
+        return joint_contrastive_loss(query, keys, negatives, **constants, reduction=self.reduction)
 
 
 def _similarities(query: Tensor, keys: Tensor) -> Tensor:
-    """s_m = q·k_m for every image: (N, d), (N, M, d) -> (N, M)."""
+    """qᵀk_m: (N, d), (N, M, d) -> (N, M)."""
     return torch.bmm(keys, query.unsqueeze(2)).squeeze(2)
 
 
-def _negative_mass(query: Tensor, negatives: Tensor, temperature: float) -> Tensor:
-    """log Σ_j exp(q·n_j/t), the part of the denominator that the negatives fill: (N,)."""
+def _log_sum_negatives(query: Tensor, negatives: Tensor, temperature: float) -> Tensor:
+    """log Σ_j exp(qᵀn_j/τ): (N,)."""
     return torch.logsumexp(query @ negatives.T / temperature, dim=1)
 
 
@@ -145,30 +125,26 @@ def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
         return losses.sum()
     if reduction == "none":
         return losses
-    raise ValueError(f"reduction must be 'mean', 'sum' or 'none', but it is {reduction!r}.")
+    raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
 
 
 def _checked(
     query: Tensor, keys: Tensor, negatives: Tensor, temperature: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The inputs in float32 at least, after their shapes were found to fit together."""
+    """Check the shapes and convert the inputs to at least float32."""
     if not isinstance(temperature, Tensor) and not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be positive and finite, but it is {temperature}.")
+        raise ValueError(f"temperature must be positive and finite, got {temperature}.")
     if isinstance(temperature, Tensor) and temperature.shape not in ((), (1,)):
-        raise ValueError(f"temperature must be one number, but its shape is {tuple(temperature.shape)}.")
+        raise ValueError(f"temperature must be a number, got a tensor of shape {tuple(temperature.shape)}.")
     if other := [value for value in (query, keys, negatives) if not isinstance(value, Tensor)]:
-        raise TypeError(f"query, keys and negatives must be tensors, but one of them is a {type(other[0]).__name__}.")
-    if query.ndim != 2 or keys.ndim != 3 or negatives.ndim != 2:
+        raise TypeError(f"query, keys and negatives must be tensors, got {type(other[0]).__name__}.")
+    dimensions_fit = query.ndim == 2 and keys.ndim == 3 and negatives.ndim == 2
+    if not (dimensions_fit and keys.shape[::2] == query.shape and negatives.shape[1] == query.shape[1]):
         raise ValueError(
             "expected query (N, d), keys (N, M, d) and negatives (K, d), "
-            f"but got {tuple(query.shape)}, {tuple(keys.shape)} and {tuple(negatives.shape)}."
-        )
-    if keys.shape[0] != query.shape[0] or {keys.shape[2], negatives.shape[1]} != {query.shape[1]}:
-        raise ValueError(
-            "query, keys and negatives must agree in the number of images and the dimension, "
-            f"but got {tuple(query.shape)}, {tuple(keys.shape)} and {tuple(negatives.shape)}."
+            f"got {tuple(query.shape)}, {tuple(keys.shape)} and {tuple(negatives.shape)}."
         )
     if keys.shape[1] == 0:
-        raise ValueError("at least one key per image is needed, but keys has M = 0.")
+        raise ValueError("expected at least one key per image, got M = 0.")
     common = torch.promote_types(torch.float32, torch.promote_types(query.dtype, keys.dtype))
     return query.to(common), keys.to(common), negatives.to(common)

@@ -1,7 +1,7 @@
-"""Algorithm 1: one training step of JCL and of the methods it is compared with.
+"""The training step, Algorithm 1 of the paper, for JCL and the methods it is compared with.
 
-All methods share one path: a query view and M' key views per image, a momentum encoder for the keys, a queue of past
-keys as negatives. They differ in the loss, in how many keys they use and in whether gradients reach the keys.
+All methods share one path: a query view and M' key views per image, a momentum encoder for the keys and a queue of
+negatives. They differ in the loss, the number of keys and whether gradients flow through the keys.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from jcl.core.registry import register as register
 from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation
 
-# Makes views of the batch: rows (n,) says of which image, numbers (n,) which view of it: 0 the query, 1..M' the keys,
-# those above M' further queries.
+# (rows (n,), numbers (n,)) -> views: `rows` are positions in the whole batch, `numbers` select the view of the image: 0
+# is the query, 1..M' are the keys, and above M' are further queries.
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class StepFigures(NamedTuple):
-    """Metrics of a step, over the whole batch."""
+    """Metrics of a step over the whole batch."""
 
     loss: float
-    contrastive_accuracy: float  # 0..1, without the variance term
-    feature_std: float  # mean standard deviation of the queries' coordinates; near 0 when features collapse
-    positive_similarity: float  # mean q·mu
+    contrastive_accuracy: float  # 0..1
+    feature_std: float  # mean over the coordinates of the queries; near 0 if features collapse
+    positive_similarity: float  # mean qᵀμ
     key_variance: float  # mean qᵀΣq
 
 
 class StepResult(NamedTuple):
-    """Results of a step for the queries of one rank; they stay on the device."""
+    """Results for the queries of one rank, on the device."""
 
     loss: Tensor
     contrastive_accuracy: Tensor
     positive_similarity: Tensor
     key_variance: Tensor
-    feature_mean: Tensor  # (d,) of the queries' coordinates
-    feature_variance: Tensor  # (d,) around that mean: the sum of squares over the number of queries
+    feature_mean: Tensor  # (d,)
+    feature_variance: Tensor  # (d,), biased
     queries: int
 
     @torch.no_grad()
     def figures(self, ranks: Ranks = ALONE) -> Tensor:
-        """The values of `StepFigures`, in that order, over the queries of all ranks, in one exchange."""
+        """The values of `StepFigures` over all ranks, as one tensor, with one collective operation."""
         means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance]
         mean, variance = self.feature_mean, self.feature_variance
         shared = ranks.average(torch.cat([torch.stack(means), mean, mean.square(), variance]))
-        # The variance of all rows is that within the ranks and that between them.
+        # Total variance = variance within the ranks + variance between them.
         mean, squared_mean, within = shared[len(means) :].view(3, -1)
         between = (squared_mean - mean.square()).clamp_min(0.0)
         count = ranks.count * self.queries
@@ -71,12 +71,12 @@ class StepResult(NamedTuple):
 
 
 class ContrastiveLearner(nn.Module):
-    """Query encoder f, key encoder g, queue Q and the training step.
+    """Query encoder f, key encoder g, the queue and the training step.
 
-    `bn_groups` splits queries and shuffled keys into that many batch-norm groups (ShuffleBN). `key_passes` sends the
-    keys through their encoder in that many parts, each of whole groups, so that memory does not grow with M'. The paper
-    has one query an image; `num_queries` of them, of different views, are all set against the same keys. On several
-    `ranks` each has an equal share of the groups; the step is that of one process on all images of the batch.
+    `bn_groups` is the number of batch norm groups of queries and of shuffled keys (ShuffleBN). The keys are encoded in
+    `key_passes` passes, each of whole groups, to limit memory. With `num_queries` > 1, an extension of the paper,
+    several query views of an image share its keys. Each of several `ranks` has an equal share of the groups, and
+    together they make the step of one process on the whole batch.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ContrastiveLearner(nn.Module):
         super().__init__()
         if bn_groups % (key_passes * ranks.count):
             raise ValueError(
-                f"{bn_groups} BN groups cannot be dealt evenly to {key_passes} passes on each of {ranks.count} ranks."
+                f"{bn_groups} BN groups cannot be split evenly into {key_passes} passes on each of {ranks.count} ranks."
             )
         self.method = method
         self.loss = method.loss_function()
@@ -120,30 +120,28 @@ class ContrastiveLearner(nn.Module):
     def forward(
         self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
     ) -> StepResult:
-        """Algorithm 1 for one mini-batch; the caller back-propagates the loss and steps f.
+        """Algorithm 1 for one mini-batch; the caller back-propagates the loss and updates f.
 
-        `images` is how many of the batch's images this rank has queries of: all N of them, or N/W of W ranks. Views are
-        asked for by the image's row in the whole batch.
+        `images` is the number of images whose queries this rank encodes: N/W of the N in the batch.
         """
-        # The order is MoCo's: query, momentum update, keys. Since the query's forward pass changes no parameter, the
-        # keys may as well be encoded before it: the results are the same, and what they need in between is free
-        # again when the query's activations, kept for the backward pass, take their place. (Where f encodes the keys
-        # too, only its running statistics tell the order.)
         self.update_key_encoder()
         order = permutation(
             self.seed, KEY_SHUFFLE, step, self.ranks.count * images * self.num_keys, self.queue.rows.device
         )
-        made = self._views_in_turn(views, images, order)
-        keys = self.encode_keys(made, order)
-        query = self.encode_queries(made)
-        # A copy, because the queue moves on below while the backward pass still needs these negatives.
-        result = self.contrast(query, self.ranks.share(keys), self.queue.rows.clone(), covariance_scale)
-        # The mean keys go in as they are, and only now: no query meets a key of its own image from this step.
+        batches = self._make_views(views, images, order)
+        # Keys before queries, unlike MoCo: the result is the same, and peak memory is lower, because the activations of
+        # the queries are not yet kept for the backward pass.
+        keys = self.encode_keys(batches, order)
+        query = self.encode_queries(batches)
+        # The backward pass needs these negatives after the queue has changed.
+        negatives = self.queue.rows.clone()
+        result = self.contrast(query, self.ranks.share(keys), negatives, covariance_scale)
+        # Enqueue last, so that no query is compared with keys of its own image; mean keys are not normalized.
         self.queue.enqueue(keys.mean(dim=1))
         return result
 
     def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
-        """The method's loss and metrics of the features; several queries of an image share its keys."""
+        """The loss of the method, and metrics of queries and keys."""
         if self.num_queries > 1:
             keys = keys.repeat_interleave(self.num_queries, dim=0)
         scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
@@ -151,70 +149,56 @@ class ContrastiveLearner(nn.Module):
         return _measured(loss, query.detach(), keys.detach(), negatives)
 
     def compile_parts(self) -> None:
-        """Compile the encoders and the loss; the parameters keep their names."""
+        """Compile the encoders and the loss, without renaming parameters."""
         self.query_encoder.compile(dynamic=False)
         self.key_encoder.compile(dynamic=False)
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
     @torch.no_grad()
     def update_key_encoder(self) -> None:
-        """Move g towards f by exponential moving average: parameters only, all in one fused call.
+        """Exponential moving average of the parameters; the batch norm buffers of g follow its own batches."""
+        key_parameters: list[Tensor] = list(self.key_encoder.parameters())
+        query_parameters: list[Tensor] = list(self.query_encoder.parameters())
+        torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
 
-        Buffers are left alone: the batch-norm statistics of g follow g's own batches.
-        """
-        own: list[Tensor] = list(self.key_encoder.parameters())
-        ahead: list[Tensor] = list(self.query_encoder.parameters())
-        torch._foreach_lerp_(own, ahead, 1.0 - self.key_momentum)
-
-    def _views_in_turn(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
-        """The views of this rank in the order of a step: the shuffled keys, pass after pass, then the queries.
-
-        Where more keys an image than queries go in one pass, or fewer, the queries' views are made with theirs: a
-        compiler of views then has one shape to prepare for, not two.
-        """
+    def _make_views(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
+        """Yield the views of this rank: the shuffled keys, pass by pass, then the queries, image by image."""
         own = self.ranks.share(order)
         passes = 1 if self.method.gradient_through_keys else self.key_passes
         keys = [part.chunk(passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
-        parts = [*zip(*keys, strict=True), self._queries_asked_for(images, order.device)]
+        query_rows = self.ranks.rank * images + torch.arange(images, device=order.device)
+        query_numbers = self.num_keys + torch.arange(self.num_queries, device=order.device)
+        query_numbers = torch.where(query_numbers == self.num_keys, 0, query_numbers)
+        queries = (query_rows.repeat_interleave(self.num_queries), query_numbers.repeat(images))
+        parts = [*zip(*keys, strict=True), queries]
         if passes == 1 and self.num_keys != self.num_queries:
+            # One call, so that views are compiled for one shape instead of two.
             together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
             yield from torch.split(together, [len(rows) for rows, _ in parts])
         else:
             yield from (views(*part) for part in parts)
 
-    def _queries_asked_for(self, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Rows and numbers of this rank's queries, image by image, so that BN groups do not depend on the ranks."""
-        rows = self.ranks.rank * images + torch.arange(images, device=device)
-        further = self.num_keys + torch.arange(self.num_queries, device=device)
-        numbers = torch.where(further == self.num_keys, 0, further)
-        return rows.repeat_interleave(self.num_queries), numbers.repeat(images)
-
-    def encode_keys(self, made: Iterator[Tensor], order: Tensor) -> Tensor:
-        """Encode all N·M' keys in a shuffled order, each rank its share, and restore the order: (N, M', d)."""
+    def encode_keys(self, batches: Iterator[Tensor], order: Tensor) -> Tensor:
+        """Encode all shuffled keys, each rank its share, and restore their order: (N, M', d)."""
         if self.method.gradient_through_keys:
-            # End to end: f encodes its own keys, so that gradients reach everything that made them.
-            encoded = self._encode_with_gradient(made)
+            encoded = _encode(self.query_encoder, batches)
         else:
-            encoded = self._encode_without_gradient(made)
+            with torch.no_grad():
+                encoded = _encode(self.key_encoder, batches, self.key_passes)
         return unshuffle(self.ranks.gather(encoded), order).view(-1, self.num_keys, encoded.shape[1])
 
-    @torch.no_grad()
-    def _encode_without_gradient(self, made: Iterator[Tensor]) -> Tensor:
-        encoded, seen = [], []
-        for _ in range(self.key_passes):
-            encoded.append(self.key_encoder(next(made)))
-            seen.append(pop_batch_stats(self.key_encoder))
-        update_running_stats(seen)
-        return torch.cat(encoded)
+    def encode_queries(self, batches: Iterator[Tensor]) -> Tensor:
+        """Encode the queries of this rank, image by image: (N/W * num_queries, d)."""
+        return _encode(self.query_encoder, batches)
 
-    def _encode_with_gradient(self, made: Iterator[Tensor]) -> Tensor:
-        encoded: Tensor = self.query_encoder(next(made))
-        update_running_stats([pop_batch_stats(self.query_encoder)])
-        return encoded
 
-    def encode_queries(self, made: Iterator[Tensor]) -> Tensor:
-        """Encode the queries of this rank, image by image in batch order: (N/W·Q, d)."""
-        return self._encode_with_gradient(made)
+def _encode(encoder: nn.Module, batches: Iterator[Tensor], passes: int = 1) -> Tensor:
+    encoded, statistics = [], []
+    for _ in range(passes):
+        encoded.append(encoder(next(batches)))
+        statistics.append(pop_batch_stats(encoder))
+    update_running_stats(statistics)
+    return torch.cat(encoded)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The queue of past keys that serve as negatives."""
+"""The queue of negatives."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from torch.nn import functional as F
 
 
 class KeyQueue(nn.Module):
-    """A ring buffer of `size` keys of dimension `dim`; new keys replace the oldest.
+    """A ring buffer of `size` keys of dimension `dim`, saved with the model; new keys replace the oldest.
 
-    It starts with random unit rows, as in MoCo, and is saved with the model. Enqueueing never waits for the GPU and
-    works for any batch size, even larger than the queue.
+    It starts with random unit vectors, as in MoCo. `enqueue` does not synchronize with the GPU.
     """
 
     rows: Tensor
@@ -20,7 +19,7 @@ class KeyQueue(nn.Module):
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         if size < 1 or dim < 1:
-            raise ValueError(f"a queue needs a positive size and dimension, but got size {size} and dim {dim}.")
+            raise ValueError(f"size and dim of a queue must be positive, got {size} and {dim}.")
         self.register_buffer("rows", F.normalize(torch.randn(size, dim), dim=1))
         self.register_buffer("enqueued", torch.zeros((), dtype=torch.int64))
 
@@ -30,17 +29,16 @@ class KeyQueue(nn.Module):
 
     @torch.no_grad()
     def enqueue(self, rows: Tensor) -> None:
-        """Add `rows` (n, dim) as the newest keys, unchanged: mean keys are not normalised again."""
+        """Add `rows` (n, dim) as the newest keys, without normalizing them."""
         if rows.ndim != 2 or rows.shape[1] != self.rows.shape[1]:
-            raise ValueError(f"expected rows (n, {self.rows.shape[1]}), but got {tuple(rows.shape)}.")
+            raise ValueError(f"expected rows (n, {self.rows.shape[1]}), got {tuple(rows.shape)}.")
         count = rows.shape[0]
-        # Of a batch larger than the queue only the newest rows stay.
-        kept = rows[-self.size :].to(self.rows.dtype)
+        kept = rows[-self.size :].to(self.rows.dtype)  # the batch may be larger than the queue
         first = self.enqueued + (count - kept.shape[0])
         places = (first + torch.arange(kept.shape[0], device=self.rows.device)) % self.size
         self.rows.index_copy_(0, places, kept)
         self.enqueued += count
 
     def filled(self) -> Tensor:
-        """Fraction of the rows (0..1, a scalar tensor) that are keys and not random initial rows."""
+        """Fraction of the rows (0..1, a scalar tensor) that are keys rather than initial random vectors."""
         return (self.enqueued / self.size).clamp(max=1.0)

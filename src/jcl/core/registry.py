@@ -1,13 +1,11 @@
-"""The contrastive methods: everything that other parts of the package need to know about one stands in its `Method`.
-
-To add a method from outside:
+"""Registry of the contrastive methods. To add one:
 
     from jcl.core.method import Method, register
 
     register(Method("mean-key", "Mean key", "InfoNCE with the mean key", loss=my_loss))
 
-It is then a value of `method.name` like any other. This module does not import PyTorch, so that help and settings do
-not wait for it; losses are named by their place until a learner needs them.
+It is then a valid value of `method.name`. This module does not import PyTorch, so that `--help` is fast; losses are
+imported when a learner needs them.
 """
 
 from __future__ import annotations
@@ -23,25 +21,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Method:
-    """What distinguishes one contrastive method from the others.
+    """A contrastive method.
 
-    `loss(query, keys, negatives, temperature=...)` takes tensors (N, d), (N, M, d) and (K, d) and gives the mean loss;
-    with `uses_covariance` it also takes `covariance_scale`. `recipe` holds the settings that the method implies, by
-    dotted name; values that the user gives win.
+    `loss(query, keys, negatives, temperature=...)` takes tensors (N, d), (N, M, d) and (K, d) and returns the mean
+    loss; with `uses_covariance` it also takes `covariance_scale`. `recipe` maps dotted names of settings to the values
+    that the method implies; values given by the user take precedence.
     """
 
     name: str
     title: str  # in tables and figures
     summary: str
-    loss: str | Callable[..., Tensor]  # or its place, such as "package.module:function"
-    colour: str | None = None  # in charts; None: the next free one
+    loss: str | Callable[..., Tensor]  # a function or its name, such as "package.module:function"
+    colour: str | None = None  # in charts; None: the next unused one
     several_keys: bool = True
     gradient_through_keys: bool = False
     uses_covariance: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def loss_function(self) -> Callable[..., Tensor]:
-        """The loss as a function."""
         found: Callable[..., Tensor] = pkgutil.resolve_name(self.loss) if isinstance(self.loss, str) else self.loss
         return found
 
@@ -51,14 +48,14 @@ METHODS: dict[str, Method] = {}
 
 
 def register(method: Method) -> Method:
-    """Make a method known by its name."""
+    """Add a method to `METHODS`."""
     METHODS[method.name] = method
     return method
 
 
 _ONE_KEY = {"method.num_keys": 1, "method.num_queries": 1}
 
-register(
+for _method in (
     Method(
         "jcl",
         "JCL",
@@ -66,9 +63,7 @@ register(
         loss="jcl.core.loss:joint_contrastive_loss",
         colour="#0072b2",
         uses_covariance=True,
-    )
-)
-register(
+    ),
     Method(
         "moco-v2",
         "MoCo v2",
@@ -77,9 +72,7 @@ register(
         colour="#e69f00",
         several_keys=False,
         recipe=_ONE_KEY | {"model.head": "mlp"},
-    )
-)
-register(
+    ),
     Method(
         "moco-v1",
         "MoCo v1",
@@ -88,18 +81,14 @@ register(
         colour="#cc79a7",
         several_keys=False,
         recipe=_ONE_KEY | {"method.temperature": 0.07, "model.head": "linear", "views.recipe": "moco-v1"},
-    )
-)
-register(
+    ),
     Method(
         "multi-key",
         "Multi-key",
         "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient",
         loss="jcl.core.loss:multi_key_loss",
         colour="#009e73",
-    )
-)
-register(
+    ),
     Method(
         "multi-key-backprop",
         "Multi-key backprop",
@@ -107,5 +96,6 @@ register(
         loss="jcl.core.loss:multi_key_loss",
         colour="#d55e00",
         gradient_through_keys=True,
-    )
-)
+    ),
+):
+    register(_method)
