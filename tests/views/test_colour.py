@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms import functional as reference
 
-from jcl.views import IMAGENET_MEAN, IMAGENET_STD, ViewParameters, denormalise, normalise
-from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, shift_hue, to_gray
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD, denormalise
+from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, normalise, shift_hue, to_gray
+from jcl.views.parameters import ViewParameters
 
 Images = Callable[..., Tensor]
 

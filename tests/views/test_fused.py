@@ -1,8 +1,10 @@
 import pytest
 import torch
 
-from jcl.views import apply_views, draw_parameters, view_recipe
+from jcl.views import view_recipe
 from jcl.views.fused import blur_matrix, fused_views
+from jcl.views.parameters import draw_parameters
+from jcl.views.pipeline import apply_views
 from jcl.views.resize import blur, blur_taps
 
 

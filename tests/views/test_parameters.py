@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import RandomResizedCrop
 
-from jcl.views import ViewParameters, ViewRecipe, draw_parameters, view_recipe
+from jcl.views import ViewRecipe, view_recipe
+from jcl.views.parameters import ViewParameters, draw_parameters
 
 COUNT = 20_000
 

@@ -9,7 +9,9 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as reference
 
-from jcl.views import ViewMaker, ViewParameters, ViewRecipe, apply_views, centre_views, draw_parameters, view_recipe
+from jcl.views import ViewMaker, ViewRecipe, centre_views, view_recipe
+from jcl.views.parameters import ViewParameters, draw_parameters
+from jcl.views.pipeline import apply_views
 
 Images = Callable[..., Tensor]
 

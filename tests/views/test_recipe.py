@@ -49,7 +49,7 @@ def test_fields_can_be_changed() -> None:
         ("small", {"contrast": -0.1}, "negative jitter strength"),
         ("small", {"hue": 0.6}, "has hue 0.6"),
         ("small", {"flip_probability": 1.5}, "probability outside 0 to 1"),
-        ("moco-v2", {"blur_sigma": (0.0, 1.0)}, "blurs with sigma"),
+        ("moco-v2", {"blur_sigma": (0.0, 1.0)}, "blur_sigma"),
         ("small", {"std": (0.2, 0.0, 0.2)}, "standard deviation"),
     ],
 )

@@ -13,13 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jcl.core.batchnorm import (
-    group_batch_norm,
-    pop_batch_stats,
-    set_batch_norm_groups,
-    unshuffle,
-    update_running_stats,
-)
+from jcl.core.batchnorm import group_batch_norm, pop_batch_stats, set_batch_norm_groups, unshuffle, update_running_stats
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy
 from jcl.core.queue import KeyQueue
@@ -113,7 +107,6 @@ class ContrastiveLearner(nn.Module):
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
-        self.bn_groups = bn_groups
         set_batch_norm_groups(self.query_encoder, bn_groups // ranks.count)
         set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
 
@@ -125,9 +118,8 @@ class ContrastiveLearner(nn.Module):
         `images` is the number of images whose queries this rank encodes: N/W of the N in the batch.
         """
         self.update_key_encoder()
-        order = permutation(
-            self.seed, KEY_SHUFFLE, step, self.ranks.count * images * self.num_keys, self.queue.rows.device
-        )
+        total_keys = self.ranks.count * images * self.num_keys
+        order = permutation(self.seed, KEY_SHUFFLE, step, total_keys, self.queue.rows.device)
         batches = self._make_views(views, images, order)
         # Keys before queries, unlike MoCo: the result is the same, and peak memory is lower, because the activations of
         # the queries are not yet kept for the backward pass.

@@ -44,7 +44,6 @@ class Method:
 
 
 METHODS: dict[str, Method] = {}
-"""All methods by name."""
 
 
 def register(method: Method) -> Method:

@@ -1,9 +1,8 @@
-"""Colour changes with factors of each image's own, equal to torchvision's functions on float images.
+"""Color jitter and grayscale with different parameters for each image, equal to torchvision on float images.
 
-Images are float (n, 3, height, width) in 0..1. Brightness, contrast, saturation and gray are all one operation, a
-blend of the image with its gray version and with the mean of that; only the hue is different. So the four in any order
-are three blends, the hue and three blends again, of which each image uses those that its order asks for: the others
-blend nothing in.
+Images are float (n, 3, height, width) in 0..1. Brightness, contrast, saturation and grayscale are blends of an image
+with its gray version and with the mean of that; only hue is different. So color jitter in any order is three blends,
+hue, and three blends again; blends that an image does not use are the identity.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Blends(ViewRows):
-    """A sequence of k blends for n images: own * image + gray * (gray image) + mean * (mean of the gray image)."""
+    """k successive blends of n images: own * image + gray * (gray image) + mean * (mean of the gray image)."""
 
     own: Tensor  # (n, k)
     gray: Tensor  # (n, k)
@@ -29,7 +28,7 @@ class Blends(ViewRows):
 
 @dataclass(frozen=True)
 class ColourChange(ViewRows):
-    """Blends, a hue shift, and blends again."""
+    """Blends, a hue shift, and more blends."""
 
     before: Blends
     turns: Tensor  # (n,)
@@ -37,7 +36,7 @@ class ColourChange(ViewRows):
 
 
 def jitter_change(parameters: ViewParameters) -> ColourChange:
-    """Brightness, contrast, saturation and hue in each image's own order, where jitter was drawn."""
+    """Color jitter in the order of each image, for images with `jitter`."""
     order, jitter = parameters.order, parameters.jitter[:, None]
     hue_place = (order == HUE).to(torch.uint8).argmax(dim=1, keepdim=True)
     place = torch.arange(4, device=order.device)
@@ -49,8 +48,8 @@ def jitter_change(parameters: ViewParameters) -> ColourChange:
 
 
 def _jitter_blends(parameters: ViewParameters, operations: Tensor, used: Tensor) -> Blends:
-    """Each operation (n, 3) as a blend where it is used (n, 3), else as one that changes nothing."""
-    # The hue is never used as a blend; its factor stands here only to give each operation's number a column.
+    """The blends of `operations` (n, 3); the identity where `used` (n, 3) is false."""
+    # Hue is never used as a blend; it is there so that the index of a column is the number of the operation.
     factors = torch.stack((parameters.brightness, parameters.contrast, parameters.saturation, parameters.hue), dim=1)
     factor = torch.where(used, factors.gather(1, operations), 1.0)
     rest = 1.0 - factor
@@ -58,48 +57,43 @@ def _jitter_blends(parameters: ViewParameters, operations: Tensor, used: Tensor)
 
 
 def gray_blends(gray: Tensor) -> Blends:
-    """One blend, that turns images gray where `gray` (n,) is true."""
+    """One blend that converts images to grayscale where `gray` (n,) is true."""
     chosen = gray[:, None].to(torch.float32)
     return Blends(1 - chosen, chosen, torch.zeros_like(chosen))
 
 
 def change_colours(images: Tensor, change: ColourChange) -> Tensor:
-    """Carry out the blends and the hue shift; the images given stay as they are."""
+    """Apply the blends and the hue shift."""
     return blend(shift_hue(blend(images, change.before), change.turns), change.after)
 
 
 def blend(images: Tensor, blends: Blends) -> Tensor:
-    """Carry out one blend after the other, each clamped to 0..1."""
-    for own, gray, mean in zip(
-        *(part.to(images.dtype).unbind(1) for part in (blends.own, blends.gray, blends.mean)), strict=True
-    ):
-        images = _blend(images, own.view(-1, 1, 1, 1), gray.view(-1, 1, 1, 1), mean.view(-1, 1, 1, 1))
+    """Apply the blends one after the other, each clamped to 0..1."""
+    weights = (part.to(images.dtype)[..., None, None, None] for part in (blends.own, blends.gray, blends.mean))
+    for own, gray, mean in zip(*(part.unbind(1) for part in weights), strict=True):
+        gray_images = to_gray(images)
+        mean_gray = gray_images.mean(dim=(1, 2, 3), keepdim=True)
+        images = torch.addcmul(gray_images.mul_(gray).add_(mean_gray * mean), images, own).clamp_(0, 1)
     return images
 
 
-def _blend(images: Tensor, own: Tensor, gray: Tensor, mean: Tensor) -> Tensor:
-    gray_images = to_gray(images)
-    mean_gray = gray_images.mean(dim=(1, 2, 3), keepdim=True)
-    return torch.addcmul(gray_images.mul_(gray).add_(mean_gray * mean), images, own).clamp_(0, 1)
-
-
 def to_gray(images: Tensor) -> Tensor:
-    """The luminance of each pixel: (n, 3, height, width) -> (n, 1, height, width)."""
+    """Luminance: (n, 3, height, width) -> (n, 1, height, width)."""
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     return (red * GRAY_WEIGHTS[0]).add_(green, alpha=GRAY_WEIGHTS[1]).add_(blue, alpha=GRAY_WEIGHTS[2])
 
 
 def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Turn the hue of each image by `turns` (n,) of a whole circle, -1/2 to 1/2, in the HSV model.
+    """Shift the hue of each image by `turns` (n,) of a full circle, from -1/2 to 1/2, in HSV.
 
-    Value V and chroma C stay. Let w = (V - channel) / C be what each channel lacks. The distance of the hue from red,
-    in sixths of a turn, is then 2 + w_red - w_green - w_blue, towards green or blue as the one or the other is
-    greater; and from the hue h turned on, -3 to 3 with red at 0, w follows as a ramp for each channel.
+    Value V and chroma C stay the same. With w = (V - channel) / C, the distance of the hue from red in sixths of a
+    circle is 2 + w_red - w_green - w_blue; its sign is positive if green > blue. From the shifted hue, in -3..3 with
+    red at 0, each w is a piecewise linear function.
     """
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
-    # Where the chroma is zero so is what it divides, and the hue has no effect: any divisor will do.
+    # Where the chroma is zero the numerator is too, and the hue has no effect.
     from_red = (green + blue).sub_(red).sub_(value).div_(chroma.clamp_min(1e-30)).add_(2)
     hue = torch.copysign(from_red, green - blue).add_(6 * turns.to(images.dtype).view(-1, 1, 1, 1))
     hue.sub_((hue * (1 / 6)).round_(), alpha=6)
@@ -111,17 +105,17 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Shift and scale the three channels of images in 0..1, (n, 3, height, width)."""
+    """Normalize images in 0..1, (n, 3, height, width), by the mean and standard deviation of each channel."""
     return (images - _channels(mean, images)) * _channels([1 / value for value in std], images)
 
 
 def denormalise(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Turn views back into pictures a person can look at: uint8 (n, 3, height, width)."""
+    """Undo `normalise`: uint8 (n, 3, height, width)."""
     images = views.float() * _channels(std, views) + _channels(mean, views)
     return (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
 def _channels(values: Sequence[float], like: Tensor) -> Tensor:
-    """One value per channel, (3, 1, 1), filled in on the device so that nothing is copied to it."""
+    """One value per channel, (3, 1, 1), filled on the device to avoid a copy."""
     dtype = like.dtype if like.dtype == torch.float64 else torch.float32
     return torch.stack([torch.full((1, 1), value, dtype=dtype, device=like.device) for value in values])

@@ -1,10 +1,8 @@
-"""The same views arranged for a compiler, which turns each stage into one kernel over all views.
+"""The views of `pipeline` for `torch.compile`, which makes one kernel of each stage.
 
-The stages of `pipeline` suit a processor that runs one operation after the other on pieces that fit its cache. A GPU
-wants the opposite: few passes over memory, any amount of arithmetic in between. So here a view is three planes, red,
-green and blue, that each stage computes together; the crop gathers its few taps of both axes at once straight from the
-uint8 images; the colours take one pass to find the mean that the contrast needs and one to change them; and the blur
-is a matrix product from each side. Between stages planes are kept in half precision on a GPU.
+On a GPU, passes over memory cost more than arithmetic. So the three color planes are computed together, the crop reads
+the uint8 images directly, color jitter takes one pass for the mean that contrast needs and one for the rest, and the
+blur is a matrix product along each axis. Between stages, planes are stored in half precision.
 """
 
 import torch
@@ -19,7 +17,7 @@ Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue, each (n, size, size)
 
 
 def fused_views(pixels: Tensor, rows: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
-    """Make views as `apply_views` does: (images, 3, height, width) uint8 -> float32 (n, 3, size, size), normalised."""
+    """Same as `apply_views`: uint8 (images, 3, height, width) -> normalized float32 (n, 3, size, size)."""
     canvas = (pixels.shape[2], pixels.shape[3])
     crop = box_crop(parameters.box, parameters.flip, canvas, recipe.size, torch.float32)
     planes = _kept(_crop(pixels, rows, crop))
@@ -39,7 +37,7 @@ def fused_views(pixels: Tensor, rows: Tensor, parameters: ViewParameters, recipe
 
 
 def _crop(pixels: Tensor, rows: Tensor, crop: Crop) -> Planes:
-    """Sum the taps of both axes; every channel reads the same places."""
+    """Sum the taps of both axes; all channels use the same indices."""
     row = rows[:, None, None]
 
     def plane(channel: int) -> Tensor:
@@ -55,7 +53,7 @@ def _crop(pixels: Tensor, rows: Tensor, crop: Crop) -> Planes:
 
 
 def _at(values: Tensor, tap: int, dim: int) -> Tensor:
-    """One tap of (n, size, taps), to be spread along the other axis: (n, size, 1) for dim 2, (n, 1, size) for dim 1."""
+    """One tap of (n, size, taps) for broadcasting: (n, size, 1) for dim 2, (n, 1, size) for dim 1."""
     return values[:, :, tap].unsqueeze(dim)
 
 
@@ -68,11 +66,10 @@ def _change_colours(planes: Planes, parameters: ViewParameters) -> Planes:
 
 @torch.library.custom_op("jcl::completed", mutates_args=())
 def completed(values: Tensor) -> Tensor:
-    """The same values; a compiler, which cannot look into this, has to end its kernel before it and begin another.
+    """Identity that the compiler cannot fuse, so that it starts a new kernel.
 
-    Left alone it takes a mean and what follows from it in one kernel, which keeps what both need in memory and reads it
-    back. That is not safe: Triton may let a thread read what another one has not written yet
-    (https://github.com/triton-lang/triton/issues/10924), and views then hold whatever was there before.
+    Otherwise it computes a mean and its use in one kernel, which writes intermediate values and reads them back. Triton
+    may let a thread read before another has written (https://github.com/triton-lang/triton/issues/10924).
     """
     return values.clone()
 
@@ -83,7 +80,7 @@ def _(values: Tensor) -> Tensor:
 
 
 def _up_to_contrast(change: ColourChange, order: Tensor) -> ColourChange:
-    """The same change, ended where each view's contrast would come."""
+    """The operations before the contrast of each view."""
     contrast = (order == CONTRAST).to(torch.uint8).argmax(dim=1, keepdim=True)
     hue = (order == HUE).to(torch.uint8).argmax(dim=1)
     place = torch.arange(4, device=order.device)
@@ -105,7 +102,7 @@ def _chain(planes: Planes, change: ColourChange, mean: Tensor | None) -> Planes:
 
 
 def _blend_all(planes: Planes, blends: Blends, mean: Tensor | None) -> Planes:
-    """One blend after the other, each clamped to 0..1; `mean` (n,) is that of the gray image at the contrast."""
+    """Apply the blends, each clamped to 0..1; `mean` (n,) is the mean of the gray image at the contrast."""
     red, green, blue = (plane.float() for plane in planes)
     for number in range(blends.own.shape[1]):
         own, share = blends.own[:, number, None, None], blends.gray[:, number, None, None]
@@ -121,7 +118,7 @@ def _gray(planes: Planes) -> Tensor:
 
 
 def _shift_hue(planes: Planes, turns: Tensor) -> Planes:
-    """Turn the hue as `colour.shift_hue` does, where the formula is explained."""
+    """Same as `colour.shift_hue`, which explains the formula."""
     red, green, blue = planes
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
@@ -134,20 +131,18 @@ def _shift_hue(planes: Planes, turns: Tensor) -> Planes:
 
 
 def _blur(planes: Planes, sigma: Tensor) -> Planes:
-    """Gaussian blur with reflected borders, as a product with one matrix per view from each side."""
+    """Gaussian blur with reflected borders, as a matrix product along each axis."""
     matrix = blur_matrix(sigma, planes[0].shape[1]).to(planes[0].dtype)
     red, green, blue = (torch.bmm(torch.bmm(matrix, plane), matrix.mT) for plane in planes)
     return red, green, blue
 
 
 def blur_matrix(sigma: Tensor, size: int) -> Tensor:
-    """The weights (n, size, size) by which each output row takes each input row; the identity where sigma is 0.
+    """Weights (n, size, size) of input rows for each output row; the identity where sigma is 0.
 
-    Row j is reached from row i directly and through the reflection at either border. Together these are all distances
-    of at least up to `size` - 1 to both sides, so every output row has the same sum, that of the whole bell, as long as
-    the bell is narrower than the view (to 1e-4 from 8 px on with the paper's blur).
-
-    Dividing each row by its own sum would be as good, but a kernel would read back what it wrote (see `completed`).
+    Each input row contributes directly and by reflection at both borders. Every output row then has the same sum, that
+    of the whole Gaussian, as long as this is narrower than the view (up to 1e-4, for views of at least 8 px and the
+    paper's blur). Dividing rows by their own sums would need the values twice in a kernel (see `completed`).
     """
     place = torch.arange(size, device=sigma.device)
     out, into = place[:, None], place[None, :]
@@ -164,7 +159,7 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
 
 
 def _kept(planes: Planes) -> Planes:
-    """Between stages half precision is accurate to 1/4000 of the range and the least to move."""
+    """Convert to half precision on a GPU; it is accurate to 1/4000 of the range."""
     if not planes[0].is_cuda:
         return planes
     red, green, blue = (plane.to(torch.float16) for plane in planes)

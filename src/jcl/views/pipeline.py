@@ -1,4 +1,4 @@
-"""From pixels and parameters to normalised views."""
+"""Make normalized views of images."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,8 @@ from jcl.views.parameters import ViewParameters, ViewRows, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
 from jcl.views.resize import Crop, Taps, blur, blur_taps, box_crop, centre_crop, resize, working_type
 
-# Values of views made at a time on a CPU, so that intermediate results stay in its caches.
-_CPU_CHUNK_VALUES: Final = 1_000_000
-
-# Standard deviations of the strongest blur at which the Gaussian is cut off.
-_BLUR_REACH: Final = 4
+_CPU_CHUNK_VALUES: Final = 1_000_000  # values of views made at a time on a CPU, to fit its caches
+_BLUR_REACH: Final = 4  # standard deviations at which the strongest blur is cut off
 
 
 def apply_views(
@@ -30,10 +27,10 @@ def apply_views(
     rows: Tensor | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """Make the views that the parameters describe: (n, 3, size, size) of the given type, normalised.
+    """Make views with these parameters: (n, 3, size, size), normalized.
 
-    `pixels` (n, 3, height, width) holds the image of each view at the top left of its canvas, in uint8 or as float in
-    0..1. With `rows` (n,) a view's image is the one in that row of pixels, so that views share images.
+    `pixels` (n, 3, height, width), uint8 or float in 0..1, holds the image of each view at the top left of a canvas.
+    With `rows` (n,), the image of view i is `pixels[rows[i]]`.
     """
     count = len(parameters)
     if torch.compiler.is_compiling():
@@ -56,10 +53,9 @@ def centre_views(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """Make views for evaluation, without randomness: float32 (n, 3, size, size), normalised.
+    """Make views for evaluation by resize and center crop: float32 (n, 3, size, size), normalized.
 
-    Each image is resized so that the fraction `crop_ratio` of its short side fills the view (0.875: resize to 256, crop
-    224), and its centre is cropped.
+    `crop_ratio` is the fraction of the short side that is left after the crop (0.875: resize to 256, crop 224).
     """
     views = torch.empty((len(pixels), 3, size, size), device=pixels.device)
     crop = centre_crop(sizes, crop_ratio, (pixels.shape[2], pixels.shape[3]), size, working_type(pixels))
@@ -70,11 +66,10 @@ def centre_views(
 
 @dataclass(frozen=True, eq=False)
 class ViewMaker:
-    """Makes views of one batch of images on demand.
+    """Makes views of a batch of images.
 
-    The batch is `pixels` (N, 3, height, width) with the images at the top left, their `sizes` (N, 2) in pixels and
-    their ids in the data, `samples` (N,). The same seed, step, sample and view number give the same view,
-    independent of chunk, order, rank or worker.
+    `pixels` (N, 3, height, width) holds the images at the top left, `sizes` (N, 2) their heights and widths, `samples`
+    (N,) their indices in the data. Seed, step, sample and view number determine a view.
     """
 
     recipe: ViewRecipe
@@ -87,24 +82,18 @@ class ViewMaker:
     memory_format: torch.memory_format = torch.contiguous_format
 
     def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
-        """Views `numbers` (n,) of the images `rows` (n,) of the batch: 0 the query, 1..M' keys, then more queries."""
-        return apply_views(
-            self.pixels,
-            self.parameters(rows, numbers),
-            self.recipe,
-            self.dtype,
-            rows=rows,
-            memory_format=self.memory_format,
-        )
+        """Views `numbers` (n,) of images `rows` (n,): 0 is the query, 1..M' are the keys, then further queries."""
+        parameters = self.parameters(rows, numbers)
+        layout = self.memory_format
+        return apply_views(self.pixels, parameters, self.recipe, self.dtype, rows=rows, memory_format=layout)
 
     def parameters(self, rows: Tensor, numbers: Tensor) -> ViewParameters:
-        """The random parameters of these views."""
         return draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
 
 
 @dataclass(frozen=True)
 class _Plan(ViewRows):
-    """The parameters as the weights of the sums that make the views."""
+    """The weights of the operations for each view."""
 
     crop: Crop
     gray: Blends
@@ -123,7 +112,7 @@ def _plan(parameters: ViewParameters, recipe: ViewRecipe, pixels: Tensor) -> _Pl
 
 
 def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
-    """Whole views, with the transforms in MoCo's order; those that a recipe never uses are skipped."""
+    """Apply the transforms in the order of MoCo; those with probability zero are skipped."""
     images = resize(pixels, plan.crop)
     if recipe.gray_probability and recipe.gray_first:
         images = blend(images, plan.gray)
@@ -137,6 +126,6 @@ def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
 
 
 def _chunks(count: int, size: int, device: torch.device) -> Iterator[slice]:
-    """Parts of the views that are made at a time: small ones on a CPU, all at once elsewhere."""
+    """Small chunks on a CPU, everything at once on other devices."""
     chunk = max(1, _CPU_CHUNK_VALUES // (3 * size**2)) if device.type == "cpu" else max(1, count)
     return (slice(start, start + chunk) for start in range(0, count, chunk))

@@ -1,4 +1,4 @@
-"""The recipes by which views are drawn: which changes, how strong and how often."""
+"""Augmentation recipes."""
 
 import dataclasses
 import difflib
@@ -9,16 +9,16 @@ from jcl.errors import SettingsError
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+_PROBABILITIES: Final = ("jitter_probability", "gray_probability", "blur_probability", "flip_probability")
 
 
 @dataclass(frozen=True)
 class ViewRecipe:
-    """How a view is drawn from an image.
+    """Augmentation of a view of `size` by `size` pixels.
 
-    `size` is the side of the square view in pixels; `min_scale` and `max_scale` bound the area of the crop as a part
-    of the image's, `ratio` its width over its height. A recipe whose `random_crop` is false takes the largest centred
-    square instead. The four jitter strengths mean what torchvision's `ColorJitter` means by them. A probability of
-    zero takes the operation out of the computation.
+    `min_scale`, `max_scale` and `ratio` are those of torchvision's `RandomResizedCrop`; without `random_crop` the crop
+    is the largest centered square. The jitter strengths are those of `ColorJitter`. Operations with probability zero
+    are skipped.
     """
 
     name: str
@@ -41,56 +41,29 @@ class ViewRecipe:
     std: tuple[float, float, float] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        for problem, holds in _problems(self):
-            if holds:
+        def require(holds: bool, problem: str) -> None:
+            if not holds:
                 raise SettingsError(f"The view recipe '{self.name}' {problem}.")
 
-
-def _problems(recipe: ViewRecipe) -> list[tuple[str, bool]]:
-    """Each thing that can be wrong with a recipe, and whether it is."""
-    probabilities = (
-        recipe.jitter_probability,
-        recipe.gray_probability,
-        recipe.blur_probability,
-        recipe.flip_probability,
-    )
-    return [
-        (f"has size {recipe.size}; a view has at least 1 pixel", recipe.size < 1),
-        (
-            f"crops between {recipe.min_scale} and {recipe.max_scale} of an image's area; "
-            "choose 0 < min_scale <= max_scale <= 1",
-            not 0 < recipe.min_scale <= recipe.max_scale <= 1,
-        ),
-        (
-            f"has aspect ratios {recipe.ratio}; choose 0 < lowest <= highest",
-            not 0 < recipe.ratio[0] <= recipe.ratio[1],
-        ),
-        (
-            "has a negative jitter strength; brightness, contrast and saturation are at least 0",
-            min(recipe.brightness, recipe.contrast, recipe.saturation) < 0,
-        ),
-        (f"has hue {recipe.hue}; choose a value from 0 to 0.5", not 0 <= recipe.hue <= 0.5),
-        ("has a probability outside 0 to 1", not all(0 <= value <= 1 for value in probabilities)),
-        (
-            f"blurs with sigma {recipe.blur_sigma}; choose 0 < lowest <= highest",
-            not 0 < recipe.blur_sigma[0] <= recipe.blur_sigma[1],
-        ),
-        ("has a standard deviation that is not positive", min(recipe.std) <= 0),
-    ]
+        require(self.size >= 1, f"has size {self.size}; a view has at least 1 pixel")
+        require(
+            0 < self.min_scale <= self.max_scale <= 1,
+            f"crops between {self.min_scale} and {self.max_scale} of the area; choose 0 < min_scale <= max_scale <= 1",
+        )
+        require(0 < self.ratio[0] <= self.ratio[1], f"has aspect ratios {self.ratio}; use 0 < low <= high")
+        require(min(self.brightness, self.contrast, self.saturation) >= 0, "has a negative jitter strength")
+        require(0 <= self.hue <= 0.5, f"has hue {self.hue}; choose a value from 0 to 0.5")
+        require(all(0 <= getattr(self, name) <= 1 for name in _PROBABILITIES), "has a probability outside 0 to 1")
+        require(0 < self.blur_sigma[0] <= self.blur_sigma[1], f"has blur_sigma {self.blur_sigma}; use 0 < low <= high")
+        require(min(self.std) > 0, "has a standard deviation that is not positive")
 
 
 _RECIPES: Final[dict[str, dict[str, Any]]] = {
     "moco-v2": {},
     "moco-v1": {"hue": 0.4, "jitter_probability": 1.0, "gray_first": True, "blur_probability": 0.0},
-    # Blur at 32 pixels removes what little detail there is, so the small recipe goes without.
+    # Blur would remove too much detail at 32 pixels.
     "small": {"blur_probability": 0.0},
-    "none": {
-        "random_crop": False,
-        "jitter_probability": 0.0,
-        "gray_probability": 0.0,
-        "blur_probability": 0.0,
-        "flip_probability": 0.0,
-    },
+    "none": {"random_crop": False, **dict.fromkeys(_PROBABILITIES, 0.0)},
 }
 
 
@@ -106,6 +79,5 @@ def view_recipe(name: str, size: int, **changes: Any) -> ViewRecipe:
 
 
 def _suggestion(word: str, known: list[str]) -> str:
-    """Say which known word was probably meant, or which there are."""
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"choose one of {', '.join(known)}."

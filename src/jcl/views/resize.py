@@ -1,8 +1,7 @@
-"""Cropping, resizing and blurring of many images at once, each in its own way.
+"""Crop, resize and blur a batch of images, with different parameters for each.
 
-Along each axis an output row is a weighted sum of input rows, and `Taps` hold the rows and their weights. This covers
-antialiased resizing, cropping, flipping and blurring. Weights differ from view to view but their number does not, so
-no shape depends on random draws.
+Along each axis an output row is a weighted sum of input rows. `Taps` hold their indices and weights; their number is
+the same for all views, so that no shape depends on random draws.
 """
 
 import math
@@ -17,7 +16,7 @@ from jcl.views.parameters import ViewRows
 
 @dataclass(frozen=True)
 class Taps(ViewRows):
-    """The input rows of each output row of n views, and their weights."""
+    """Input rows and weights of each output row of n views."""
 
     index: Tensor  # (n, outputs, taps) int64
     weight: Tensor  # (n, outputs, taps) float
@@ -25,10 +24,7 @@ class Taps(ViewRows):
 
 @dataclass(frozen=True)
 class Span:
-    """An interval of one image axis for each of n views: outputs are spread evenly from `start` over `length` inputs.
-
-    Inputs before `low` or from `high` on, outside the crop or the image, are not used.
-    """
+    """An interval of an image axis for each of n views; only input rows from `low` to `high` - 1 are used."""
 
     start: Tensor  # (n,) float
     length: Tensor  # (n,) float
@@ -37,10 +33,10 @@ class Span:
 
 
 def resize_taps(span: Span, size: int, largest_scale: float, flip: Tensor | None = None) -> Taps:
-    """Antialiased bilinear resizing of a span to `size` outputs, in reverse order where `flip` (n,) is true.
+    """Antialiased bilinear resizing of a span to `size` outputs, reversed where `flip` (n,) is true.
 
-    As in PIL: a triangle filter around the output's centre, at least one input wide, cut off at the ends of the span
-    and normalised. `largest_scale` bounds the inputs per output of any view.
+    As in PIL, the filter is a triangle at least one input wide, cut off at the ends of the span and normalized.
+    `largest_scale` is an upper bound on the inputs per output.
     """
     dtype, device = span.start.dtype, span.start.device
     position = torch.arange(size, dtype=dtype, device=device)[None, :]
@@ -51,7 +47,7 @@ def resize_taps(span: Span, size: int, largest_scale: float, flip: Tensor | None
     centre = span.start[:, None] + (position + 0.5) * scale
     first = torch.floor(centre - half_width + 0.5)
 
-    # The number of pixel centres under the widest triangle.
+    # The number of pixel centers under the widest triangle.
     taps = torch.arange(math.ceil(2 * max(1.0, largest_scale)), dtype=dtype, device=device)
     place = first[:, :, None] + taps
     weight = (1 - (place + 0.5 - centre[:, :, None]).abs() / half_width[:, :, None]).clamp_min(0)
@@ -62,12 +58,9 @@ def resize_taps(span: Span, size: int, largest_scale: float, flip: Tensor | None
 
 
 def blur_taps(sigma: Tensor, size: int, radius: int) -> Taps:
-    """Gaussian blur of `size` rows with a standard deviation per view, sigma (n,); 0 leaves the view as it is.
-
-    The kernel is cut off at `radius` and normalised; the border is reflected.
-    """
+    """Gaussian blur with a kernel of this radius and reflected borders; `sigma` (n,) may be 0 for no blur."""
     offsets = torch.arange(-radius, radius + 1, device=sigma.device)
-    # At the smallest sigma let through, all weights but the middle one are zero.
+    # At sigma 1e-3 all weights except the center are zero.
     kernel = torch.exp(-0.5 * (offsets / sigma.clamp_min(1e-3)[:, None]) ** 2)
     kernel = kernel / kernel.sum(dim=1, keepdim=True)
 
@@ -86,25 +79,20 @@ class Crop(ViewRows):
 
 
 def box_crop(boxes: Tensor, flip: Tensor, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
-    """Resize each box (n, 4) of its image to a square, flipped left to right where `flip` (n,) is true.
+    """Crop boxes (n, 4) and resize them to squares, flipped horizontally where `flip` (n,) is true.
 
-    Same as cropping and then resizing: pixels outside the box do not contribute. `canvas` is the height and width of
-    the tensor that holds the images.
+    Pixels outside a box do not contribute. `canvas` is the height and width of the tensor that holds the images.
     """
     top, left, height, width = boxes.unbind(dim=1)
     rows = Span(top.to(dtype), height.to(dtype), top, top + height)
     columns = Span(left.to(dtype), width.to(dtype), left, left + width)
-    return Crop(
-        resize_taps(rows, size, canvas[0] / size),
-        resize_taps(columns, size, canvas[1] / size, flip),
-    )
+    return Crop(resize_taps(rows, size, canvas[0] / size), resize_taps(columns, size, canvas[1] / size, flip))
 
 
 def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
-    """Resize each image so that the fraction `crop_ratio` of its short side fills a square, and crop its centre.
+    """Same as torchvision's Resize to size / crop_ratio and CenterCrop, for images of `sizes` (n, 2).
 
-    The sizes (n, 2) are those of the images on their canvas. Same as torchvision's Resize and CenterCrop: whole
-    pixels of the resized image, and when shrinking, pixels outside the square contribute to its border.
+    When shrinking, pixels outside the square contribute to its border.
     """
     short = round(size / crop_ratio)
     resized = short * sizes // sizes.amin(dim=1, keepdim=True)  # (n, 2), the short side exactly `short`
@@ -112,7 +100,7 @@ def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size:
     start = torch.round((resized - size).to(dtype) / 2) * scale
     low = torch.zeros_like(sizes)
     rows, columns = (Span(start[:, axis], size * scale[:, axis], low[:, axis], sizes[:, axis]) for axis in (0, 1))
-    # Whole pixels make the long side's scale larger than the short side's, by up to one pixel in `short`.
+    # Rounding makes the scale of the long side larger, by up to one pixel in `short`.
     largest_scale = max(canvas) / short * (1 + 1 / short)
     return Crop(resize_taps(rows, size, largest_scale), resize_taps(columns, size, largest_scale))
 
@@ -125,8 +113,8 @@ def resize(pixels: Tensor, crop: Crop) -> Tensor:
 
 
 def blur(images: Tensor, taps: Taps) -> Tensor:
-    """Blur square images (n, 3, size, size), along both axes alike."""
-    # Resized images are stored column by column, so columns come first and the result is stored row by row.
+    """Blur square images (n, 3, size, size)."""
+    # Resized images are column-major, so columns come first and the result is row-major.
     turned = resample_rows(images.to(_sampling_type(images)).mT, taps)
     return resample_rows(turned.mT, taps).to(images.dtype)
 
@@ -144,10 +132,10 @@ def resample_rows(planes: Tensor, taps: Taps) -> Tensor:
 
 
 def working_type(pixels: Tensor) -> torch.dtype:
-    """The type in which colours and positions are computed."""
+    """The type for colors and positions."""
     return torch.float64 if pixels.dtype == torch.float64 else torch.float32
 
 
 def _sampling_type(pixels: Tensor) -> torch.dtype:
-    """The type in which rows are summed: half precision on a GPU, accurate to 1/4000, for the least memory traffic."""
+    """The type for sums of rows: half precision on a GPU, which is accurate to 1/4000."""
     return torch.float16 if pixels.is_cuda and pixels.dtype != torch.float64 else working_type(pixels)
