@@ -1,4 +1,4 @@
-"""Commands that evaluate features with labels."""
+"""Commands that evaluate features and write reports."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.table import Table
 from jcl.cli.app import EVALUATE, err, out
 from jcl.cli.options import command
 from jcl.cli.printing import counting, in_table, say, say_strangers, tested_on
-from jcl.console import pluralize
+from jcl.console import pluralize, readable_size
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
     from jcl.commands.probes import LinearReport
-    from jcl.settings.evaluation import FinetuneOptions, KnnOptions, LinearOptions
+    from jcl.settings.evaluation import FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
 
 
 @command("knn", "evaluation.KnnOptions", group=EVALUATE)
@@ -95,6 +95,22 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     say_strangers(summary.get("unseen_class_images", 0))  # not in the folders of older versions
     say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     return summary
+
+
+@command("report", "evaluation.ReportOptions", group=EVALUATE)
+def report(options: ReportOptions) -> dict[str, Any]:
+    """Write one HTML page about one or several runs: curves, accuracies, neighbours, views, settings.
+
+    [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
+    """
+    from jcl.commands.report import report_runs
+
+    made = report_runs(options)
+    for run in made.runs:
+        for sentence in run.missing:
+            say(f"{run.name}: {sentence}")
+    say(f"Wrote {made.file} ({readable_size(made.size)}); open it in a browser.")
+    return made.as_dict()
 
 
 def _print_linear(report: LinearReport) -> None:

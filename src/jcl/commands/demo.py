@@ -14,22 +14,19 @@ from torch import nn
 
 from jcl.commands.pretrain import pretrain
 from jcl.commands.report import write_report
+from jcl.commands.report_sample import neighbour_rows
 from jcl.commands.run import Run
 from jcl.commands.run_data import data_facts
 from jcl.console import duration, print_line
 from jcl.core.encoder import build_backbone
-from jcl.data import ImageData, ImageSource, open_data
+from jcl.data import ImageData, open_data
 from jcl.distributed.device import PeakMemory
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate import Features, FeatureSettings, knn_accuracy, nearest_neighbours
-from jcl.report.contents import NamedImage, NeighbourRow
+from jcl.evaluate import Features, FeatureSettings, knn_accuracy
 from jcl.report.figures import draw_neighbours, plot_comparison
 from jcl.runs.folder import starting_folder
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import ResolvedSettings, resolve
-
-_TITLE = "MoCo v2 and JCL on drawn objects"
-_ROWS, _NEIGHBOURS = 6, 8
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,10 @@ class Row:
 def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict[str, Any]:
     """Train both methods, print the table, write the page and the figures; returns the results for JSON."""
     started = time.perf_counter()
-    if folder is not None:
-        _refuse_occupied(folder)
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; choose a folder with --out.")
+    if folder is not None and folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty; choose another folder with --out.")
     data = open_data("demo")
     settings, _ = resolve(build_settings("demo", values={"train.seed": seed}), data_facts(data.train))
     print_line(err, f"Training two runs on {data.train.description}.")
@@ -73,13 +72,6 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
 
 
-def _refuse_occupied(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; choose a folder with --out.")
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty; choose another folder with --out.")
-
-
 def _train(folder: Path, seed: int, err: Console) -> dict[str, Run]:
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
@@ -99,8 +91,8 @@ def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Consol
         f"encoder {untrained.knn_top1:.1f} %."
     )
     try:
-        paths = [run.path for run in runs.values()]
-        return write_report(paths, folder / "report.html", names=list(runs), title=_TITLE, note=note).file
+        paths, title = [run.path for run in runs.values()], "MoCo v2 and JCL on drawn objects"
+        return write_report(paths, folder / "report.html", names=list(runs), title=title, note=note).file
     except Exception as error:  # the results are worth more than the page
         print_line(err, f"Could not write the page: {error}")
         return None
@@ -113,9 +105,8 @@ def _untrained_row(
     bank, queries = _extract(network, shown, data)
     assert bank.labels is not None and queries.labels is not None
     k, temperature = [settings.record.knn_k], [settings.record.knn_temperature]
-    labelled = (bank.values, bank.labels, queries.values, queries.labels)
-    top1 = knn_accuracy(*labelled, k=k, temperature=temperature)[0].top1
-    return Row(name, top1, time.perf_counter() - started, memory.read())
+    (result,) = knn_accuracy(bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature)
+    return Row(name, result.top1, time.perf_counter() - started, memory.read())
 
 
 def _feature_settings(settings: ResolvedSettings) -> FeatureSettings:
@@ -140,17 +131,8 @@ def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, sett
         chance=10.0,
     )
     bank, queries = _extract(run.backbone(), _feature_settings(settings), data)
-    found = nearest_neighbours(queries.values[:_ROWS], bank.values, _NEIGHBOURS)
-    drawn = [
-        NeighbourRow(_image(data.test, row), [_image(data.train, other) for other in others], similarities)
-        for row, (others, similarities) in enumerate(zip(found.rows.tolist(), found.similarities.tolist(), strict=True))
-    ]
+    drawn = neighbour_rows(queries, data.test, bank, data.train, range(6))
     draw_neighbours(drawn, folder / "neighbours.png", title="Nearest neighbours by JCL's features")
-
-
-def _image(source: ImageSource, row: int) -> NamedImage:
-    assert source.labels is not None and source.class_names is not None
-    return NamedImage(source.read(row), source.name_of(row), source.class_names[int(source.labels[row])])
 
 
 def _print_table(out: Console, rows: list[Row]) -> None:

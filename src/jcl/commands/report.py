@@ -37,7 +37,7 @@ _MAX_SKIPPED = 1_000_000  # characters of skipped.txt
 
 @dataclass(frozen=True)
 class Report:
-    """A page that was written, and what it shows."""
+    """A page that was written, and the runs on it."""
 
     file: Path
     size: int
@@ -54,13 +54,10 @@ class Report:
 
 
 def report_runs(options: ReportOptions) -> Report:
-    """What `jcl report` does."""
-    runs, out = options.runs, options.out
-    if options.name and len(options.name) != len(runs):
-        raise SettingsError(
-            f"--name: got {pluralize(len(options.name), 'name')} for {pluralize(len(runs), 'run')}; "
-            "give one for each run, or none."
-        )
+    """Run `jcl report`."""
+    runs, names, out = options.runs, options.name, options.out
+    if names and len(set(names)) != len(runs):
+        raise SettingsError(f"--name: give {pluralize(len(runs), 'different name')}, one for each run, or none.")
     if out is not None and not out.is_dir() and out.suffix.lower() not in (".html", ".htm"):
         raise SettingsError(f"--out: {out} must end in .html.")
     if out is None and len(runs) > 1:
@@ -69,7 +66,7 @@ def report_runs(options: ReportOptions) -> Report:
     if out is not None and (len(runs) > 1 or out.resolve() != own_page.resolve()):
         refuse_overwrite(out, force=options.force)
     return write_report(
-        runs, out or own_page, names=options.name, title=options.title, device=options.device, force=options.force
+        runs, out or own_page, names=names, title=options.title, device=options.device, force=options.force
     )
 
 
@@ -81,28 +78,29 @@ def write_report(
     title: str | None = None,
     note: str = "",
     device: str = "auto",
+    data: ImageData | None = None,
     force: bool = False,
 ) -> Report:
-    """Write the page of one or several runs to `file`; `note` is shown below the summary.
+    """Write the page of one or several runs, with `note` below the summary; `data` are their images if already open.
 
-    Without `force`, a page with sections that can no longer be made, because the images are gone, is not replaced.
+    Without `force`, a page is not replaced if it has sections that can no longer be made because the images are gone.
     """
-    if len(set(names)) < len(names):
-        raise SettingsError("--name: each run needs a different name.")
     started = time.perf_counter()
     target = choose_device(device)
-    runs = [gather(path, name, target) for path, name in zip(paths, names or run_names(paths), strict=True)]
+    if file.is_dir():
+        raise RunError(f"{file} is a folder; give a file name such as {file / 'report.html'}.")
+    runs = [gather(path, name, target, data) for path, name in zip(paths, names or run_names(paths), strict=True)]
     page = render_page(runs, title, note)
-    if not force:
-        _refuse_loss(file, page, runs)
-    return _write(runs, page, file, started)
-
-
-def write_run_report(path: Path, data: ImageData, device: torch.device) -> Report:
-    """Write `report.html` of a run that has just finished."""
-    started = time.perf_counter()
-    runs = [gather(path, path.resolve().name, device, data)]
-    return _write(runs, render_page(runs), path / "report.html", started)
+    old_page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not force else ""
+    if lost := missing_sections(old_page, page):
+        reasons = " ".join(reason for run in runs for reason in run.missing)
+        raise RunError(
+            f"{file} is not overwritten, because a new page would lack its {listed(lost)}. {reasons} "
+            "Use -o FILE to write another file, or --force to overwrite this one."
+        )
+    content = page.encode(errors="replace")  # folder names may not be valid UTF-8
+    write_atomically(file, content)
+    return Report(file, len(content), runs, time.perf_counter() - started)
 
 
 def gather(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
@@ -112,17 +110,17 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
         data = data if data is not None else _reopen_data(run.settings)
     except JclError as error:
         return replace(run, missing=(f"No neighbours, map and views: the images cannot be opened. {error}",))
-    run = replace(run, data_remarks=tuple(data_warnings(data)))
+    views = sample = None
     missing = []
     try:
-        run = replace(run, views=example_views(run.settings, data))
+        views = example_views(run.settings, data)
     except (JclError, OSError) as error:
         missing.append(f"No training views: {error}")
     try:
-        run = replace(run, sample=evaluate_sample(path, run.settings, data, device))
+        sample = evaluate_sample(path, run.settings, data, device)
     except (JclError, OSError) as error:
         missing.append(f"No evaluation on a sample: {error}")
-    return replace(run, missing=tuple(missing))
+    return replace(run, data_remarks=tuple(data_warnings(data)), views=views, sample=sample, missing=tuple(missing))
 
 
 def read_run(path: Path, name: str) -> RunContents:
@@ -180,35 +178,16 @@ def _measured(path: Path) -> dict[Metric, float]:
 
 def _protocol(name: str, values: Mapping[str, Any]) -> str:
     """How a metric was measured, if not by the default protocol."""
-    if name.startswith("linear_"):
-        return "the paper's protocol" if values.get("protocol") == "paper" else ""
+    if name.startswith("linear_") and values.get("protocol") == "paper":
+        return "the paper's protocol"
+    parts = []
     if name.startswith("finetune_"):
-        labels, parts = values.get("labels"), []
+        labels = values.get("labels")
         if isinstance(labels, str) and labels != "100%":
             parts.append(f"{labels} of the labels" if labels.endswith("%") else f"{labels} labels")
         if values.get("from_scratch") is True:
             parts.append("from scratch")
-        return ", ".join(parts)
-    return ""
-
-
-def _refuse_loss(file: Path, page: str, runs: Sequence[RunContents]) -> None:
-    """Raise if the page in `file` has sections that the new one lacks: they could not be restored."""
-    lost = missing_sections(file.read_text(encoding="utf-8", errors="replace"), page) if file.is_file() else []
-    if lost:
-        reasons = " ".join(reason for run in runs for reason in run.missing)
-        raise RunError(
-            f"{file} is not overwritten, because a new page would lack its {listed(lost)}. {reasons} "
-            "Use -o FILE to write another file, or --force to overwrite this one."
-        )
-
-
-def _write(runs: Sequence[RunContents], page: str, file: Path, started: float) -> Report:
-    content = page.encode(errors="replace")  # folder names may not be valid UTF-8
-    if file.is_dir():
-        raise RunError(f"{file} is a folder; give a file name such as {file / 'report.html'}.")
-    write_atomically(file, content)
-    return Report(file, len(content), runs, time.perf_counter() - started)
+    return ", ".join(parts)
 
 
 def _results(run: RunContents) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"""What a report measures itself: a bounded amount of work on a sample of the images, the same for every run."""
+"""Evaluation for a report, on a sample of the images that takes a few seconds."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +15,7 @@ from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
 from jcl.data.source import select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
-from jcl.evaluate.features import Features, FeatureSettings, evaluation_mode
+from jcl.evaluate.features import Features, evaluation_mode
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
@@ -26,7 +25,7 @@ from jcl.random import REPORT_SAMPLE, permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
 from jcl.report.page import IMAGE_SIDE
 from jcl.settings.resolve import ResolvedSettings
-from jcl.studies.distribution import Viewer, ViewSampler, ViewSpread, view_spreads
+from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, denormalise
 
@@ -47,27 +46,48 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     The sample size depends only on the network and the kind of device, so equal runs have equal results.
     """
     found = open_backbone(weights)
-    backbone, shown = found.network, found.info.preprocessing
+    backbone, preprocessing = found.network, found.info.preprocessing
     precision = choose_precision(settings.train.precision, device)
-    sample = _draw_sample(data, _affordable_views(backbone, shown, device))
+    bank_images, query_images, spread_images = _draw_sample(
+        data, _affordable_views(backbone, preprocessing.image_size, device)
+    )
     bank, queries = (
-        shown.extract(backbone, source, device=device, precision=precision) for source in (sample.bank, sample.queries)
+        preprocessing.extract(backbone, source, device=device, precision=precision)
+        for source in (bank_images, query_images)
     )
     if not (bank.values.isfinite().all() and queries.values.isfinite().all()):
         raise DataError("its features hold NaN or infinite values; training has probably diverged.")
-    viewer = Viewer("the network", backbone, run_view_recipe(settings))
-    passes = ViewSampler(seed=0, device=device, precision=precision, canvas=settings.data.canvas)
-    labelled = _labelled(bank) and _labelled(queries)
+    knn, linear_top1 = _accuracies(bank, queries, device)
+    spread = None
+    with contextlib.suppress(DataError):  # none of the images can be read
+        viewer = Viewer("the network", backbone, run_view_recipe(settings))
+        sampler = ViewSampler(seed=0, device=device, precision=precision, canvas=settings.data.canvas)
+        (spread,), _ = view_spreads([viewer], spread_images, torch.arange(len(spread_images)), sampler, _VIEWS)
     return SampleResults(
         bank=len(bank),
         queries=len(queries),
         from_test_set=data.test is not None,
-        knn=_knn(bank, queries) if labelled else (),
-        linear_top1=_linear_top1(bank, queries, device) if labelled else None,
-        spread=_spread(viewer, sample.spread, passes),
-        feature_map=_feature_map(queries, sample.queries),
-        neighbours=_neighbours(bank, queries, sample),
+        knn=knn,
+        linear_top1=linear_top1,
+        spread=spread,
+        feature_map=_feature_map(queries, query_images),
+        neighbours=neighbour_rows(queries, query_images, bank, bank_images, _distinct(queries)),
     )
+
+
+def neighbour_rows(
+    queries: Features, query_images: ImageSource, bank: Features, bank_images: ImageSource, rows: Sequence[int]
+) -> list[NeighbourRow]:
+    """The nearest neighbours of some queries, with their images."""
+    found = nearest_neighbours(queries.values[list(rows)], bank.values, _NEIGHBOURS)
+    return [
+        NeighbourRow(
+            _image(query_images, int(queries.samples[row])),
+            [_image(bank_images, int(bank.samples[other])) for other in others],
+            similarities,
+        )
+        for row, others, similarities in zip(rows, found.rows.tolist(), found.similarities.tolist(), strict=True)
+    ]
 
 
 def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
@@ -86,23 +106,15 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     return ExampleViews(images, views.reshape(len(batch), len(numbers), *views.shape[1:]))
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    bank: ImageSource
-    queries: ImageSource
-    spread: ImageSource
-
-
-def _affordable_views(backbone: nn.Module, shown: FeatureSettings, device: torch.device) -> int:
-    side = shown.image_size
+def _affordable_views(backbone: nn.Module, image_size: int, device: torch.device) -> int:
     with evaluation_mode(backbone.cpu()), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        backbone(torch.zeros(1, 3, side, side))
-    flops = counter.get_total_flops() + _FLOPS_PER_PIXEL * side**2
+        backbone(torch.zeros(1, 3, image_size, image_size))
+    flops = counter.get_total_flops() + _FLOPS_PER_PIXEL * image_size**2
     return int(_FLOPS.get(device.type, _FLOPS["cpu"]) / flops)
 
 
-def _draw_sample(data: ImageData, affordable: int) -> _Sample:
-    """Two thirds of the images as bank and one third as queries, these from the test set if there is one.
+def _draw_sample(data: ImageData, affordable: int) -> tuple[ImageSource, ImageSource, ImageSource]:
+    """Images for the bank (two thirds), for the queries (from the test set if there is one), and for the view spread.
 
     The order of the queries does not depend on their number.
     """
@@ -112,39 +124,25 @@ def _draw_sample(data: ImageData, affordable: int) -> _Sample:
     spread = select_images(data.train, order[: max(_MIN_SPREAD, min(_MAX_SPREAD, affordable // 2 // _VIEWS))])
     if data.test is not None:
         rows = permutation(0, REPORT_SAMPLE, 1, len(data.test))[: images // 3]
-        return _Sample(select_images(data.train, order[: images * 2 // 3]), select_images(data.test, rows), spread)
+        return select_images(data.train, order[: images * 2 // 3]), select_images(data.test, rows), spread
     few = max(1, min(images, len(order)) // 3)
-    return _Sample(select_images(data.train, order[few:images]), select_images(data.train, order[:few]), spread)
+    return select_images(data.train, order[few:images]), select_images(data.train, order[:few]), spread
 
 
-def _labelled(features: Features) -> bool:
-    return features.labels is not None and bool((features.labels != UNLABELLED).any())
-
-
-def _knn(bank: Features, queries: Features) -> Sequence[KnnResult]:
-    assert bank.labels is not None and queries.labels is not None
-    counts = [k for k in _K if k <= len(bank)]
-    return knn_accuracy(bank.values, bank.labels, queries.values, queries.labels, k=counts)
-
-
-def _linear_top1(bank: Features, queries: Features, device: torch.device) -> float | None:
-    """Accuracy of a quick linear probe, unless there is nothing to learn or the probe is too large."""
-    assert bank.labels is not None and queries.labels is not None
+def _accuracies(bank: Features, queries: Features, device: torch.device) -> tuple[Sequence[KnnResult], float | None]:
+    """kNN accuracies, and that of a quick linear probe unless it has nothing to learn or is too large."""
+    if bank.labels is None or queries.labels is None:
+        return (), None
+    if not ((bank.labels != UNLABELLED).any() and (queries.labels != UNLABELLED).any()):
+        return (), None
+    inputs = (bank.values, bank.labels, queries.values, queries.labels)
+    knn = knn_accuracy(*inputs, k=[k for k in _K if k <= len(bank)])
     counts = torch.unique(bank.labels[bank.labels >= 0], return_counts=True)[1]
     weights = len(_PROBE.cells) * len(counts) * bank.values.shape[1]
     if len(counts) < 2 or counts.max() < 2 or weights > _MAX_PROBE_WEIGHTS:
-        return None
-    inputs = (bank.values, bank.labels, queries.values, queries.labels)
+        return knn, None
     found = linear_probe(*inputs, grid=_PROBE, epochs=_PROBE_EPOCHS, batch_size=_PROBE_BATCH, device=device)
-    return found.scores.top1
-
-
-def _spread(viewer: Viewer, source: ImageSource, passes: ViewSampler) -> ViewSpread | None:
-    """How similar the views of an image are; None if none of the images can be read."""
-    with contextlib.suppress(DataError):
-        (spread,), _ = view_spreads([viewer], source, torch.arange(len(source)), passes, _VIEWS)
-        return spread
-    return None
+    return knn, found.scores.top1
 
 
 def _feature_map(features: Features, source: ImageSource) -> FeatureMap | None:
@@ -155,22 +153,8 @@ def _feature_map(features: Features, source: ImageSource) -> FeatureMap | None:
     return FeatureMap(tsne(values), principal_components(values), names, labels)
 
 
-def _neighbours(bank: Features, queries: Features, sample: _Sample) -> list[NeighbourRow]:
-    """The neighbours of a few queries, from as many classes as possible."""
-    rows = _distinct(queries)
-    found = nearest_neighbours(queries.values[rows], bank.values, _NEIGHBOURS)
-    return [
-        NeighbourRow(
-            _image(sample.queries, int(queries.samples[row])),
-            [_image(sample.bank, int(bank.samples[other])) for other in others],
-            similarities,
-        )
-        for row, others, similarities in zip(rows, found.rows.tolist(), found.similarities.tolist(), strict=True)
-    ]
-
-
 def _distinct(queries: Features) -> list[int]:
-    """Rows of the first query of each class, then others."""
+    """A few queries of as many classes as possible: the first of each class, then others."""
     labels = [0] * len(queries) if queries.labels is None else queries.labels.tolist()
     first = sorted({label: row for row, label in reversed(list(enumerate(labels)))}.values())[:_QUERIES]
     others = [row for row in range(len(labels)) if row not in first]

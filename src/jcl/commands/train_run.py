@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from jcl.commands.report import write_run_report
+from jcl.commands.report import write_report
 from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_skipped, write_summary
 from jcl.console import pluralize, typed
 from jcl.core.method import ContrastiveLearner
@@ -246,7 +246,7 @@ def _update_choices(folder: RunFolder, settings: ResolvedSettings, device: torch
 def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None:
     """Write the page; if that fails, the run is finished nevertheless."""
     try:
-        write_run_report(folder.path, data, context.device)
+        write_report([folder.path], folder.report_file, device=str(context.device), data=data, force=True)
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped: the run is finished, only its page is missing; write it with `jcl report {typed(folder.path)}`."

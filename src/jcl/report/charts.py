@@ -1,4 +1,4 @@
-"""Charts of the page, as values that the template draws as SVG in the page's colours."""
+"""Charts of the page; the template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from jcl.train.display import uniform_guess_loss
 Points = NDArray[np.float64]  # (n, 2)
 
 PLOT_AREA: Final = (46, 12, 408, 204)  # left, top, right and bottom in a drawing of 420 by 236
-MAP_SIDE: Final = 420
-_MAP_MARGIN: Final = 14
+_MAP_SIDE, _MAP_MARGIN = 420, 14
 _MAX_POINTS, _SMOOTHED, _MARKED = 240, 60, 25  # points drawn; from 60 on they are averaged, up to 25 they are marked
-_BINS: Final = 24
-_MAX_CLASSES: Final = 12
+_BINS, _MAX_CLASSES = 24, 12
 _CIRCLE: Final = "M-3.6 0A3.6 3.6 0 1 0 3.6 0A3.6 3.6 0 1 0 -3.6 0Z"
 _TRIANGLE: Final = "M0 -4.4L4.1 3.2L-4.1 3.2Z"
 _DOT: Final = "M-2.2 0A2.2 2.2 0 1 0 2.2 0A2.2 2.2 0 1 0 -2.2 0Z"
@@ -32,7 +30,7 @@ _DOT: Final = "M-2.2 0A2.2 2.2 0 1 0 2.2 0A2.2 2.2 0 1 0 -2.2 0Z"
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """Title, explanation and axes of a chart; training charts also name their metric and its kind of line."""
+    """Texts and axes of a chart; for training charts also the metric and the kind of line in `metrics.jsonl`."""
 
     key: str
     title: str
@@ -68,7 +66,7 @@ _TRAINING: Final = (
         "feature_std", from_zero=True,
     ),
 )  # fmt: skip
-_SPEED: Final = ChartSpec(
+SPEED: Final = ChartSpec(
     "speed", "Throughput", "Images per second during training.", "images_per_second", from_zero=True
 )
 _SIMILARITY: Final = ChartSpec(
@@ -112,7 +110,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart: what the template draws, and the data for the script that reads values off it."""
+    """A line chart."""
 
     spec: ChartSpec
     label: str  # for screen readers
@@ -133,6 +131,8 @@ class Chart:
 
     @property
     def data(self) -> dict[str, Any]:
+        """Values for the script that shows them at the pointer."""
+
         def entry(x: float, y: float) -> list[float | str]:
             return [float(f"{x:.6g}"), float(f"{y:.6g}"), self.spec.format(y)]
 
@@ -146,11 +146,7 @@ class Chart:
 
 def training_charts(runs: Sequence[RunContents]) -> list[Chart]:
     """Charts of the training metrics; those that no run has recorded are left out."""
-    return [chart for spec in _TRAINING if (chart := _training_chart(spec, runs)) is not None]
-
-
-def speed_chart(runs: Sequence[RunContents]) -> Chart | None:
-    return _training_chart(_SPEED, runs)
+    return [chart for spec in _TRAINING if (chart := training_chart(spec, runs)) is not None]
 
 
 def view_histograms(runs: Sequence[RunContents]) -> list[Chart]:
@@ -159,8 +155,8 @@ def view_histograms(runs: Sequence[RunContents]) -> list[Chart]:
     if not spreads:
         return []
     return [
-        _histogram(_SIMILARITY, {index: spread.similarity for index, spread in spreads.items()}),
-        _histogram(_VARIANCE, {index: spread.variance for index, spread in spreads.items()}),
+        _histogram(_SIMILARITY, {index: spread.similarity.double().numpy() for index, spread in spreads.items()}),
+        _histogram(_VARIANCE, {index: spread.variance.double().numpy() for index, spread in spreads.items()}),
     ]
 
 
@@ -190,7 +186,7 @@ def value_range(values: NDArray[np.float64], *, from_zero: bool = False) -> tupl
     return (low if from_zero and low == 0 else low - margin), high + margin
 
 
-def _training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None:
+def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None:
     found = {index: metric_points(run.metrics, spec.kind, spec.metric) for index, run in enumerate(runs)}
     found = {index: points for index, points in found.items() if np.isfinite(points[:, 1]).any()}
     if not found:
@@ -219,9 +215,8 @@ def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:
     return Series(index, smoothed[shown], raw=points[shown])
 
 
-def _histogram(spec: ChartSpec, values: Mapping[int, Tensor]) -> Chart:
+def _histogram(spec: ChartSpec, arrays: Mapping[int, NDArray[np.float64]]) -> Chart:
     """Percent of the images in bins that all runs share, as step curves."""
-    arrays = {index: own.double().numpy() for index, own in values.items()}
     everything = np.concatenate(list(arrays.values()))
     low, high = float(everything.min()), float(everything.max())
     if high - low < 1e-9:
@@ -252,22 +247,12 @@ def _chart(
 
 @dataclass(frozen=True)
 class ClassMark:
-    """How images of a class are marked on the map."""
+    """The mark of a class on the map."""
 
     name: str
     style: str
     shape: str
     images: int
-
-
-@dataclass(frozen=True)
-class MapChart:
-    """A map of images; each layout has the marks of all images as (x, y, mark), those drawn first at the front."""
-
-    label: str
-    legend: Sequence[ClassMark]
-    layouts: Mapping[str, Sequence[tuple[float, float, ClassMark]]]
-    data: dict[str, Any]
 
 
 def class_marks(labels: Sequence[str | None]) -> dict[str | None, ClassMark]:
@@ -288,29 +273,22 @@ def class_marks(labels: Sequence[str | None]) -> dict[str | None, ClassMark]:
     return marks | dict.fromkeys(others, ClassMark(name, "hue-none", _DOT, len(others)))
 
 
-def map_chart(run_name: str, feature_map: FeatureMap) -> MapChart:
-    """Both layouts of a run's feature map, of which the page shows one."""
+def map_chart(run_name: str, feature_map: FeatureMap) -> dict[str, Any]:
+    """What the template draws of a feature map, in both layouts, and `data` for the script that names the images."""
     labels = feature_map.labels
     marks = class_marks(labels)
     positions = {"tsne": _in_square(feature_map.tsne), "principal": _in_square(feature_map.principal)}
     order = sorted(range(len(labels)), key=lambda row: marks[labels[row]].style != "hue-none")  # grey below
-    return MapChart(
-        label=f"Map of {len(labels)} images by the features of {run_name}, coloured by class",
-        legend=list(dict.fromkeys(marks.values())),
-        layouts={name: [(*found[row], marks[labels[row]]) for row in order] for name, found in positions.items()},
-        data={
-            "kind": "map",
-            "layouts": positions,
-            "names": [
-                name if label is None else f"{name} · {label}"
-                for name, label in zip(feature_map.names, labels, strict=True)
-            ],
-        },
-    )
+    names = [f"{name} · {label}" if label else name for name, label in zip(feature_map.names, labels, strict=True)]
+    return {
+        "label": f"Map of {len(labels)} images by the features of {run_name}, coloured by class",
+        "legend": list(dict.fromkeys(marks.values())),
+        "layouts": {name: [(*found[row], marks[labels[row]]) for row in order] for name, found in positions.items()},
+        "data": {"kind": "map", "layouts": positions, "names": names},
+    }
 
 
 def _in_square(positions: Tensor) -> list[tuple[float, float]]:
-    """Scaled to fill the drawing."""
     low, high = positions.min(0).values, positions.max(0).values
-    scaled = _MAP_MARGIN + (positions - low) / (high - low).clamp_min(1e-12) * (MAP_SIDE - 2 * _MAP_MARGIN)
+    scaled = _MAP_MARGIN + (positions - low) / (high - low).clamp_min(1e-12) * (_MAP_SIDE - 2 * _MAP_MARGIN)
     return [(round(x, 1), round(y, 1)) for x, y in scaled.tolist()]

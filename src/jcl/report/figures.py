@@ -65,7 +65,11 @@ def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "N
             axes = figure.add_axes(box)
             _show(axes, image, colour, mark)
             if column > 0:
-                _badge(axes, f"{row.similarities[column - 1]:.2f}")
+                axes.annotate(
+                    f"{row.similarities[column - 1]:.2f}", (1, 0), (-4, 4.5), xycoords="axes fraction",
+                    textcoords="offset points", ha="right", fontsize=style.SIZES["small"] - 1, color=style.PAPER,
+                    bbox={"boxstyle": "round,pad=0.2", "facecolor": style.INK, "alpha": 0.72, "linewidth": 0},
+                )  # fmt: skip
     for column, left in enumerate(lefts):
         figure.text(
             (left + _CELL / 2) / width, 1 - (_TOP - 0.09) / height, str(column or "query"), ha="center",
@@ -85,15 +89,6 @@ def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:
     axes.annotate(
         text, (0.5, 0), (0, -9.5), xycoords="axes fraction", textcoords="offset points", ha="center", color=colour,
         fontsize=style.SIZES["small"] * min(1.0, 15 / max(len(text), 1)), parse_math=False,
-    )  # fmt: skip
-
-
-def _badge(axes: Axes, text: str) -> None:
-    """Text in the lower right corner, readable on any image."""
-    axes.annotate(
-        text, (1, 0), (-4, 4.5), xycoords="axes fraction", textcoords="offset points", ha="right",
-        fontsize=style.SIZES["small"] - 1, color=style.PAPER,
-        bbox={"boxstyle": "round,pad=0.2", "facecolor": style.INK, "alpha": 0.72, "linewidth": 0},
     )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import base64
 import datetime
 import hashlib
 import io
-import json
 import re
 from collections.abc import Sequence
 from importlib import resources
@@ -18,17 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 import jcl
-from jcl.console import duration, listed, pluralize, readable_size
-from jcl.report import style
-from jcl.report.charts import PLOT_AREA, map_chart, speed_chart, training_charts, view_histograms
+from jcl.console import listed, pluralize
+from jcl.report import style, tables
+from jcl.report.charts import PLOT_AREA, SPEED, map_chart, training_chart, training_charts, view_histograms
 from jcl.report.contents import RunContents
 from jcl.report.remarks import remarks
-from jcl.report.tables import MISSING, format_setting, percent, resource_table, result_tables, settings_tables
 from jcl.settings.resolve import views_in_words
 
-IMAGE_SIDE: Final = 112
-"""The longest side in pixels of an image on the page."""
-
+IMAGE_SIDE: Final = 112  # the longest side of an image in pixels
 _LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
 _MAX_ROWS, _MAX_ROWS_OF_ALL = 6, 24  # rows of images of one run, and of all runs, so that the page stays small
 _IMAGE_SECTIONS: Final = ("invariance", "map", "neighbours", "views")
@@ -45,10 +41,10 @@ _DARK_COLOURS: Final = {
 
 def render_page(runs: Sequence[RunContents], title: str | None = None, note: str = "") -> str:
     """The page as HTML; `note` is shown below the summary."""
-    training, histograms, speed = training_charts(runs), view_histograms(runs), speed_chart(runs)
+    training, histograms, speed = training_charts(runs), view_histograms(runs), training_chart(SPEED, runs)
     charts = {chart.spec.key: chart.data for chart in (*training, *histograms, speed) if chart is not None}
     described = [_describe(index, run) for index, run in enumerate(runs)]
-    charts |= {f"map-{one['index']}": one["map"].data for one in described if one["map"] is not None}
+    charts |= {f"map-{one['index']}": one["map"]["data"] for one in described if one["map"] is not None}
     script = _asset("page.js")
     page = _environment().get_template("page.html").render(
         title=title or (listed([run.name for run in runs]) if len(runs) <= 3 else f"{len(runs)} runs"),
@@ -61,10 +57,10 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
         training=training,
         histograms=histograms,
         speed=speed,
-        results=result_tables(runs),
-        resources=resource_table(runs),
-        settings=settings_tables(runs),
-        data=_script_json({"runs": [run.name for run in runs], "charts": charts}),
+        results=tables.result_tables(runs),
+        resources=tables.resource_table(runs),
+        settings=tables.settings_tables(runs),
+        data={"runs": [run.name for run in runs], "charts": charts},
         css=Markup(_colours(runs) + _asset("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -81,8 +77,9 @@ def missing_sections(old: str, new: str) -> list[str]:
 def _environment() -> Environment:
     loader = DictLoader({"page.html": _asset("page.html")})
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters |= {"code": _code, "data_url": _data_url, "setting": format_setting}
+    made.filters |= {"code": _code, "data_url": _data_url, "setting": tables.format_setting}
     made.globals["plot_area"] = PLOT_AREA
+    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return made
 
 
@@ -108,28 +105,20 @@ def _data_url(pixels: Tensor) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _script_json(value: Any) -> Markup:
-    """JSON for a script element, with escapes for the characters that could end it."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return Markup(re.sub("[<>&]", lambda found: f"\\u{ord(found[0]):04x}", text))
-
-
 def _describe(index: int, run: RunContents) -> dict[str, Any]:
-    """What the template shows of one run."""
     method, sample = run.settings.method, run.sample
     top1, contrastive = run.last("knn").get("knn_top1"), run.last("train").get("contrastive_accuracy")
     if top1 is not None:
-        headline = percent(top1), "kNN accuracy of the frozen features"
+        headline = tables.percent(top1), "kNN accuracy of the frozen features"
     else:
-        headline = MISSING if contrastive is None else percent(contrastive), "contrastive accuracy"
+        headline = tables.MISSING if contrastive is None else tables.percent(contrastive), "contrastive accuracy"
+    queries = ["query"] if method.num_queries == 1 else [f"query {i}" for i in range(1, method.num_queries + 1)]
     epochs = pluralize(run.settings.train.epochs, "epoch")
     about = f"{run.settings.model.backbone} · {epochs} on {run.settings.data.location}"
     facts = {
         "loss": (run.last("train").get("loss"), "{:.3f}".format),
-        "contrastive accuracy": (contrastive, percent),
-        "images per second": (run.number("images_per_second"), "{:,.0f}".format),
-        "training time": (run.number("seconds"), duration),
-        "peak memory": (run.number("peak_memory_bytes"), readable_size),
+        "contrastive accuracy": (contrastive, tables.percent),
+        **{title: (run.number(name), write) for title, (name, write) in tables.RESOURCES.items()},
     }
     return {
         "index": index,
@@ -143,13 +132,8 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "neighbours": sample.neighbours if sample else (),
         "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
         "spread": sample.spread if sample else None,
-        "view_names": _view_names(method.num_queries, method.num_keys),
+        "view_names": [*queries, *(f"key {number}" for number in range(1, method.num_keys + 1))],
     }
-
-
-def _view_names(queries: int, keys: int) -> list[str]:
-    names = ["query"] if queries == 1 else [f"query {number}" for number in range(1, queries + 1)]
-    return [*names, *(f"key {number}" for number in range(1, keys + 1))]
 
 
 def _colours(runs: Sequence[RunContents]) -> str:

@@ -1,11 +1,10 @@
-"""What is unusual about a run, in plain sentences."""
+"""Remarks about anything unusual in a run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from jcl.console import pluralize
 from jcl.report.contents import RunContents
@@ -17,46 +16,27 @@ _HIGH_FINAL_LR: Final = 0.3  # share of the peak
 _KNN_DROP: Final = 1.0  # percent
 
 
-@dataclass(frozen=True)
-class Remark:
-    """A problem puts the run in doubt; a note is good to know."""
-
+class Remark(NamedTuple):
     kind: Literal["problem", "note"]
     text: str
 
 
 def remarks(run: RunContents) -> list[Remark]:
     """Everything unusual about a run, problems first."""
-    problems = [*_unfinished(run), *_bad_loss(run), *_collapse(run)]
-    notes = [*_training_notes(run), *_knn_drop(run), *_skipped_images(run), *run.data_remarks]
-    return [Remark("problem", text) for text in problems] + [Remark("note", text) for text in notes]
+    notes = [*_notes(run), *run.data_remarks]
+    return [Remark("problem", text) for text in _problems(run)] + [Remark("note", text) for text in notes]
 
 
-def _unfinished(run: RunContents) -> Iterator[str]:
+def _problems(run: RunContents) -> Iterator[str]:
+    last, epochs = run.last("train"), run.settings.train.epochs
     if run.summary is None:
-        line = run.last("train")
-        where = (
-            f"it is at epoch {line['epoch']:.1f} of {run.settings.train.epochs}" if line else "no step is recorded yet"
-        )
+        where = f"it is at epoch {last['epoch']:.1f} of {epochs}" if last else "no step is recorded yet"
         yield f"This run has not finished: {where}. Continue it with `{RunFolder(run.path).resume_command}`."
-
-
-def _bad_loss(run: RunContents) -> Iterator[str]:
-    last = run.last("train")
     if not last.get("skipped_steps") and any(loss is None for loss in _values(run, "loss")):
         yield "The loss was not finite at times, so do not trust the weights. Lower --lr."
     loss, guess = last.get("loss"), uniform_guess_loss(run.settings.method.queue_size)
     if loss is not None and loss >= guess:
         yield f"The loss is {loss:.2f}, no better than a uniform guess ({guess:.2f}): nothing has been learned yet."
-
-
-def _spread(run: RunContents) -> float:
-    """The standard deviation of the features as a share of the largest possible one."""
-    std = run.last("train").get("feature_std")
-    return math.inf if std is None else std * math.sqrt(run.settings.model.embedding_dim)
-
-
-def _collapse(run: RunContents) -> Iterator[str]:
     if (spread := _spread(run)) < COLLAPSED:
         yield (
             f"The features have collapsed: their standard deviation is {spread:.0%} of the possible one, so all images "
@@ -64,7 +44,13 @@ def _collapse(run: RunContents) -> Iterator[str]:
         )
 
 
-def _training_notes(run: RunContents) -> Iterator[str]:
+def _spread(run: RunContents) -> float:
+    """The standard deviation of the features as a fraction of the largest possible one."""
+    std = run.last("train").get("feature_std")
+    return math.inf if std is None else std * math.sqrt(run.settings.model.embedding_dim)
+
+
+def _notes(run: RunContents) -> Iterator[str]:
     last = run.last("train")
     if skipped := int(last.get("skipped_steps") or 0):
         yield f"Skipped {pluralize(skipped, 'step')} with a loss that was not finite; a lower learning rate may help."
@@ -90,21 +76,13 @@ def _training_notes(run: RunContents) -> Iterator[str]:
             f"Only {filled:.0%} of the queue holds real keys, so the loss is not comparable yet. Train longer, or "
             "reduce method.queue_size."
         )
-
-
-def _knn_drop(run: RunContents) -> Iterator[str]:
-    lines = [line for line in run.metrics if line.get("kind") == "knn" and line.get("knn_top1") is not None]
-    if not lines:
-        return
-    best, final = max(lines, key=lambda line: line["knn_top1"]), lines[-1]["knn_top1"]
-    if best["knn_top1"] - final > _KNN_DROP:
+    knn = [line for line in run.metrics if line.get("kind") == "knn" and line.get("knn_top1") is not None]
+    best = max(knn, key=lambda line: line["knn_top1"], default=None)
+    if best is not None and best["knn_top1"] - (final := knn[-1]["knn_top1"]) > _KNN_DROP:
         yield (
             f"The kNN accuracy was best at epoch {best['epoch']:g} ({best['knn_top1']:.1f} %) and has fallen to "
             f"{final:.1f} % since."
         )
-
-
-def _skipped_images(run: RunContents) -> Iterator[str]:
     for name, reason in list(run.skipped.items())[:1]:
         images = pluralize(len(run.skipped), "unreadable image")
         yield f"Skipped {images}, for example {name} ({reason}). skipped.txt lists them all."

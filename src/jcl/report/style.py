@@ -32,32 +32,22 @@ RED: Final = "#d55e00"
 # The colour-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 PALETTE: Final = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED)
 
-# Untrained baselines are grey.
-_BASELINE_COLOURS: Final = {
-    "random": "#9aa5b1",
-    "random-encoder": "#9aa5b1",
-    "pixels": "#c5ccd3",
-    "raw-pixels": "#c5ccd3",
-}
+_BASELINE_COLOURS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}  # shades of grey
 
 SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5}
 
 
 def colours_for(names: Sequence[str]) -> list[str]:
-    """A colour for each name: that of the method of this name, or else the next unused one."""
-    known = [_own_colour(name.strip().lower().replace(" ", "-")) for name in names]
+    """A colour for each name: the same for a method in every figure, or else the next unused one."""
+    keys = [name.strip().lower().replace(" ", "-") for name in names]
+    known = [METHODS[key].colour if key in METHODS else _BASELINE_COLOURS.get(key) for key in keys]
     free = [colour for colour in PALETTE if colour not in known] or list(PALETTE)
     unknown = iter(range(len(names)))
     return [colour or free[next(unknown) % len(free)] for colour in known]
 
 
-def _own_colour(name: str) -> str | None:
-    """The same method has the same colour in every figure."""
-    return METHODS[name].colour if name in METHODS else _BASELINE_COLOURS.get(name)
-
-
 def plain(text: str, limit: int = 40) -> str:
-    """Text on one line, shortened in the middle if too long, with a box for each character that the font lacks."""
+    """Text on one line, shortened in the middle if too long, with a box for characters that the font lacks."""
     line = "".join(char for char in " ".join(text.split()) if char.isprintable())
     line = "".join(char if ord(char) in _characters() else "□" for char in line)
     if len(line) <= limit:

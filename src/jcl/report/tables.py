@@ -23,12 +23,14 @@ METRICS: Final = {
     "mask_ap": "segmentation, mask AP",
     "keypoint_ap": "keypoints, AP",
 }
-"""The metrics that are read from JSON files in a run folder, with their titles."""
+"""The metrics that are read from JSON files in a run folder, and their titles."""
 
-_ALL_IMAGES_NOTE: Final = (
-    "Results of other commands appear here if their JSON file is in the run folder: "
-    "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`."
-)
+RESOURCES: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
+    "images per second": ("images_per_second", "{:,.0f}".format),
+    "training time": ("seconds", duration),
+    "peak memory": ("peak_memory_bytes", readable_size),
+}
+"""Numbers in `summary.json` by title, and how to write them."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +55,13 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     """Accuracies on all images, and on the sample that was drawn for the page."""
     comparable = len({run.settings.data.location for run in runs}) == 1
     metrics = {Metric(name) for name in METRICS}.union(*(run.measured for run in runs))
-    whole = {
-        _metric_title(metric): [_measured(run, metric) for run in runs]
-        for metric in sorted(metrics, key=lambda metric: (list(METRICS).index(metric.name), metric.protocol))
-    }
+    whole = {}
+    for metric in sorted(metrics, key=lambda metric: (list(METRICS).index(metric.name), metric.protocol)):
+        title = METRICS[metric.name]
+        if metric.protocol:
+            whole[title.replace(",", f" ({metric.protocol}),", 1)] = [run.measured.get(metric) for run in runs]
+        else:  # kNN is also measured during training
+            whole[title] = [run.measured.get(metric, run.last("knn").get(metric.name)) for run in runs]
     samples = [run.sample for run in runs]
     sample: dict[str, list[float | None]] = {
         f"kNN, k = {k}": [
@@ -65,23 +70,22 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
         for k in sorted({result.k for own in samples if own for result in own.knn})
     }
     sample["linear probe"] = [own.linear_top1 if own else None for own in samples]
+    whole_note = (
+        "Results of other commands appear here if their JSON file is in the run folder: "
+        "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`."
+    )
     tables = [
-        Table("On all images", _rows(whole, percent, best=comparable), _ALL_IMAGES_NOTE),
+        Table("On all images", _rows(whole, percent, best=comparable), whole_note),
         Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),
     ]
     return [table for table in tables if table.rows]
 
 
 def resource_table(runs: Sequence[RunContents]) -> Table:
-    def number(value: float) -> str:
-        return f"{value:,.0f}"
-
-    rows = [
-        *_rows({"images per second": [run.number("images_per_second") for run in runs]}, number, best=True),
-        *_rows({"training time": [run.number("seconds") for run in runs]}, duration),
-        *_rows({"peak memory": [run.number("peak_memory_bytes") for run in runs]}, readable_size),
-        *_rows({name: [run.number(name) for run in runs] for name in ("steps", "ranks")}, number),
-    ]
+    rows: list[Row] = []
+    counts = {name: (name, "{:,.0f}".format) for name in ("steps", "ranks")}
+    for title, (name, write) in (RESOURCES | counts).items():
+        rows += _rows({title: [run.number(name) for run in runs]}, write, best=name == "images_per_second")
     return Table("Speed and memory", rows)
 
 
@@ -117,16 +121,6 @@ def _rows(found: dict[str, list[float | None]], write: Callable[[float], str], *
             leader = values.index(max(known)) if best and len(known) > 1 and max(known) > min(known) else None
             rows.append(Row(name, [MISSING if value is None else write(value) for value in values], best=leader))
     return rows
-
-
-def _metric_title(metric: Metric) -> str:
-    title = METRICS[metric.name]
-    return title.replace(",", f" ({metric.protocol}),", 1) if metric.protocol else title
-
-
-def _measured(run: RunContents, metric: Metric) -> float | None:
-    """From a JSON file, or else the kNN accuracy that was measured during training."""
-    return run.measured.get(metric, None if metric.protocol else run.last("knn").get(metric.name))
 
 
 def _sample_note(runs: Sequence[RunContents]) -> str:
