@@ -103,7 +103,6 @@ def _untrained_row(
 ) -> Row:
     started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
     bank, queries = _extract(network, shown, data)
-    assert bank.labels is not None and queries.labels is not None
     k, temperature = [settings.record.knn_k], [settings.record.knn_temperature]
     (result,) = knn_accuracy(bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature)
     return Row(name, result.top1, time.perf_counter() - started, memory.read())

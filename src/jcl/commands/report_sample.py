@@ -131,8 +131,6 @@ def _draw_sample(data: ImageData, affordable: int) -> tuple[ImageSource, ImageSo
 
 def _accuracies(bank: Features, queries: Features, device: torch.device) -> tuple[Sequence[KnnResult], float | None]:
     """kNN accuracies, and that of a quick linear probe unless it has nothing to learn or is too large."""
-    if bank.labels is None or queries.labels is None:
-        return (), None
     if not ((bank.labels != UNLABELLED).any() and (queries.labels != UNLABELLED).any()):
         return (), None
     inputs = (bank.values, bank.labels, queries.values, queries.labels)
@@ -155,7 +153,7 @@ def _feature_map(features: Features, source: ImageSource) -> FeatureMap | None:
 
 def _distinct(queries: Features) -> list[int]:
     """A few queries of as many classes as possible: the first of each class, then others."""
-    labels = [0] * len(queries) if queries.labels is None else queries.labels.tolist()
+    labels = queries.labels.tolist()
     first = sorted({label: row for row, label in reversed(list(enumerate(labels)))}.values())[:_QUERIES]
     others = [row for row in range(len(labels)) if row not in first]
     return first + others[: _QUERIES - len(first)]
