@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from jcl.commands.detection_job import build_resnet
-from jcl.evaluate.detection.batches import PackedImages, batch_keys, make_target, read_image, training_batches
+from jcl.evaluate.detection.batches import Hardware, PackedImages, batch_keys, make_target, read_image, training_batches
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_files, load_coco, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
 from jcl.evaluate.detection.training import DetectionTask
@@ -114,14 +114,9 @@ def jcl_loop(
 ) -> Iterator[None]:
     """`jcl detect` without checkpoints."""
     detector = prepare_for_training(detector, device, 1)
-    task = DetectionTask(
-        detector,
-        build_optimizer(detector, settings),
-        training_batches(dataset, settings, 0, workers=workers, device=device),
-        settings,
-        device,
-        torch.bfloat16 if device.type == "cuda" else torch.float32,
-    )
+    hardware = Hardware(device, torch.bfloat16 if device.type == "cuda" else torch.float32, workers)
+    batches = training_batches(dataset, settings, 0, hardware)
+    task = DetectionTask(detector, build_optimizer(detector, settings), batches, settings, hardware)
     for step, batch in enumerate(task.batches(0, 0)):
         task.step(batch, step, task.learning_rate(step))
         yield

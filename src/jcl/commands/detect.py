@@ -46,7 +46,7 @@ def detect(options: DetectOptions, *, console: Console | None = None) -> Detecti
             if ranks.first and not numbered:
                 wanted.refuse_occupied()
             start = open_initial_backbone(**options.values)
-            return DetectionJob.prepare(_settings(options, start), context, options.workers, start)
+            return DetectionJob(_settings(options, start), context, options.workers, start)
 
         job = fail_together(ranks, prepare)
         with context.starting(wanted.path, numbered=numbered) as path, context.locked(path):
@@ -90,7 +90,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
-            job = DetectionJob.prepare(settings, context, options.workers)
+            job = DetectionJob(settings, context, options.workers, None)
             return job, job.load(checkpoint)
 
         job, progress = fail_together(ranks, prepare)
@@ -113,7 +113,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
     def prepare() -> tuple[DetectionJob, Path | None]:
         checkpoint = checkpoint_to_resume(folder.checkpoints, context.say)
         start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
-        return DetectionJob.prepare(settings, context, options.workers, start), checkpoint
+        return DetectionJob(settings, context, options.workers, start), checkpoint
 
     with context.locked(folder.path), folder.resumable():
         job, checkpoint = fail_together(ranks, prepare)
@@ -123,8 +123,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
 def _train(
     job: DetectionJob, folder: DetectionFolder, pictures: int, checkpoint: Path | None = None
 ) -> DetectionFolder:
-    settings, context = job.settings, job.context
-    ranks, device = context.ranks, context.device
+    settings, context, ranks = job.settings, job.context, job.context.ranks
     progress = Progress(ranks=ranks.count)
     if checkpoint is not None:
         progress = fail_together(ranks, lambda: job.load(checkpoint))
@@ -139,10 +138,10 @@ def _train(
     if ranks.first:
         record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=context.say)
         saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.say)
-    batches = training_batches(job.train, settings, progress.step, workers=job.workers, device=device, ranks=ranks)
+    batches = training_batches(job.train, settings, progress.step, job.hardware)
     with record, saver, contextlib.closing(batches):
         Trainer(
-            DetectionTask(job.detector, job.optimizer, batches, settings, device, job.precision, ranks),
+            DetectionTask(job.detector, job.optimizer, batches, settings, job.hardware),
             Display(context.console, settings.task),
             progress,
             ranks,

@@ -17,7 +17,8 @@ from jcl.core.encoder import build_backbone
 from jcl.cores import usual_workers
 from jcl.distributed.device import choose_precision
 from jcl.errors import RunError, SettingsError
-from jcl.evaluate.detection.data import CocoDataset, coco_files, load_coco, overfit_subset, training_subset
+from jcl.evaluate.detection.batches import Hardware
+from jcl.evaluate.detection.data import coco_files, load_coco, overfit_subset, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.evaluate.detection.results import DetectionFolder
@@ -91,29 +92,16 @@ def to_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:
     return resnet
 
 
-@dataclass(frozen=True)
 class DetectionJob:
-    """Data and model of a detector, on this rank's device."""
+    """Data, model and optimizer of a detector, on this rank's device."""
 
-    settings: DetectionSettings
-    context: RunContext
-    workers: int
-    train: CocoDataset
-    val: CocoDataset
-    held_out: bool
-    detector: nn.Module
-    optimizer: torch.optim.Optimizer
-    precision: torch.dtype
-    notes: list[str]
-
-    @classmethod
-    def prepare(
-        cls,
+    def __init__(
+        self,
         settings: DetectionSettings,
         context: RunContext,
         workers: int | None,
         start: InitialBackbone | None = None,
-    ) -> DetectionJob:
+    ) -> None:
         """Read the data and build the model, with new weights if a checkpoint will be loaded (`start` None)."""
         ranks = context.ranks.count
         if settings.batch_size % (settings.accumulate * ranks):
@@ -121,27 +109,22 @@ class DetectionJob:
                 f"--batch-size {settings.batch_size} is not divisible by --accumulate {settings.accumulate} times "
                 f"{pluralize(ranks, 'rank')}."
             )
+        self.settings, self.context = settings, context
+        precision = choose_precision(settings.precision, context.device)
+        workers = usual_workers() if workers is None else workers
+        self.hardware = Hardware(context.device, precision, workers, context.ranks)
         files = coco_files(settings.coco, settings.task)
-        dataset, val = load_coco(files, settings.task)
-        train, notes = training_subset(dataset, settings.task)
+        dataset, self.val = load_coco(files, settings.task)
+        self.train, notes = training_subset(dataset, settings.task)
         if settings.overfit is not None:
-            train, val = overfit_subset(train, dataset, settings.overfit)
+            self.train, self.val = overfit_subset(self.train, dataset, settings.overfit)
+        self.held_out = files.val_json is None and settings.overfit is None
+        self.notes = notes if start is None else [start.note, *notes]
         resnet = build_resnet(settings.backbone) if start is None else start.resnet
-        keypoints = len(train.keypoints) if settings.task == "keypoint" else 0
-        detector = build_detector(resnet, settings, classes=len(train.categories), keypoints=keypoints)
-        detector = prepare_for_training(detector, context.device, ranks)
-        return cls(
-            settings=settings,
-            context=context,
-            workers=usual_workers() if workers is None else workers,
-            train=train,
-            val=val,
-            held_out=files.val_json is None and settings.overfit is None,
-            detector=detector,
-            optimizer=build_optimizer(detector, settings),
-            precision=choose_precision(settings.precision, context.device),
-            notes=notes if start is None else [start.note, *notes],
-        )
+        keypoints = len(self.train.keypoints) if settings.task == "keypoint" else 0
+        detector = build_detector(resnet, settings, classes=len(self.train.categories), keypoints=keypoints)
+        self.detector = prepare_for_training(detector, context.device, ranks)
+        self.optimizer = build_optimizer(self.detector, settings)
 
     def load(self, checkpoint: Path) -> Progress:
         return load_checkpoint(checkpoint, self.detector, self.optimizer, self.context.device)
@@ -177,15 +160,7 @@ class DetectionJob:
         settings, context = self.settings, self.context
         context.say(f"Testing on {pluralize(len(self.val.images), 'image')} ...")
         begun = time.perf_counter()
-        results = predict(
-            self.detector,
-            self.val,
-            KINDS[settings.task],
-            device=context.device,
-            precision=self.precision,
-            workers=self.workers,
-            ranks=context.ranks,
-        )
+        results = predict(self.detector, self.val, KINDS[settings.task], self.hardware)
         seconds = time.perf_counter() - begun
         figures: dict[str, Any] = {}
         if context.ranks.first:

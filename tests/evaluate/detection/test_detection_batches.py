@@ -12,6 +12,7 @@ from jcl.distributed.group import Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.batches import (
     DetectionBatch,
+    Hardware,
     TrainingSample,
     batch_keys,
     flip_order,
@@ -163,7 +164,7 @@ def test_an_unreadable_image_ends_in_a_sentence(instances, make_settings, worker
     images = training_set(instances, "box")
     for image in images.images:
         image.path.write_bytes(b"no image")
-    batches = training_batches(images, make_settings(), 0, workers=workers, device=torch.device("cpu"))
+    batches = training_batches(images, make_settings(), 0, Hardware(torch.device("cpu"), workers=workers))
     with pytest.raises(DataError, match=r"\.png") as caught:
         next(batches)
     assert "Traceback" not in str(caught.value)
@@ -171,9 +172,8 @@ def test_an_unreadable_image_ends_in_a_sentence(instances, make_settings, worker
 
 def test_workers_change_nothing(instances, make_settings):
     images, settings = training_set(instances, "mask"), make_settings("mask", iterations=3)
-    device = torch.device("cpu")
-    alone = list(training_batches(images, settings, 0, workers=0, device=device))
-    helped = list(training_batches(images, settings, 0, workers=2, device=device))
+    hardware = [Hardware(torch.device("cpu"), workers=workers) for workers in (0, 2)]
+    alone, helped = (list(training_batches(images, settings, 0, which)) for which in hardware)
     for one, other in zip(alone, helped, strict=True):
         assert one.shapes == other.shapes
         assert all(torch.equal(one.values[name], other.values[name]) for name in one.values)

@@ -38,6 +38,16 @@ Sample = dict[str, Tensor]
 """`image` (3, h, w) uint8 and its target as torchvision's detectors take it (see `make_target`)."""
 
 
+@dataclass(frozen=True)
+class Hardware:
+    """Where a detector is trained and tested, and how many processes decode images for it."""
+
+    device: torch.device
+    precision: torch.dtype = torch.float32
+    workers: int = 0
+    ranks: Ranks = ALONE
+
+
 def grouped_batches(wide: Sequence[bool], batch_size: int, seed: int) -> Iterator[list[int]]:
     """Endless batches of rows, each of wide or of tall images only, which keeps padding small.
 
@@ -91,22 +101,16 @@ class DetectionBatch:
 
 
 def training_batches(
-    dataset: CocoDataset,
-    settings: DetectionSettings,
-    start: int,
-    *,
-    workers: int,
-    device: torch.device,
-    ranks: Ranks = ALONE,
+    dataset: CocoDataset, settings: DetectionSettings, start: int, hardware: Hardware
 ) -> Generator[DetectionBatch]:
     """The parts of all batches from iteration `start` on; see `load_images`."""
     return load_images(
         dataset.images,
         TrainingSample(dataset, settings),
-        workers,
-        batch_sampler=batch_keys(dataset, settings, start, ranks),
+        hardware.workers,
+        batch_sampler=batch_keys(dataset, settings, start, hardware.ranks),
         collate_fn=_collate,
-        pin_memory=device.type == "cuda",
+        pin_memory=hardware.device.type == "cuda",
     )
 
 

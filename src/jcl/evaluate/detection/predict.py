@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.distributed.device import autocast
-from jcl.distributed.group import ALONE, Ranks
-from jcl.evaluate.detection.batches import PIXEL_CENTER, load_images, read_image
+from jcl.evaluate.detection.batches import PIXEL_CENTER, Hardware, load_images, read_image
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
 
 KINDS = {"box": ("bbox",), "mask": ("bbox", "segm"), "keypoint": ("bbox", "keypoints")}
@@ -36,25 +35,17 @@ _FIGURES = {  # the first ones of COCO's summary; it has no keypoints of small p
 
 
 @torch.inference_mode()
-def predict(
-    detector: nn.Module,
-    dataset: CocoDataset,
-    kinds: Sequence[str],
-    *,
-    device: torch.device,
-    precision: torch.dtype,
-    workers: int,
-    ranks: Ranks = ALONE,
-) -> Results:
+def predict(detector: nn.Module, dataset: CocoDataset, kinds: Sequence[str], hardware: Hardware) -> Results:
     """Run the detector on all images, one at a time, split over the ranks; all ranks get all results."""
+    device, ranks = hardware.device, hardware.ranks
     category_ids = [category.id for category in dataset.categories]
     results: Results = {kind: [] for kind in kinds}
     detector.eval()
     own = dataset.images[ranks.rank :: ranks.count]
     keys = [(row, 0) for row in range(len(own))]
-    with contextlib.closing(load_images(own, _read, workers, sampler=keys, batch_size=None)) as images:
+    with contextlib.closing(load_images(own, _read, hardware.workers, sampler=keys, batch_size=None)) as images:
         for image_id, pixels in images:
-            with autocast(device, precision):
+            with autocast(device, hardware.precision):
                 (output,) = detector([pixels.to(device).float() / 255])
             for kind, entries in results.items():
                 entries += to_coco(kind, output, image_id, category_ids)
@@ -84,12 +75,7 @@ def to_coco(kind: str, output: dict[str, Tensor], image_id: int, category_ids: l
         points[..., :2] -= PIXEL_CENTER
         name, values = "keypoints", _rounded(points.flatten(1))
     return [
-        {
-            "image_id": image_id,
-            "category_id": category_ids[label - 1],
-            "score": round(score, _DIGITS + 2),
-            name: value,
-        }
+        {"image_id": image_id, "category_id": category_ids[label - 1], "score": round(score, _DIGITS + 2), name: value}
         for score, label, value in zip(scores, labels, values, strict=True)
     ]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from jcl.distributed.device import autocast
-from jcl.distributed.group import ALONE, Ranks, SharedGradients, average_statistics
-from jcl.evaluate.detection.batches import DetectionBatch
+from jcl.distributed.group import SharedGradients, average_statistics
+from jcl.evaluate.detection.batches import DetectionBatch, Hardware
 from jcl.random import DETECTION_REGIONS, hash_words
 from jcl.runs.checkpoint import Progress
 from jcl.settings.detection import DetectionSettings, learning_rate
@@ -23,11 +23,8 @@ from jcl.train.trainer import TrainingTask
 LOG_ITERATIONS = 20
 KEPT_CHECKPOINTS = 2
 
-LOSSES = {
-    "box": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg"),
-    "mask": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg", "loss_mask"),
-    "keypoint": ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg", "loss_keypoint"),
-}
+_BOX_LOSSES = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
+LOSSES = {"box": _BOX_LOSSES, "mask": (*_BOX_LOSSES, "loss_mask"), "keypoint": (*_BOX_LOSSES, "loss_keypoint")}
 
 
 class DetectionTask(TrainingTask):
@@ -41,14 +38,12 @@ class DetectionTask(TrainingTask):
         optimizer: torch.optim.Optimizer,
         parts: Iterator[DetectionBatch],
         settings: DetectionSettings,
-        device: torch.device,
-        precision: torch.dtype,
-        ranks: Ranks = ALONE,
+        hardware: Hardware,
     ) -> None:
         self.module, self.optimizer, self.settings = detector, optimizer, settings
         self.steps_per_epoch, self.batch_size = settings.iterations, settings.batch_size
-        self._parts, self._device, self._precision, self._ranks = parts, device, precision, ranks
-        self._gradients = SharedGradients(detector.parameters(), ranks)
+        self._parts, self._hardware = parts, hardware
+        self._gradients = SharedGradients(detector.parameters(), hardware.ranks)
         self._synchronized = any(isinstance(part, nn.SyncBatchNorm) for part in detector.modules())
         detector.train()
 
@@ -68,12 +63,12 @@ class DetectionTask(TrainingTask):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self._gradients.clear()
-        names = LOSSES[self.settings.task]
-        total = torch.zeros(1 + len(names), device=self._device)
+        device, ranks, names = self._hardware.device, self._hardware.ranks, LOSSES[self.settings.task]
+        total = torch.zeros(1 + len(names), device=device)
         for part, content in enumerate(batch):
-            images, targets = content.unpack(self._device)
-            torch.manual_seed(int(hash_words(self.settings.seed, DETECTION_REGIONS, step, part, self._ranks.rank)))
-            with autocast(self._device, self._precision):
+            images, targets = content.unpack(device)
+            torch.manual_seed(int(hash_words(self.settings.seed, DETECTION_REGIONS, step, part, ranks.rank)))
+            with autocast(device, self._hardware.precision):
                 losses = self.module(images, targets)
             terms = torch.stack([losses[name].float() for name in names])
             loss = terms.sum()
@@ -82,8 +77,8 @@ class DetectionTask(TrainingTask):
         self._gradients.average()
         self.optimizer.step()
         if not self._synchronized:
-            average_statistics(self.module, self._ranks)
-        return self._ranks.average(total)  # any rank's window can be resumed from
+            average_statistics(self.module, ranks)
+        return ranks.average(total)  # any rank's window can be resumed from
 
     def figures(self, progress: Progress) -> dict[str, float]:
         means = (progress.window / progress.window_steps).tolist()
