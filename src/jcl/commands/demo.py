@@ -52,9 +52,10 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     torch.manual_seed(seed)
     encoder, _ = build_backbone(settings.model.backbone)  # both methods start from it
     unscaled = FeatureSettings(settings.views.image_size)
+    preprocessing = FeatureSettings(settings.views.image_size, settings.views.mean, settings.views.std)
     rows = [
         _untrained_row("raw pixels", nn.Flatten(), unscaled, data, settings),
-        _untrained_row("random encoder", encoder, _feature_settings(settings), data, settings),
+        _untrained_row("random encoder", encoder, preprocessing, data, settings),
     ]
     with starting_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
         runs = _train(path, seed, err)
@@ -62,7 +63,7 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
             Row(name, run.summary["knn_top1"], run.summary["seconds"], run.summary["peak_memory_bytes"])
             for name, run in runs.items()
         ]
-        _draw_figures(path, runs["JCL"], rows, data, settings)
+        _draw_figures(path, runs["JCL"], rows, data, preprocessing)
         page = _write_page(path, runs, rows, err)
     seconds = time.perf_counter() - started
     _print_table(out, rows)
@@ -99,27 +100,24 @@ def _write_page(folder: Path, runs: dict[str, Run], rows: list[Row], err: Consol
 
 
 def _untrained_row(
-    name: str, network: nn.Module, shown: FeatureSettings, data: ImageData, settings: ResolvedSettings
+    name: str, network: nn.Module, preprocessing: FeatureSettings, data: ImageData, settings: ResolvedSettings
 ) -> Row:
     started, memory = time.perf_counter(), PeakMemory(torch.device("cpu"))
-    bank, queries = _extract(network, shown, data)
+    bank, queries = _extract(network, preprocessing, data)
     k, temperature = [settings.record.knn_k], [settings.record.knn_temperature]
     (result,) = knn_accuracy(bank.values, bank.labels, queries.values, queries.labels, k=k, temperature=temperature)
     return Row(name, result.top1, time.perf_counter() - started, memory.read())
 
 
-def _feature_settings(settings: ResolvedSettings) -> FeatureSettings:
-    return FeatureSettings(settings.views.image_size, settings.views.mean, settings.views.std)
-
-
-def _extract(network: nn.Module, shown: FeatureSettings, data: ImageData) -> tuple[Features, Features]:
+def _extract(network: nn.Module, preprocessing: FeatureSettings, data: ImageData) -> tuple[Features, Features]:
     """Features of the training images and of the test images."""
     assert data.test is not None
     cpu = torch.device("cpu")
-    return shown.extract(network, data.train, device=cpu), shown.extract(network, data.test, device=cpu)
+    train, test = (preprocessing.extract(network, source, device=cpu) for source in (data.train, data.test))
+    return train, test
 
 
-def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, settings: ResolvedSettings) -> None:
+def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, preprocessing: FeatureSettings) -> None:
     """Bars of the accuracies, and the training images nearest to the first test images."""
     assert data.test is not None
     plot_comparison(
@@ -129,7 +127,7 @@ def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, sett
         subtitle=f"top-1 on {len(data.test)} unseen drawn objects, one seed",
         chance=10.0,
     )
-    bank, queries = _extract(run.backbone(), _feature_settings(settings), data)
+    bank, queries = _extract(run.backbone(), preprocessing, data)
     drawn = neighbour_rows(queries, data.test, bank, data.train, range(6))
     draw_neighbours(drawn, folder / "neighbours.png", title="Nearest neighbours by JCL's features")
 

@@ -48,13 +48,16 @@ class Report:
         """A flat object for JSON; with several runs, names start with the name of the run."""
         values: dict[str, Any] = {"file": str(self.file), "bytes": self.size, "seconds": self.seconds}
         for run, name in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
+            results: dict[str, Any] = {"finished": run.summary is not None}
+            results |= {metric.json_name: value for metric, value in run.measured.items()}
+            if run.sample is not None:
+                results |= run.sample.as_dict()
             prefix = "" if len(self.runs) == 1 else f"{name}_"
-            values |= {f"{prefix}{key}": value for key, value in _results(run).items()}
+            values |= {f"{prefix}{key}": value for key, value in results.items()}
         return values
 
 
 def report_runs(options: ReportOptions) -> Report:
-    """Run `jcl report`."""
     runs, names, out = options.runs, options.name, options.out
     if names and len(set(names)) != len(runs):
         raise SettingsError(f"--name: give {pluralize(len(runs), 'different name')}, one for each run, or none.")
@@ -188,16 +191,3 @@ def _protocol(name: str, values: Mapping[str, Any]) -> str:
         if values.get("from_scratch") is True:
             parts.append("from scratch")
     return ", ".join(parts)
-
-
-def _results(run: RunContents) -> dict[str, Any]:
-    results: dict[str, Any] = {"finished": run.summary is not None}
-    results |= {metric.json_name: value for metric, value in run.measured.items()}
-    if run.sample is not None:
-        results |= {f"sample_knn_top1_k{result.k}": result.top1 for result in run.sample.knn}
-        if run.sample.linear_top1 is not None:
-            results["sample_linear_top1"] = run.sample.linear_top1
-        if run.sample.spread is not None:
-            results["mean_view_similarity"] = float(run.sample.spread.similarity.mean())
-            results["mean_view_variance"] = float(run.sample.spread.variance.mean())
-    return results

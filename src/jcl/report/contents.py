@@ -57,6 +57,16 @@ class SampleResults:
     feature_map: FeatureMap | None = None
     neighbours: Sequence[NeighbourRow] = ()
 
+    def as_dict(self) -> dict[str, float]:
+        """The numbers for JSON."""
+        numbers = {f"sample_knn_top1_k{result.k}": result.top1 for result in self.knn}
+        if self.linear_top1 is not None:
+            numbers["sample_linear_top1"] = self.linear_top1
+        if self.spread is not None:
+            numbers["mean_view_similarity"] = float(self.spread.similarity.mean())
+            numbers["mean_view_variance"] = float(self.spread.variance.mean())
+        return numbers
+
 
 @dataclass(frozen=True, eq=False)
 class ExampleViews:

@@ -88,11 +88,8 @@ def _asset(name: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Escaped text with what is between backticks as code."""
-    parts = [escape(part) for part in text.split("`")]
-    if len(parts) % 2 == 0:  # unbalanced, for example in a file name
-        return escape(text)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+    """Escaped text, with text between backticks as code."""
+    return Markup(re.sub("`(.*?)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _data_url(pixels: Tensor) -> str:
