@@ -40,7 +40,7 @@ from jcl.data.source import fingerprint
 from jcl.errors import JclError, RunError
 from jcl.evaluate.classification import classification_task
 from jcl.runs.folder import RunFolder
-from jcl.runs.json_object import named_differences, read_object, write_object
+from jcl.runs.json_object import describe_differences, read_object, write_object
 from jcl.runs.metrics import read_metrics
 from jcl.settings.schema import Settings, setting_names, values_of
 from jcl.settings.training import PretrainOptions
@@ -133,14 +133,14 @@ def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[
     if found["images"] != header["images"]:
         raise RunError(f"{arguments.json} has results on other images than {arguments.data}; {hint}")
     before, now = ({name: file[name] for name in ("epochs", "recipe")} | file["set"] for file in (found, header))
-    if differences := named_differences(before, now):
+    if differences := describe_differences(before, now):
         raise RunError(f"{arguments.json} has results with {differences}; {hint}")
     requested = ROWS | {row.name: row for row in arguments.rows}
     for name, content in found["rows"].items():
         row = requested.get(name) or Row.of_words(name, content["words"])  # a variant of an earlier call
         # A setting that did not exist yet had its default.
         before = {each: content["settings"].get(each, value) for each, value in shared_settings(Settings()).items()}
-        if differences := named_differences(before, shared_settings(row_settings(row, 0, arguments))):
+        if differences := describe_differences(before, shared_settings(row_settings(row, 0, arguments))):
             raise RunError(f"{arguments.json} has results of {name} with {differences}; {hint}")
     runs = dict.fromkeys((row, seed) for seed in arguments.seeds for row in arguments.rows)
     missing = [(row, seed) for row, seed in runs if str(seed) not in results_of(found, row.name)]
@@ -154,7 +154,7 @@ def require_same_run(folder: Path, settings: Settings) -> None:
     if not has_checkpoints(folder):
         return
     wanted = {name: value for name, value in values_of(settings, setting_names()).items() if value != "auto"}
-    if differences := named_differences(values_of(RunFolder(folder).settings(), list(wanted)), wanted):
+    if differences := describe_differences(values_of(RunFolder(folder).settings(), list(wanted)), wanted):
         raise RunError(f"{folder} holds a run with {differences}; remove it, or choose another folder with --out.")
 
 

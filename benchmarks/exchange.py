@@ -94,7 +94,7 @@ def train_as(rank: int, count: int, port: int, images: Path, batch_size: int, nu
     source = open_data(str(images)).train
     # Nothing is kept: images that fit into memory are dealt in the first epoch only, and never move again.
     loader = BatchLoader(
-        source, batch_size=batch_size, canvas=CANVAS, seed=0, ranks=ranks, num_keys=num_keys, kept_bytes=0
+        source, batch_size=batch_size, canvas=CANVAS, seed=0, ranks=ranks, num_keys=num_keys, cache_bytes=0
     )
     received = count_exchanges(count)
     for number, batch in enumerate(loader.epoch(0)):

@@ -69,7 +69,7 @@ def measure(source: ImageSource, workers: int, arguments: argparse.Namespace) ->
     started = time.perf_counter()
     options = {"batch_size": min(arguments.batch_size, len(source)), "canvas": arguments.canvas, "seed": 0}
     # Nothing is kept, so that every batch is decoded, as it is for a set too large for the memory.
-    with BatchLoader(source, **options, workers=workers, device=arguments.device, kept_bytes=0) as loader:
+    with BatchLoader(source, **options, workers=workers, device=arguments.device, cache_bytes=0) as loader:
         batches = (batch for epoch in range(10**9) for batch in loader.epoch(epoch))
         next(batches)
         first, memory, images = time.perf_counter(), [], 0

@@ -112,7 +112,7 @@ def fed_by_us(source: ImageSource, workers: int, batch_size: int, views: int) ->
 
     step = torch.zeros((), dtype=torch.int64, device=device)
     options: dict[str, Any] = {"batch_size": batch_size, "canvas": 320, "seed": 0, "workers": workers, "device": device}
-    with BatchLoader(source, **options, kept_bytes=0) as loader:
+    with BatchLoader(source, **options, cache_bytes=0) as loader:
         for epoch in itertools.count():
             for batch in loader.epoch(epoch):
                 yield make(step.add_(1), batch.pixels, batch.sizes, batch.samples)

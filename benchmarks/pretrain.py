@@ -128,7 +128,7 @@ def measure_fed_step(case: Case, step: TrainingStep, folder: Path, workers: int,
     """Milliseconds of a step when its images are decoded from files all the while."""
     source = open_data(str(folder)).train
     options: dict[str, Any] = {"batch_size": case.batch_size, "canvas": case.canvas, "seed": 0, "workers": workers}
-    with BatchLoader(source, **options, device=DEVICE, kept_bytes=0) as loader:
+    with BatchLoader(source, **options, device=DEVICE, cache_bytes=0) as loader:
         batches = (batch for epoch in itertools.count() for batch in loader.epoch(epoch))
         numbers = itertools.count()
         for batch in itertools.islice(batches, 4 * workers):  # what the workers had ready at the start is used up

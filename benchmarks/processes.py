@@ -91,7 +91,7 @@ def training_command(
     """Start a run, or resume one that has a checkpoint; `settings` are passed with --set."""
     if has_checkpoints(folder):
         return jcl_command("resume", folder, "--json", result)
-    RunFolder(folder).remove_unless_begun()
+    RunFolder(folder).remove_unless_started()
     flags = [part for name, value in options.items() for part in (f"--{name}", value)]
     flags += [part for pair in settings for part in ("--set", pair)]
     return jcl_command("pretrain", data, *flags, "--out", folder, "--json", result)

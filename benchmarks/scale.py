@@ -1,7 +1,7 @@
 """A model of throughput on many GPUs, from figures measured on one: `python benchmarks/scale.py [--local-batch 64]`.
 
 Nothing here is measured on several GPUs. Computation and decoding rates are those of one H200 and its 16 cores
-(benchmarks/results); the bytes that ranks exchange are counted from the deal itself; the network's speed is assumed and
+(benchmarks/results); the bytes that ranks exchange are counted from the plan; the network's speed is assumed and
 stated. Exchanges are added to the computation, none of them hidden behind it, so this is a lower bound.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jcl.core.encoder import Encoder, build_backbone
-from jcl.data.loader import Dealer
+from jcl.data.loader import ImageExchange
 from jcl.distributed.group import Ranks
 
 RESULTS = Path(__file__).with_name("results")
@@ -86,7 +86,7 @@ def main() -> None:
 
 def received_images(gpus: int, batch: int) -> int:
     """How many images the first rank gets from others in a step, counted."""
-    return sum(Dealer(Ranks(0, gpus), 0, batch, NUM_KEYS).deal(0).received)
+    return sum(ImageExchange(Ranks(0, gpus), 0, batch, NUM_KEYS).plan(0).received)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch._dynamo  # noqa: F401 - imported by every optimizer: once here instead of in every fork
 
-from jcl.data.batch import GrowingStore
+from jcl.data.batch import DecodedCache
 from launch_tools import descendants, wait_until
 
 
@@ -30,7 +30,7 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
     if scenario.get("unkept"):
-        GrowingStore.bytes_needed = staticmethod(lambda *_: 2**62)
+        DecodedCache.bytes_needed = staticmethod(lambda *_: 2**62)
     if "places" in scenario:
         os.chdir(scenario["places"][rank])
     sys.argv = ["jcl", *scenario["arguments"]]

@@ -57,7 +57,7 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
         seed=0,
         ranks=ranks,
         num_keys=learner.num_keys,
-        kept_bytes=0,
+        cache_bytes=0,
     )
     figures = []
     batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jcl.console import duration, listed, plain_names, pluralize, print_line, readable_size, typed
+from jcl.console import format_bytes, format_duration, join_words, plain_names, pluralize, print_line, shell_quote
 
 LONG = "the run stopped after step 4 and is saved in /a/path/that/is/longer/than/the/line; go on: `jcl resume x`."
 
@@ -21,7 +21,7 @@ def told(text: str, *, terminal: bool, width: int = 30, lead: str = "") -> str:
 
 
 def test_words_are_listed_as_people_do():
-    lists = [listed(["a", "b", "c"][:count]) for count in (1, 2, 3)]
+    lists = [join_words(["a", "b", "c"][:count]) for count in (1, 2, 3)]
     assert lists == ["a", "a and b", "a, b and c"]
 
 
@@ -68,17 +68,17 @@ def test_counts():
     ("seconds", "said"), [(6.32, "6.3 s"), (59.99, "1 min 0 s"), (100, "1 min 40 s"), (11_130, "3 h 5 min")]
 )
 def test_durations(seconds, said):
-    assert duration(seconds) == said
+    assert format_duration(seconds) == said
 
 
 @pytest.mark.parametrize(("count", "said"), [(2048, "2.0 KiB"), (884_396_032, "843.4 MiB"), (12 * 2**30, "12.00 GiB")])
 def test_sizes(count, said):
-    assert readable_size(count) == said
+    assert format_bytes(count) == said
 
 
 def test_paths_are_quoted_where_a_shell_needs_it():
-    assert typed(Path("runs/photos")) == "runs/photos"
-    assert typed(Path("my runs/it's")) == """'my runs/it'"'"'s'"""
+    assert shell_quote(Path("runs/photos")) == "runs/photos"
+    assert shell_quote(Path("my runs/it's")) == """'my runs/it'"'"'s'"""
 
 
 def test_plain_names_are_told_apart():

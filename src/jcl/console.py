@@ -18,7 +18,7 @@ from rich.text import Text
 _UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
-class LastingConsole(Console):
+class RobustConsole(Console):
     """A console that is silent, and does not raise, once its output is lost.
 
     Training does not end because a pipe or terminal was closed (`| head -1`) or the disk of a log is full. `failure`
@@ -45,7 +45,7 @@ class LastingConsole(Console):
             os.close(nowhere)
 
 
-class StderrConsole(LastingConsole):
+class StderrConsole(RobustConsole):
     """Standard error, for progress and remarks."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def print_line(console: Console, text: str, *, lead: str = "") -> None:
     Lines are wrapped between words in a terminal, but not in a log or pipe. Control characters are escaped. `lead`
     comes first, highlighted.
     """
-    shown = visible(lead + text)
+    shown = escape_controls(lead + text)
     if console.is_terminal:
         shown = "\n".join(_broken(line, console.width) for line in shown.split("\n"))
     line = Text(shown)
@@ -73,7 +73,7 @@ def warn_skipped(console: Console, skipped: Mapping[str, str], what: str = "Left
         print_line(console, f"{what}, because it cannot be read: {name} ({reason}){more}.")
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with control characters escaped, except line ends."""
     return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
 
@@ -83,12 +83,12 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """`map`, `map and views`, `map, neighbours and views`."""
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def told_apart(names: Sequence[str], between: str) -> list[str]:
+def unique_names(names: Sequence[str], between: str) -> list[str]:
     """The names, with a number added to those that repeat."""
     given: list[str] = []
     for name in names:
@@ -101,15 +101,15 @@ def told_apart(names: Sequence[str], between: str) -> list[str]:
 
 def plain_names(names: Sequence[str]) -> list[str]:
     """Names of runs as keys in JSON: lower case, digits and underscores, without duplicates."""
-    return told_apart([re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "run" for name in names], "_")
+    return unique_names([re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "run" for name in names], "_")
 
 
-def typed(path: Path) -> str:
+def shell_quote(path: Path) -> str:
     """A path quoted for a shell where necessary."""
     return shlex.quote(str(path))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`6.3 s`, `1 min 40 s`, `3 h 5 min`."""
     hours, rest = divmod(round(seconds), 3600)
     minutes, left = divmod(rest, 60)
@@ -118,7 +118,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
 
 
-def readable_size(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Bytes in KiB, MiB or GiB."""
     if abs(count) >= 2**30:
         return f"{count / 2**30:,.2f} GiB"

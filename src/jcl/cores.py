@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 
 
 def cpu_cores() -> int:
@@ -12,6 +12,6 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def usual_workers() -> int:
+def default_workers() -> int:
     """Default number of decoding processes: one per core, 16 at most."""
-    return min(MOST_WORKERS, cpu_cores())
+    return min(MAX_WORKERS, cpu_cores())

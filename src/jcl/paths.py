@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def home_expanded(path: str | Path) -> Path:
+def expand_user(path: str | Path) -> Path:
     """The path with `~` expanded; a folder whose name begins with `~` stays as it is.
 
     `Path.expanduser` would raise if there is no user of that name.

@@ -550,7 +550,7 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
         patch.setattr("jcl.train.pretrain.PretrainTask.end_epoch", press_twice)
         code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
         assert (code, out, err.splitlines()[-1]) == (130, "", "Interrupted.") and not Path("my run").exists()
-    monkeypatch.setattr("jcl.evaluate.knn.knn_on", press_twice)  # at the end of the last epoch
+    monkeypatch.setattr("jcl.evaluate.knn.evaluate_knn", press_twice)  # at the end of the last epoch
     often = ["--set", "record.checkpoint_every=1", "--set", "record.knn_every=0"]
     code, out, err = call("pretrain", npz, *TINY, *often, "--out", "my run")
     assert code == 75 and out == "" and "Traceback" not in err

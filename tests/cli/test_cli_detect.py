@@ -65,8 +65,8 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
     newest = newest_checkpoint(Path("one/checkpoints"))
     code, out, err = call("detect", "--eval-only", newest, "--workers", "0", "--out", "ev")
     assert code == 0 and Path("ev/results-bbox.json").read_bytes() == Path("one/results-bbox.json").read_bytes(), err
-    code, in_table, err = call("detect-table", "ev")
-    assert code == 0 and in_table == call("detect-table", "one")[1], err
+    code, escape_cell, err = call("detect-table", "ev")
+    assert code == 0 and escape_cell == call("detect-table", "one")[1], err
     for options in (("--eval-only", "one"), ("--task", "box", "--coco", coco, "--init", "random", *SMALL)):
         code, _, err = call("detect", *options, "--out", "ev")
         assert code == 1 and "ev" in err and "summary.json" in err

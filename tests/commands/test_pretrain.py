@@ -261,7 +261,7 @@ def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
 
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):
     """One epoch that is not kept in memory: what was met before the stop is not met again."""
-    monkeypatch.setattr("jcl.data.loader.GrowingStore.bytes_needed", lambda *_: 2**62)
+    monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
     for file in sorted(image_folder.glob("cats/*.png"))[::2]:
         file.write_bytes(b"no image")
     settings = tiny_settings(image_folder, train__epochs=1)

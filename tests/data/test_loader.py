@@ -115,14 +115,14 @@ def test_canvas_is_no_larger_than_the_images(tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("kept_bytes", [0, 10**9], ids=["decoded", "kept"])
-def test_any_start_continues_the_unbroken_run(tmp_path: Path, workers: int, kept_bytes: int):
+@pytest.mark.parametrize("cache_bytes", [0, 10**9], ids=["decoded", "kept"])
+def test_any_start_continues_the_unbroken_run(tmp_path: Path, workers: int, cache_bytes: int):
     """Bit for bit, whatever the workers, wherever it stopped, and with images kept in memory or not."""
     source = folder_of_sizes(tmp_path, 23)
     spoil(tmp_path, 3, 4)
-    reference = loader_for(source, kept_bytes=0)
+    reference = loader_for(source, cache_bytes=0)
     unbroken = [list(reference.epoch(epoch)) for epoch in range(3)]
-    with loader_for(source, workers=workers, kept_bytes=kept_bytes) as loader:
+    with loader_for(source, workers=workers, cache_bytes=cache_bytes) as loader:
         for start in range(5):
             assert_same(list(loader.epoch(1, start)), unbroken[1][start:])
         assert list(loader.epoch(1, 5)) == []
@@ -144,7 +144,7 @@ def test_arrays_continue_from_any_step(start: int):
 def test_an_epoch_left_early_does_not_leak_into_the_next(tmp_path: Path, workers: int):
     source = folder_of_sizes(tmp_path, 23)
     expected = list(loader_for(source).epoch(1))
-    with loader_for(source, workers=workers, kept_bytes=0) as loader:
+    with loader_for(source, workers=workers, cache_bytes=0) as loader:
         left = loader.epoch(0)
         next(left)
         assert_same(list(loader.epoch(1)), expected)
@@ -154,7 +154,7 @@ def test_each_file_is_decoded_once_when_images_are_kept(tmp_path: Path):
     """After the first epoch the files may go: nothing reads them any more, not even those that epoch left out."""
     source = folder_of_sizes(tmp_path, 23)
     spoil(tmp_path, 7)
-    reference = loader_for(source, kept_bytes=0)
+    reference = loader_for(source, cache_bytes=0)
     expected = [list(reference.epoch(epoch)) for epoch in range(4)]
     loader = loader_for(source)
     assert_same(list(loader.epoch(0, start=2)), expected[0][2:])
@@ -199,8 +199,8 @@ def test_no_readable_image_is_an_error_not_a_loop(tmp_path: Path, workers: int):
         list(read_all(source, canvas=16, batch_size=4, workers=workers))
 
 
-@pytest.mark.parametrize("kept_bytes", [0, 10**9])
-def test_images_that_vanish_within_a_batch_are_an_error_not_a_short_batch(tmp_path: Path, kept_bytes: int):
+@pytest.mark.parametrize("cache_bytes", [0, 10**9])
+def test_images_that_vanish_within_a_batch_are_an_error_not_a_short_batch(tmp_path: Path, cache_bytes: int):
     source = folder_of_sizes(tmp_path, 12)
     read = source.read
 
@@ -214,7 +214,7 @@ def test_images_that_vanish_within_a_batch_are_an_error_not_a_short_batch(tmp_pa
             return read(index, canvas)
 
     source.__class__ = Vanishing
-    with loader_for(source, kept_bytes=kept_bytes) as loader:
+    with loader_for(source, cache_bytes=cache_bytes) as loader:
         Vanishing.reads = 0
         batches = loader.epoch(0)
         assert len(next(batches)) == len(next(batches)) == 4
@@ -268,8 +268,8 @@ def test_batches_decoded_in_pieces_are_those_decoded_whole(tmp_path: Path):
     source = folder_of_sizes(tmp_path, 60)
     spoil(tmp_path, 7, 8, 31)
     with (
-        loader_for(source, batch_size=29, kept_bytes=0) as here,
-        loader_for(source, batch_size=29, kept_bytes=0, workers=2) as there,
+        loader_for(source, batch_size=29, cache_bytes=0) as here,
+        loader_for(source, batch_size=29, cache_bytes=0, workers=2) as there,
     ):
         for epoch in range(4):
             assert_same(list(here.epoch(epoch)), list(there.epoch(epoch)))
@@ -284,7 +284,7 @@ def test_the_next_epoch_is_decoded_while_this_one_ends(tmp_path: Path, monkeypat
     decode = DecodingPool.decode
     monkeypatch.setattr(DecodingPool, "decode", lambda pool, requests: passes.append(1) or decode(pool, requests))
     source = folder_of_sizes(tmp_path, 13)
-    with loader_for(source, workers=1, kept_bytes=0) as loader:
+    with loader_for(source, workers=1, cache_bytes=0) as loader:
         first = [list(loader.epoch(epoch)) for epoch in (0, 1)]
         assert len(passes) == 1
         again = [list(loader.epoch(epoch)) for epoch in (0, 1)]
@@ -295,7 +295,7 @@ def test_the_next_epoch_is_decoded_while_this_one_ends(tmp_path: Path, monkeypat
 
 def test_a_worker_that_is_killed_ends_the_epoch_with_a_sentence(tmp_path: Path):
     source = folder_of_sizes(tmp_path, 40)
-    with loader_for(source, workers=2, kept_bytes=0) as loader:
+    with loader_for(source, workers=2, cache_bytes=0) as loader:
         batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
@@ -308,7 +308,7 @@ SCRIPT = """
 # No guard against being run again by the workers, as people write scripts.
 import multiprocessing, sys
 from jcl.data import BatchLoader, open_data
-loader = BatchLoader(open_data(sys.argv[1]).train, batch_size=4, canvas=16, seed=0, workers=2, kept_bytes=0)
+loader = BatchLoader(open_data(sys.argv[1]).train, batch_size=4, canvas=16, seed=0, workers=2, cache_bytes=0)
 try:
     for epoch in range(10**6):
         for batch in loader.epoch(epoch):
@@ -391,10 +391,10 @@ def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Sign
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 class TestOnGpu:
     @pytest.mark.parametrize("workers", [0, 2])
-    @pytest.mark.parametrize("kept_bytes", [0, 10**9], ids=["decoded", "kept"])
-    def test_batches_are_those_of_the_cpu(self, tmp_path: Path, workers: int, kept_bytes: int):
+    @pytest.mark.parametrize("cache_bytes", [0, 10**9], ids=["decoded", "kept"])
+    def test_batches_are_those_of_the_cpu(self, tmp_path: Path, workers: int, cache_bytes: int):
         source = folder_of_sizes(tmp_path, 23)
-        with loader_for(source, workers=workers, kept_bytes=kept_bytes, device="cuda") as loader:
+        with loader_for(source, workers=workers, cache_bytes=cache_bytes, device="cuda") as loader:
             for epoch in range(3):
                 batches = list(loader.epoch(epoch))
                 assert all(batch.pixels.is_cuda for batch in batches)
@@ -412,7 +412,7 @@ class TestOnGpu:
         """Keep the device busy so that a copy that nobody waits for would be seen half done."""
         write_images(tmp_path, 64, width=256, height=256)
         source = open_data(str(tmp_path)).train
-        loader = loader_for(source, canvas=256, batch_size=16, device="cuda", kept_bytes=0)
+        loader = loader_for(source, canvas=256, batch_size=16, device="cuda", cache_bytes=0)
         busy = torch.randn(4096, 4096, device="cuda")
         sums = []
         for batch in loader.epoch(0):
@@ -447,7 +447,7 @@ class OddSource:
 
 
 def test_an_error_that_does_not_pickle_is_said_each_time():
-    with BatchLoader(OddSource(), batch_size=8, canvas=8, seed=0, workers=2, kept_bytes=0) as loader:
+    with BatchLoader(OddSource(), batch_size=8, canvas=8, seed=0, workers=2, cache_bytes=0) as loader:
         for _ in range(2):  # the second time nothing is waited for that was lost the first time
             with pytest.raises(RuntimeError, match="OddError: trouble at 13"):
                 list(loader.epoch(0))

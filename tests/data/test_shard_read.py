@@ -18,7 +18,7 @@ from jcl.errors import DataError
 
 
 def loader_of(source: ImageSource, **changes: object) -> BatchLoader:
-    options = {"batch_size": 4, "canvas": 16, "seed": 5, "kept_bytes": 0} | changes
+    options = {"batch_size": 4, "canvas": 16, "seed": 5, "cache_bytes": 0} | changes
     return BatchLoader(source, **options)  # type: ignore[arg-type]
 
 

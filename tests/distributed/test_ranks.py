@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from jcl.core.method import METHODS
-from jcl.data.loader import Dealer
+from jcl.data.loader import ImageExchange
 from jcl.distributed.group import ALONE, Ranks
 from rank_steps import first_steps
 from small_runs import drawn_pixels
@@ -47,21 +47,21 @@ def test_ranks_train_as_one_process_with_as_many_batch_norm_groups(images, tmp_p
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 @pytest.mark.parametrize("num_keys", [1, 5])
-def test_a_deal_holds_what_the_rank_encodes_and_what_is_sent_is_what_is_received(count: int, num_keys: int):
+def test_a_plan_holds_what_the_rank_encodes_and_what_is_sent_is_what_is_received(count: int, num_keys: int):
     batch = 64
     for step in range(5):
-        deals = [Dealer(Ranks(rank, count), 3, batch, num_keys).deal(step) for rank in range(count)]
-        for rank, deal in enumerate(deals):
+        plans = [ImageExchange(Ranks(rank, count), 3, batch, num_keys).plan(step) for rank in range(count)]
+        for rank, plan in enumerate(plans):
             own = torch.arange(batch).view(count, -1)[rank]
-            assert torch.equal(deal.rows[: len(own)], own)
-            held = deal.places >= 0
-            assert torch.equal(deal.rows[deal.places[held]], held.nonzero().flatten())
+            assert torch.equal(plan.rows[: len(own)], own)
+            held = plan.local_rows >= 0
+            assert torch.equal(plan.rows[plan.local_rows[held]], held.nonzero().flatten())
             foreign = held.clone()
             foreign[own] = False
-            assert deal.received == foreign.view(count, -1).sum(1).tolist()
+            assert plan.received == foreign.view(count, -1).sum(1).tolist()
             for other in range(count):
-                assert deal.received[other] == len(deals[other].sent[rank])
-                sent = other * len(own) + deals[other].sent[rank]
+                assert plan.received[other] == len(plans[other].sent[rank])
+                sent = other * len(own) + plans[other].sent[rank]
                 assert foreign[sent].all()
 
 
@@ -70,7 +70,7 @@ def test_at_eight_ranks_an_eighth_of_the_bytes_move():
     count, batch, num_keys = 8, 256, 5
     moved = []
     for step in range(5):
-        deal = Dealer(Ranks(3, count), 0, batch, num_keys).deal(step)
-        moved.append(sum(deal.received) * (3 * 320 * 320 + 3 * 8))
+        plan = ImageExchange(Ranks(3, count), 0, batch, num_keys).plan(step)
+        moved.append(sum(plan.received) * (3 * 320 * 320 + 3 * 8))
     gathered = (count - 1) / count * batch * num_keys * 3 * 224 * 224 * 4
     assert gathered / max(moved) > 8

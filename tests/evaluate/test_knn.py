@@ -17,7 +17,7 @@ from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import classification_task, leave_out_split
 from jcl.evaluate.features import Features
-from jcl.evaluate.knn import knn_accuracy, knn_on
+from jcl.evaluate.knn import evaluate_knn, knn_accuracy
 from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
 from small_runs import write_image_folder
 
@@ -289,7 +289,7 @@ def asked_about(folder: Path, unreadable: set[str], monkeypatch: pytest.MonkeyPa
         return Features(rows[:, None].float(), source.labels[rows], rows, {})
 
     monkeypatch.setattr("jcl.evaluate.knn.knn_accuracy", lambda *parts, **_: asked.append(parts[2]) or [])
-    knn_on(data, features, k=[1], temperature=[0.1], device=torch.device("cpu"))
+    evaluate_knn(data, features, k=[1], temperature=[0.1], device=torch.device("cpu"))
     return {data.train.name_of(int(row)) for row in asked[0].flatten()}
 
 

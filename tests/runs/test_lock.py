@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.lock import RunLock, held
+from jcl.runs.lock import RunLock, is_locked
 
 HOLD = """
 import pathlib, sys, time
@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
 
 def test_asking_who_holds_a_folder_neither_takes_nor_leaves_anything(tmp_path):
     folder = tmp_path / "run"
-    assert not held(folder) and not folder.exists()
+    assert not is_locked(folder) and not folder.exists()
     with RunLock(folder, never):
-        assert held(folder)
-    assert not held(folder) and list(folder.iterdir()) == []
+        assert is_locked(folder)
+    assert not is_locked(folder) and list(folder.iterdir()) == []

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.folder import RunFolder, add_skipped, numbered_folders, read_skipped, starting_folder
+from jcl.runs.folder import RunFolder, add_skipped, new_folder, numbered_folders, read_skipped
 from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import Settings
 
@@ -50,11 +50,11 @@ def test_new_folders_are_numbered_and_made_at_once(tmp_path):
     (tmp_path / "runs/jcl-x-002").write_text("")
     (tmp_path / "runs/jcl-x-003").symlink_to("nowhere")
     wanted = tmp_path / "runs/jcl-x"
-    with starting_folder(wanted, numbered=True) as first, starting_folder(wanted, numbered=True) as second:
+    with new_folder(wanted, numbered=True) as first, new_folder(wanted, numbered=True) as second:
         assert (first.name, second.name) == ("jcl-x-001", "jcl-x-004") and first.is_dir() and second.is_dir()
         (second / "settings.yaml").write_text("")
     assert not first.exists() and second.exists(), "only what is empty goes"
-    with starting_folder(tmp_path / "new/deep/jcl-x", numbered=True) as path:
+    with new_folder(tmp_path / "new/deep/jcl-x", numbered=True) as path:
         assert path == tmp_path / "new/deep/jcl-x-001" and path.is_dir()
 
 
@@ -62,7 +62,7 @@ def test_a_folder_that_was_there_stays_and_one_that_was_not_does_not_stay_empty(
     mine, new = tmp_path / "mine", tmp_path / "new"
     mine.mkdir()
     for wanted in (mine, new):
-        with pytest.raises(KeyboardInterrupt), starting_folder(wanted) as path:
+        with pytest.raises(KeyboardInterrupt), new_folder(wanted) as path:
             assert path == wanted
             wanted.mkdir(exist_ok=True)
             raise KeyboardInterrupt
@@ -75,7 +75,7 @@ def test_where_no_folder_can_be_made_is_a_sentence(tmp_path):
     for name in ("file", "link"):
         with (
             pytest.raises(RunError, match=rf"{name} cannot be written: File exists\.$"),
-            starting_folder(tmp_path / name / "jcl-x", numbered=True),
+            new_folder(tmp_path / name / "jcl-x", numbered=True),
         ):
             pass
 
@@ -85,11 +85,11 @@ def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_p
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from jcl.runs.folder import starting_folder\n"
+        "from jcl.runs.folder import new_folder\n"
         "print('ready', flush=True)\n"
         "sys.stdin.read()\n"
         "for number in range(40):\n"
-        "    with starting_folder(Path('runs/jcl-x'), numbered=True) as path:\n"
+        "    with new_folder(Path('runs/jcl-x'), numbered=True) as path:\n"
         "        (path / sys.argv[1]).write_text('')\n"
     )
     processes = [
@@ -141,4 +141,4 @@ def test_odd_names_stay_on_their_line(tmp_path):
 
 def test_a_long_list_may_be_read_in_part(tmp_path):
     add_skipped(tmp_path / "skipped.txt", {f"{number}.png": "no image" for number in range(5)})
-    assert list(read_skipped(tmp_path / "skipped.txt", most=32)) == ["0.png", "1.png"]
+    assert list(read_skipped(tmp_path / "skipped.txt", max_chars=32)) == ["0.png", "1.png"]

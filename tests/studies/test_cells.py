@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jcl.errors import SettingsError
-from jcl.runs.json_object import written
+from jcl.runs.json_object import format_value
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.studies.cells import (
@@ -149,7 +149,8 @@ def test_hostile_values_cannot_leave_the_folder(value, seed):
 def test_names_differ_where_values_do():
     values = ["../../etc", ".._.._etc", "a/b", "a_b", "a" * 300, "a" * 301, 0.1, 0.1 + 1e-12, 1, "1", True]
     assert len({Cell({"model.backbone": value}, 0, Settings()).name for value in values}) == len(values)
-    assert written(0.1 + 1e-12) != written(0.1) == "0.1" and written(4.0) == "4" and written([1, 2]) == "[1, 2]"
+    assert format_value(0.1 + 1e-12) != format_value(0.1) == "0.1"
+    assert format_value(4.0) == "4" and format_value([1, 2]) == "[1, 2]"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from jcl.console import duration
+from jcl.console import format_duration
 from jcl.train import display as module
-from jcl.train.display import Display, LogPace, health, uniform_guess_loss
+from jcl.train.display import Display, LogTimer, health, uniform_guess_loss
 
 HEALTH = partial(health, queue_size=256, embedding_dim=128)
 FIGURES = {"kind": "train", "step": 19, "epoch": 1.0, "loss": 2.1234, "images_per_second": 12_321.4}
@@ -65,7 +65,7 @@ def test_a_log_shows_life_at_once_and_says_how_long_it_takes_once_plain_steps_te
             shown.advance(first + step)
     lines = [line.split(": ")[1] for line in file.getvalue().splitlines()]
     assert lines[:-1] == [f"step {first + step} of 456" for step in range(1, 8)]
-    assert lines[-1] == f"step {first + 8} of 456, about {duration(40 * (456 - first - 8))} left"
+    assert lines[-1] == f"step {first + 8} of 456, about {format_duration(40 * (456 - first - 8))} left"
 
 
 @pytest.mark.parametrize("first", [0, 50])
@@ -109,17 +109,17 @@ def test_a_terminal_is_told_how_a_run_without_labels_is_doing():
 
 def test_a_run_of_three_days_leaves_hundreds_of_lines_not_thousands(monkeypatch):
     clock = Clock(monkeypatch)
-    pace, lines = LogPace(console(io.StringIO(), 80, terminal=False)), 0
+    pace, lines = LogTimer(console(io.StringIO(), 80, terminal=False)), 0
     for _ in range(3 * 24 * 360):
         clock.now += 10
         if pace.due():
-            pace.written()
+            pace.restart()
             lines += 1
     assert 300 < lines < 600
 
 
 def test_a_slow_run_says_more_than_zero_images_a_second():
-    assert module.speed(0.42) == "0.4 images/s" and module.speed(12_321.4) == "12,321 images/s"
+    assert module.format_speed(0.42) == "0.4 images/s" and module.format_speed(12_321.4) == "12,321 images/s"
 
 
 def test_a_task_of_one_epoch_is_shown_by_its_steps():

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from test_nonfinite import batch, build, differing, state
 from torch import Tensor
 
-from jcl.distributed.group import Ranks, SharedGradients, _Gather
+from jcl.distributed.group import GradientBuffer, Ranks, _Gather
 from jcl.train.step import STEPS_BEFORE_RECORDING
 
 pytestmark = [
@@ -48,7 +48,7 @@ def test_a_recorded_step_exchanges_through_nccl(npz, group, compiled, monkeypatc
     changes = {"train__cuda_graph": True, "train__compile": compiled, "train__on_nan": "skip"}
     alone, talking = build(npz, "cuda", **changes), build(npz, "cuda", **changes)
     talking.ranks = talking.learner.ranks = TalkingToItself()
-    talking.shared = SharedGradients(talking.learner.query_encoder.parameters(), talking.ranks)
+    talking.shared = GradientBuffer(talking.learner.query_encoder.parameters(), talking.ranks)
     for number in range(STEPS):
         for step in (alone, talking):
             step(batch(number, "cuda"), number, lr=0.05, covariance_scale=4.0)

@@ -9,10 +9,10 @@ import typer
 
 import jcl
 from jcl.cli.options import app as app
-from jcl.console import LastingConsole, StderrConsole
+from jcl.console import RobustConsole, StderrConsole
 from jcl.distributed.launch import launch_environment
 from jcl.errors import SettingsError
-from jcl.runs.json_object import may_hold_figures
+from jcl.runs.json_object import holds_results
 
 TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"
 
@@ -26,7 +26,7 @@ def _own_rank() -> int:
 
 
 rank = _own_rank()
-out = LastingConsole(quiet=rank > 0)  # only the first rank prints results
+out = RobustConsole(quiet=rank > 0)  # only the first rank prints results
 err = StderrConsole()
 
 
@@ -58,6 +58,6 @@ def check_json_file(path: Path | None) -> Path | None:
         raise SettingsError(f"{path} is the run's own file; choose another name, which its page shows as well.")
     if path.exists() and (path.is_dir() or path.suffix != ".json"):
         raise SettingsError(f"{path} already exists and is not a .json file; choose another name.")
-    if path.exists() and not may_hold_figures(path):
+    if path.exists() and not holds_results(path):
         raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
     return path

@@ -9,8 +9,8 @@ from rich.table import Column, Table
 
 from jcl.cli.app import DATA, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import counting, in_table, say
-from jcl.console import pluralize, print_line, readable_size, typed
+from jcl.cli.printing import echo, escape_cell, progress_bar
+from jcl.console import format_bytes, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport, SplitReport
@@ -35,7 +35,7 @@ def recipes(options: RecipesOptions) -> None:
             Column("meaning", overflow="fold"),
         )
         for row in describe_settings(None if name is None else build_settings(name)):
-            table.add_row(*map(in_table, row))
+            table.add_row(*map(escape_cell, row))
         out.print(table)
     elif name is not None:
         values = yaml.safe_dump(recipe_values(name), sort_keys=False)
@@ -53,7 +53,7 @@ def check(options: CheckOptions) -> dict[str, Any]:
     from jcl.data import open_data
     from jcl.data.check import check_data
 
-    with counting("checking") as progress:
+    with progress_bar("checking") as progress:
         report = check_data(open_data(options.data), progress=progress)
     _print_report(report)
     return report.as_dict()
@@ -66,7 +66,7 @@ def shard(options: ShardOptions) -> dict[str, Any]:
     from jcl.data import write_shards
 
     data = open_with_warnings(options.data, err)
-    with counting("packing") as progress:
+    with progress_bar("packing") as progress:
         report = write_shards(
             data,
             options.out_folder,
@@ -76,10 +76,10 @@ def shard(options: ShardOptions) -> dict[str, Any]:
         )
     for name, split in report.splits.items():
         images, shards = pluralize(split.images, "image"), pluralize(split.shards, "shard")
-        say(f"{name}: {images} in {shards}, {readable_size(split.bytes)}")
+        echo(f"{name}: {images} in {shards}, {format_bytes(split.bytes)}")
         for image, reason in split.left_out.items():
             print_line(err, f"left out {image}: {reason}")
-    say(f"Train on them with: jcl pretrain {typed(options.out_folder)}")
+    echo(f"Train on them with: jcl pretrain {shell_quote(options.out_folder)}")
     return report.as_dict()
 
 
@@ -96,17 +96,17 @@ def _print_report(report: DataReport) -> None:
         "duplicates": [f"{sum(len(group) - 1 for group in split.duplicates):,}" for split in splits],
         "ms to decode one": [f"{1000 * split.seconds_per_image:.1f}" for split in splits],
     }
-    table = Table("", *map(in_table, report.splits), title=f"Images of {in_table(report.name)}")
+    table = Table("", *map(escape_cell, report.splits), title=f"Images of {escape_cell(report.name)}")
     for title, values in rows.items():
-        table.add_row(title, *map(in_table, values))
+        table.add_row(title, *map(escape_cell, values))
     out.print(table)
     for name, split in report.splits.items():
         for problem in _problems(split):
-            say(f"{name}: {problem}")
+            echo(f"{name}: {problem}")
     if report.why_untested:
-        say(report.why_untested)
+        echo(report.why_untested)
     if report.shared:
-        say(f"{pluralize(len(report.shared), 'test image')} also among the training images: {_names(report.shared)}")
+        echo(f"{pluralize(len(report.shared), 'test image')} also among the training images: {_names(report.shared)}")
 
 
 def _pixels(values: tuple[int, int, int]) -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, err, out, rank
 from jcl.cli.options import command
-from jcl.cli.printing import in_table, say
+from jcl.cli.printing import echo, escape_cell
 from jcl.console import pluralize
 from jcl.errors import SettingsError
 
@@ -41,7 +41,7 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
         return None
     _print_figures(figures := folder.summary() if folder is not None else figures)
     if folder is not None:
-        say(f"Everything is in {folder.path}.")
+        echo(f"Everything is in {folder.path}.")
     return figures
 
 
@@ -60,10 +60,10 @@ def detect_table(options: DetectTableOptions) -> None:
         raise SettingsError("a folder is given twice.")
     summaries = [DetectionFolder(folder).summary() for folder in options.folders]
     table = detection_table(summaries, options.folders)
-    say(to_markdown(*table).rstrip())
+    echo(to_markdown(*table).rstrip())
     tested = {(summary["task"], summary.get("test_images")) for summary in summaries}
     if len(tested) > len({task for task, _ in tested}):
-        say("The figures are not comparable: the numbers of test images differ.")
+        echo("The figures are not comparable: the numbers of test images differ.")
     if options.markdown is not None:
         write_atomically(options.markdown, to_markdown(*table).encode())
     if options.csv_file is not None:
@@ -71,7 +71,9 @@ def detect_table(options: DetectTableOptions) -> None:
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
-    table = Table(in_table(str(figures["label"])), *(name.replace("ap", "AP").replace("_", " ") for name in _FIGURES))
+    table = Table(
+        escape_cell(str(figures["label"])), *(name.replace("ap", "AP").replace("_", " ") for name in _FIGURES)
+    )
     for kind in ("box", "mask", "keypoint"):
         if f"{kind}_ap" in figures:
             values = [figures.get(f"{kind}_{name}") for name in _FIGURES]
@@ -81,4 +83,4 @@ def _print_figures(figures: dict[str, Any]) -> None:
     if figures["tested_on_training_images"]:
         source = ", the training images"
     iterations, images = pluralize(figures["iterations"], "iteration"), pluralize(figures["test_images"], "image")
-    say(f"{iterations}. Tested on {images}{source}.")
+    echo(f"{iterations}. Tested on {images}{source}.")

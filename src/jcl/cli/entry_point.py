@@ -19,7 +19,7 @@ from jcl.cli.options import WrongUsage
 from jcl.console import print_line
 from jcl.distributed.launch import report_to_launcher
 from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 
 INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
 _OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
@@ -70,7 +70,7 @@ def normalize_argv(arguments: Sequence[str]) -> list[str]:
             where = option[1] if option is not None else shlex.join(["jcl", *arguments[:place]])
             raise SettingsError(f"empty argument after `{where}`; is a shell variable not set?")
         if option is not None and option[2].startswith("~"):
-            argument = f"{option[1]}={home_expanded(option[2])}"
+            argument = f"{option[1]}={expand_user(option[2])}"
         normalized.append(argument)
     return normalized
 

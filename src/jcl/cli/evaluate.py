@@ -9,8 +9,8 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import counting, in_table, say, say_strangers, tested_on
-from jcl.console import pluralize, readable_size
+from jcl.cli.printing import echo, escape_cell, print_unseen_classes, progress_bar, tested_on
+from jcl.console import format_bytes, pluralize
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     """Measure frozen features by weighted k-nearest neighbours."""
     from jcl.commands.probes import measure_knn
 
-    with counting("features") as progress:
+    with progress_bar("features") as progress:
         results = measure_knn(options, console=err, progress=progress)
     table = Table("k", "temperature", "top-1", "top-5")
     for result in results:
@@ -31,9 +31,9 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     out.print(table)
     best = results[0]
     if any(result.neighbours < result.k for result in results):
-        say(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, however large k is.")
-    say(f"{pluralize(best.queries, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
-    say_strangers(best.unseen_class_images)
+        echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, however large k is.")
+    echo(f"{pluralize(best.queries, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
+    print_unseen_classes(best.unseen_class_images)
     return _knn_figures(results)
 
 
@@ -55,7 +55,7 @@ def linear(options: LinearOptions) -> dict[str, Any]:
     from jcl.commands.probes import measure_linear
 
     # The paper's probe shows its own progress bar.
-    bar = counting("features") if options.protocol == "fast" else contextlib.nullcontext()
+    bar = progress_bar("features") if options.protocol == "fast" else contextlib.nullcontext()
     with bar as progress:
         report = measure_linear(options, console=err, progress=progress)
     figures = report.figures
@@ -66,7 +66,7 @@ def linear(options: LinearOptions) -> dict[str, Any]:
             f"linear_top1_{name}": top1 for name, top1 in zip(report.class_names, report.scores.class_top1, strict=True)
         }
     if options.out is not None:
-        say(f"Everything is in {options.out}.")
+        echo(f"Everything is in {options.out}.")
     return figures
 
 
@@ -91,9 +91,9 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
         f"{summary['labels_used']:,}", f"{summary['finetune_top1']:.2f} %", f"{summary['finetune_top5']:.2f} %"
     )
     out.print(table)
-    say(tested_on(summary))
-    say_strangers(summary.get("unseen_class_images", 0))  # not in the folders of older versions
-    say(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
+    echo(tested_on(summary))
+    print_unseen_classes(summary.get("unseen_class_images", 0))  # not in the folders of older versions
+    echo(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     return summary
 
 
@@ -108,8 +108,8 @@ def report(options: ReportOptions) -> dict[str, Any]:
     made = report_runs(options)
     for run in made.runs:
         for sentence in run.missing:
-            say(f"{run.name}: {sentence}")
-    say(f"Wrote {made.file} ({readable_size(made.size)}); open it in a browser.")
+            echo(f"{run.name}: {sentence}")
+    echo(f"Wrote {made.file} ({format_bytes(made.size)}); open it in a browser.")
     return made.as_dict()
 
 
@@ -125,10 +125,10 @@ def _print_linear(report: LinearReport) -> None:
     )
     out.print(table)
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
-    say(f"Trained on {trained} of {classes}. {tested_on(figures)}")
-    say_strangers(scores.unseen_class_images)
+    echo(f"Trained on {trained} of {classes}. {tested_on(figures)}")
+    print_unseen_classes(scores.unseen_class_images)
     if report.edges:
-        say(
+        echo(
             f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
             "give other values with --lr and --weight-decay."
         )
@@ -138,5 +138,5 @@ def _print_classes(report: LinearReport) -> None:
     table = Table("class", "test images", "top-1")
     scores = report.scores
     for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
-        table.add_row(in_table(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
+        table.add_row(escape_cell(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
     out.print(table)

@@ -9,10 +9,10 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, EXCHANGE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import counting, demand_free_picture, in_table, say
-from jcl.console import pluralize, print_line, readable_size, typed
+from jcl.cli.printing import check_picture_path, echo, escape_cell, progress_bar
+from jcl.console import format_bytes, pluralize, print_line, shell_quote
 from jcl.errors import DataError, SettingsError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 
 if TYPE_CHECKING:
     from jcl.commands.neighbours import Matches
@@ -27,13 +27,13 @@ def embed(options: EmbedOptions) -> dict[str, Any]:
     """
     from jcl.commands.embed import embed as write_features
 
-    with counting("embedding") as progress:
+    with progress_bar("embedding") as progress:
         report = write_features(options, progress=progress)
     for image, reason in report.skipped.items():
         print_line(err, f"skipped {image}: {reason}")
     skipped = f", {len(report.skipped):,} unreadable skipped" if report.skipped else ""
     counts = ", ".join(pluralize(count, f"{name} image") for name, count in report.images.items())
-    say(f"Features of width {report.feature_width} ({counts}{skipped}) are in {options.out}.")
+    echo(f"Features of width {report.feature_width} ({counts}{skipped}) are in {options.out}.")
     return report.as_dict()
 
 
@@ -48,7 +48,7 @@ def neighbours(options: NeighboursOptions) -> dict[str, Any]:
     picture = options.out
     if picture is not None and any(_same_file(picture, image) for image in options.images):
         raise SettingsError(f"{picture} is one of the query images; choose another name for the picture.")
-    demand_free_picture(picture, force=options.force)
+    check_picture_path(picture, force=options.force)
     matches = find_neighbours(options)
     columns = matches.as_dict()
     _print_matches(matches, columns)
@@ -58,7 +58,7 @@ def neighbours(options: NeighboursOptions) -> dict[str, Any]:
 
 
 def _same_file(picture: Path, image: str) -> bool:
-    query = home_expanded(image)
+    query = expand_user(image)
     return picture.exists() and query.exists() and picture.samefile(query)
 
 
@@ -67,12 +67,12 @@ def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
     count = matches.found.rows.shape[1]
     shown = ("name", "class", "split") if len(set(columns["split"])) > 1 else ("name", "class")
     for place, query in enumerate(matches.queries):
-        say(query.name)
+        echo(query.name)
         table = Table("rank", "similarity", "row")
         for name in shown:
             table.add_column(name, overflow="fold")
         for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
-            cells = [in_table(text or "") for text in texts[: len(shown)]]
+            cells = [escape_cell(text or "") for text in texts[: len(shown)]]
             table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
         out.print(table)
 
@@ -87,7 +87,7 @@ def _draw(matches: Matches, picture: Path) -> None:
         print_line(err, f"No picture was drawn: {error}")
         return
     some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
-    say(f"The neighbours{some} are drawn in {picture}.")
+    echo(f"The neighbours{some} are drawn in {picture}.")
 
 
 @command("import", "exchange.ImportOptions", group=EXCHANGE)
@@ -100,13 +100,13 @@ def import_(options: ImportOptions) -> None:
     )
     info = loaded.info
     stem = " with the small stem" if info.stem == "small" else ""
-    say(f"Format: {loaded.source}.")
-    say(f"Loaded: {pluralize(loaded.loaded, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
+    echo(f"Format: {loaded.source}.")
+    echo(f"Loaded: {pluralize(loaded.loaded, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
     parts = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())
-    say(f"Unused: {parts or 'nothing'}.")
+    echo(f"Unused: {parts or 'nothing'}.")
     for note in loaded.notes:
-        say(f"Note: {note}.")
-    say(f"Written to {options.out}. Use it like a run, for example: `jcl knn {typed(options.out)} DATA`.")
+        echo(f"Note: {note}.")
+    echo(f"Written to {options.out}. Use it like a run, for example: `jcl knn {shell_quote(options.out)} DATA`.")
 
 
 @command("export", "exchange.ExportOptions", group=EXCHANGE)
@@ -117,7 +117,7 @@ def export(options: ExportOptions) -> None:
     written = export_backbone(
         options.weights, options.target, options.out, force=options.force, backbone=options.backbone
     )
-    tensors, size = pluralize(written.tensors, "tensor"), readable_size(written.bytes)
-    say(f"{written.info.backbone}: {tensors}, {size}, written to {options.out}.")
+    tensors, size = pluralize(written.tensors, "tensor"), format_bytes(written.bytes)
+    echo(f"{written.info.backbone}: {tensors}, {size}, written to {options.out}.")
     for hint in written.hints:
-        say(hint)
+        echo(hint)

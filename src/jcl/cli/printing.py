@@ -11,7 +11,7 @@ from typing import Any
 from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
-from jcl.console import pluralize, print_line, visible
+from jcl.console import escape_controls, pluralize, print_line
 from jcl.distributed.launch import ERROR_FOLDER
 from jcl.errors import SettingsError
 from jcl.runs.json_object import write_object
@@ -23,7 +23,7 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
         write_object(path, figures)
 
 
-def demand_free_picture(picture: Path | None, *, force: bool) -> None:
+def check_picture_path(picture: Path | None, *, force: bool) -> None:
     """Before anything is done: a picture is a .png file, and never takes the place of another file unasked."""
     from jcl.runs.atomic import refuse_overwrite
 
@@ -34,21 +34,21 @@ def demand_free_picture(picture: Path | None, *, force: bool) -> None:
     refuse_overwrite(picture, force=force)
 
 
-def in_table(text: str) -> str:
+def escape_cell(text: str) -> str:
     """Text from outside as it goes into a table: on one line, without markup or control characters."""
-    return escape(visible(text).replace("\n", "\\n"))
+    return escape(escape_controls(text).replace("\n", "\\n"))
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Print a line to standard output."""
     print_line(out, text)
 
 
-def say_strangers(count: int) -> None:
+def print_unseen_classes(count: int) -> None:
     """How many test images no classifier could get right, beside accuracies."""
     if count:
         images = pluralize(count, "test image has a class", "test images have classes")
-        say(f"{images} unseen in training; counted as errors.")
+        echo(f"{images} unseen in training; counted as errors.")
 
 
 def tested_on(figures: Mapping[str, Any]) -> str:
@@ -64,7 +64,7 @@ def say_aside(text: str) -> None:
     print_line(err, text)
 
 
-def warn_of_dataset_name(location: str | None) -> None:
+def warn_ambiguous_data(location: str | None) -> None:
     """Say so if DATA is the name of a data set and of a folder here."""
     first = rank == 0 and ERROR_FOLDER not in os.environ  # the launcher has said it
     if location is None or not first or not Path(location).is_dir():
@@ -76,7 +76,7 @@ def warn_of_dataset_name(location: str | None) -> None:
 
 
 @contextlib.contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar in a terminal; gives a function that takes how many are done and how many there are."""
     from rich.progress import Progress
 

@@ -12,16 +12,16 @@ from rich.table import Table
 from jcl.cli.app import STUDY, err, out
 from jcl.cli.options import command
 from jcl.cli.printing import (
-    counting,
-    demand_free_picture,
-    in_table,
-    say,
-    say_strangers,
+    check_picture_path,
+    echo,
+    escape_cell,
+    print_unseen_classes,
+    progress_bar,
     tested_on,
-    warn_of_dataset_name,
+    warn_ambiguous_data,
     write_json,
 )
-from jcl.console import pluralize, readable_size
+from jcl.console import format_bytes, pluralize
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def ablate(options: AblateOptions) -> None:
     if options.plan_only:
         folder, total, done = write_plan(options, err)
         cells = pluralize(total, "cell") + (f" ({done:,} already done)" if done else "")
-        say(f"Planned {cells} in {folder}; run each with `jcl ablate-cell CELL`.")
+        echo(f"Planned {cells} in {folder}; run each with `jcl ablate-cell CELL`.")
         return
     found = run(options, err)
     _print_ablation(found)
@@ -68,38 +68,38 @@ def ablate_cell(options: AblateCellOptions) -> dict[str, Any]:
 
     stop_with_parent()
     result = run_cell(options.folder, workers=options.workers, console=err)
-    say(f"linear top-1 {result['linear_top1']:.2f} %, kNN top-1 {result['knn_top1']:.2f} %")
-    say_strangers(result.get("unseen_class_images", 0))  # older versions did not write it
+    echo(f"linear top-1 {result['linear_top1']:.2f} %, kNN top-1 {result['knn_top1']:.2f} %")
+    print_unseen_classes(result.get("unseen_class_images", 0))  # older versions did not write it
     return result
 
 
 def _print_ablation(found: Ablation) -> None:
-    from jcl.runs.json_object import written
+    from jcl.runs.json_object import format_value
     from jcl.studies.ablation import best_points
     from jcl.studies.cells import describe, short_name
 
     if not any(point.results or point.failed for point in found.points):
         return
     best = best_points(found.points)
-    table = Table(*(in_table(short_name(name)) for name in found.names))
+    table = Table(*(escape_cell(short_name(name)) for name in found.names))
     for title in ("linear top-1", "kNN top-1", "validation", "seeds"):
         table.add_column(title, justify="right")
     for point in found.points:
-        values = [in_table(written(point.values[name])) for name in found.names]
+        values = [escape_cell(format_value(point.values[name])) for name in found.names]
         failed = f" ({point.failed} failed)" if point.failed else ""
         means = [_mean(point, metric) for metric in ("linear_top1", "knn_top1", "validation_top1")]
         style = "bold" if len(best) == 1 and point is best[0] else None
         table.add_row(*values, *means, f"{len(point.results)}{failed}", style=style)
     out.print(table)
     if found.results["cells_done"]:
-        say(tested_on(found.results))
-    say_strangers(found.results["unseen_class_images"])
+        echo(tested_on(found.results))
+    print_unseen_classes(found.results["unseen_class_images"])
     if len(best) == 1:
-        say(f"Best on held-out training images (validation): {describe(best[0].values)}.")
+        echo(f"Best on held-out training images (validation): {describe(best[0].values)}.")
     elif best:
-        say(f"{len(best)} values are tied on held-out training images (validation).")
+        echo(f"{len(best)} values are tied on held-out training images (validation).")
     plot = "plot in ablation.png, " if (found.folder / "ablation.png").is_file() else ""
-    say(f"Results are in {found.folder}: {plot}all cells in ablation.csv.")
+    echo(f"Results are in {found.folder}: {plot}all cells in ablation.csv.")
 
 
 def _mean(point: Point, metric: str) -> str:
@@ -121,18 +121,18 @@ def distribution(options: DistributionOptions) -> None:
     from jcl.runs.atomic import refuse_overwrite
     from jcl.studies.distribution import VALUES_SUFFIXES
 
-    demand_free_picture(options.plot, force=options.force)
+    check_picture_path(options.plot, force=options.force)
     if options.values is not None:
         if options.values.suffix.lower() not in VALUES_SUFFIXES:
             raise SettingsError(f"--values must end in {' or '.join(VALUES_SUFFIXES)}, but got {options.values}.")
         refuse_overwrite(options.values, force=options.force)
-    warn_of_dataset_name(split_arguments(options.weights)[1])
-    with counting("views") as progress:
+    warn_ambiguous_data(split_arguments(options.weights)[1])
+    with progress_bar("views") as progress:
         report = compare_views(options, progress)
     _print_distribution(report)
     if options.values is not None:
         report.write_values(options.values)
-        say(f"The values of each image are in {options.values}.")
+        echo(f"The values of each image are in {options.values}.")
     _save(options, report.metrics(), partial(plot_spreads, report.spreads, subtitle=report.describe()))
 
 
@@ -143,21 +143,21 @@ def _print_distribution(report: DistributionReport) -> None:
     for name, spread in report.spreads.items():
         similarity, different = spread.similarity.quantile(0.5), spread.similarity_of_different_views.quantile(0.5)
         variance = spread.variance.quantile(0.5)
-        rows.append([in_table(name), f"{similarity:.4f}", f"{different:.4f}", f"{variance:.3e}", str(spread.width)])
+        rows.append([escape_cell(name), f"{similarity:.4f}", f"{different:.4f}", f"{variance:.3e}", str(spread.width)])
     _print_table(["", "similarity", "without self-pairs", "variance", "width"], rows)
     views = report.summary["views_per_image"]
-    say(f"Medians over {report.describe()}. Similarity is over all {views} × {views} pairs of views, as in the paper.")
+    echo(f"Medians over {report.describe()}. Similarity is over all {views} × {views} pairs of views, as in the paper.")
     (first_name, first), *others = report.spreads.items()
     for name, spread in others:
         share = paired_shares(first, spread)[0]
-        say(f"The views of an image are more similar to {first_name} than to {name} on {share:.1f} % of images.")
-    say("The variance of unit features is (1 - similarity) / width.")
+        echo(f"The views of an image are more similar to {first_name} than to {name} on {share:.1f} % of images.")
+    echo("The variance of unit features is (1 - similarity) / width.")
     if len({spread.width for spread in report.spreads.values()}) > 1:
-        say("The features differ in width: compare their similarities, not their variances.")
+        echo("The features differ in width: compare their similarities, not their variances.")
     for note in report.notes:
-        say(f"Note: {note}")
+        echo(f"Note: {note}")
     if report.summary["skipped"]:
-        say(f"Skipped {pluralize(report.summary['skipped'], 'unreadable image')}.")
+        echo(f"Skipped {pluralize(report.summary['skipped'], 'unreadable image')}.")
 
 
 @command("bound", "studies.BoundOptions", group=STUDY)
@@ -171,15 +171,15 @@ def bound(options: BoundOptions) -> None:
     from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
-    demand_free_picture(options.plot, force=options.force)
-    options.require_effect()
+    check_picture_path(options.plot, force=options.force)
+    options.refuse_unused_options()
     if options.run is None:
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
         _print_gaussian_bound(results, f"{options.draws:,} for each of {images}")
         subtitle = f"{options.draws:,} keys per image, {images}, {options.negatives:,} negatives"
         _save(options, gaussian_metrics(results), partial(plot_gaussian_bound, results, subtitle=subtitle))
         return
-    with counting("checkpoints") as progress:
+    with progress_bar("checkpoints") as progress:
         bounds = bound_along_training(options, options.run, progress)
     _print_run_bound(bounds)
     _save(options, bounds.metrics(), partial(plot_training_bound, bounds, name=str(options.run)))
@@ -188,21 +188,21 @@ def bound(options: BoundOptions) -> None:
 def _print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: str) -> None:
     cases = [[str(case.dimension), f"{case.spread:g}", f"{case.temperature:g}"] for case, _ in results]
     _print_losses(["d", "spread", "t"], cases, [row for _, row in results])
-    say(
+    echo(
         f"Gaussian keys, {draws}. sd: of q·k/t. Eq. 4: loss with infinitely many keys, "
         "± standard error. Eq. 7: Jensen's bound, sampled. Eq. 8: closed form, by its scale."
     )
     if 1.0 in results[0][1].closed:
         case, row = max(results, key=lambda result: result[1].gap(1.0))
         where = f"d = {case.dimension}, spread {case.spread:g}, t = {case.temperature:g}"
-        say(f"At scale 1 the bound is at most {row.gap(1.0):.3g} above Eq. 4, at {where}.")
+        echo(f"At scale 1 the bound is at most {row.gap(1.0):.3g} above Eq. 4, at {where}.")
     _warn_about_scales(results[0][1])
 
 
 def _print_run_bound(bounds: RunBounds) -> None:
     steps, last = [str(each.step) for each in bounds.steps], bounds.steps[-1].row
     _print_losses(["step"], [[step] for step in steps], [each.row for each in bounds.steps])
-    say(
+    echo(
         f"{bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
         "the run's queue as negatives. sd: of q·k/t. Eq. 4: mean over the keys, ± standard error. Eq. 7: "
         f"Jensen's bound. Eq. 8: closed form, by its scale (the run's is {bounds.own_scale:g})."
@@ -213,11 +213,11 @@ def _print_run_bound(bounds: RunBounds) -> None:
         shares = [f"{each.normality.rejected():.1f} %", f"{100 * each.queue_filled:.0f} %"]
         rows.append([step, f"{skewness:+.2f}", f"{kurtosis:+.2f}", *shares])
     _print_table(["step", "skewness", "excess kurtosis", "not Gaussian", "queue filled"], rows)
-    say(
+    echo(
         "Of q·k over the views of an image: medians, and the share of images for which D'Agostino and Pearson's test "
         f"rejects normality at 5 % ({bounds.reference.rejected():.1f} % for Gaussian samples of the same size)."
     )
-    say(
+    echo(
         f"At the last checkpoint Jensen's bound is {last.jensen - last.infinite:.3g} above Eq. 4; Eq. 8 at scale 1, "
         f"which assumes Gaussian keys, differs from it by {last.closed[1.0] - last.jensen:+.3g}."
     )
@@ -235,7 +235,7 @@ def _print_losses(titles: Sequence[str], cases: Sequence[Sequence[str]], rows: S
 
 def _warn_about_scales(row: BoundRow) -> None:
     if min(row.closed) < 1:
-        say("Eq. 8 is a bound for scales of at least 1; below 1 it may be less than Eq. 4.")
+        echo("Eq. 8 is a bound for scales of at least 1; below 1 it may be less than Eq. 4.")
 
 
 @command("cost", "studies.CostOptions", group=STUDY)
@@ -247,8 +247,8 @@ def cost(options: CostOptions) -> None:
     from jcl.report.study_plots import plot_cost
     from jcl.studies.cost import measure_cost
 
-    demand_free_picture(options.plot, force=options.force)
-    with counting("measurements") as progress:
+    check_picture_path(options.plot, force=options.force)
+    with progress_bar("measurements") as progress:
         report = measure_cost(options, progress)
     _print_cost(report)
     _save(options, report.metrics(), partial(plot_cost, report))
@@ -262,18 +262,18 @@ def _print_cost(report: CostReport) -> None:
         again = number > 0 and report.cells[number - 1].method == cell.method
         row = ["" if again else METHODS[cell.method].title, str(cell.keys), "out of memory", "", "", ""]
         if cell.cost is not None:
-            row[2], row[4] = readable_size(cell.cost.bytes), f"{cell.cost.milliseconds:,.1f}"
+            row[2], row[4] = format_bytes(cell.cost.bytes), f"{cell.cost.milliseconds:,.1f}"
         if cell.cost is not None and base is not None:
             row[3] = f"{cell.cost.bytes / base.bytes:.2f}"
             row[5] = f"{cell.cost.milliseconds / base.milliseconds:.2f}"
         rows.append(row)
     _print_table(["method", "keys", "memory", "× MoCo v2", "ms per step", "× MoCo v2"], rows, sections=True)
-    say(f"{report.describe()}. Memory is the peak of a step that PyTorch allocated, weights included.")
+    echo(f"{report.describe()}. Memory is the peak of a step that PyTorch allocated, weights included.")
     for line in (*report.growth_lines(), report.warning()):
         if line:
-            say(line)
-    say("Without gradients, keys are encoded in train.key_passes parts, which keeps memory constant but takes time.")
-    say(f"{report.finding()}.")
+            echo(line)
+    echo("Without gradients, keys are encoded in train.key_passes parts, which keeps memory constant but takes time.")
+    echo(f"{report.finding()}.")
 
 
 def _save(
@@ -283,7 +283,7 @@ def _save(
     write_json(metrics, options.json_file)
     if options.plot is not None:
         plot(options.plot)
-        say(f"The plot is in {options.plot}.")
+        echo(f"The plot is in {options.plot}.")
 
 
 def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, sections: bool = False) -> None:

@@ -10,8 +10,8 @@ from rich.table import Table
 
 from jcl.cli.app import TRAIN, err, out, rank
 from jcl.cli.options import command
-from jcl.cli.printing import in_table, say
-from jcl.console import duration, readable_size, typed
+from jcl.cli.printing import echo, escape_cell
+from jcl.console import format_bytes, format_duration, shell_quote
 
 if TYPE_CHECKING:
     from jcl.commands.run import Run
@@ -64,8 +64,8 @@ def _report_run(run: Run) -> dict[str, Any]:
         return {}  # only the first rank is sure to see the folder
     out.print(run_table(run.summary))
     page = run.path / "report.html"
-    look = f"see {page}" if page.exists() else f"make a page of it with `jcl report {typed(run.path)}`"
-    say(f"Everything is in {run.path} ({look}).")
+    look = f"see {page}" if page.exists() else f"make a page of it with `jcl report {shell_quote(run.path)}`"
+    echo(f"Everything is in {run.path} ({look}).")
     return run.summary
 
 
@@ -89,9 +89,9 @@ _ROWS: dict[str, tuple[str, _Write]] = {
     "epochs": ("epochs", _whole),
     "steps": ("steps", _whole),
     "skipped_steps": ("steps skipped (loss not finite)", _whole),
-    "seconds": ("training time", duration),
+    "seconds": ("training time", format_duration),
     "images_per_second": ("images per second", "{:,.1f}".format),
-    "peak_memory_bytes": ("peak memory", readable_size),
+    "peak_memory_bytes": ("peak memory", format_bytes),
     "ranks": ("ranks", _whole),
     "seed": ("seed", str),  # without commas
 }
@@ -99,7 +99,7 @@ _ROWS: dict[str, tuple[str, _Write]] = {
 
 def run_table(summary: Mapping[str, Any]) -> Table:
     """The results of a run, without those that it does not have: accuracies first, then costs."""
-    table = Table("figure", title=in_table(f"{summary['method']} on {Path(summary['data']).name}"))
+    table = Table("figure", title=escape_cell(f"{summary['method']} on {Path(summary['data']).name}"))
     table.add_column("value", justify="right")
     for name, (words, write) in _ROWS.items():
         if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):

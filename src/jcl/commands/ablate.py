@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, with_absolute_location
-from jcl.console import duration, pluralize, print_line, warn_skipped
+from jcl.console import format_duration, pluralize, print_line, warn_skipped
 from jcl.data import ImageData, ImageSource
 from jcl.data.loader import refuse_large_batch
 from jcl.data.source import fingerprint
@@ -69,7 +69,7 @@ class Plan:
     center: Mapping[str, Any] | None = None  # the shared values, if each setting is varied alone
 
     @contextlib.contextmanager
-    def begun(self, out: Path | None, console: Console) -> Iterator[AblationFolder]:
+    def locked_folder(self, out: Path | None, console: Console) -> Iterator[AblationFolder]:
         """Write the plan to its folder and lock it; raises if the folder holds something else."""
         folder = AblationFolder(out or self.default_folder)
         refuse_inside_data(folder.path, self.cells[0].settings.data.location)
@@ -186,7 +186,7 @@ def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int
     if options.json_file is not None:
         raise SettingsError("--plan-only has no results for --json; remove one of them.")
     plan = _plan(options, console)
-    with plan.begun(options.out, console) as folder:
+    with plan.locked_folder(options.out, console) as folder:
         done = sum(folder.cell(cell).result() is not None for cell in plan.cells)
         return folder.cells, len(plan.cells), done
 
@@ -223,7 +223,7 @@ def _plan(options: AblateOptions, console: Console) -> Plan:
 def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console) -> Ablation:
     """Run the cells without a result, and write tables and plot of everything in the folder."""
     started = time.perf_counter()
-    with plan.begun(out, console) as folder:
+    with plan.locked_folder(out, console) as folder:
         with StopRequest() as stop:
             failed = _run_cells(folder, plan, engine, stop, console)
         records = _write_csv(folder, plan)
@@ -271,7 +271,7 @@ def _run_cells(
             text = f"failed: {outcome.error}"
             if result := ended.result():
                 accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
-                text = f"{accuracies} ({duration(result['seconds'])} of training)"
+                text = f"{accuracies} ({format_duration(result['seconds'])} of training)"
             done += 1
             bar.update(task, completed=done)
             print_line(console, f"[{done}/{total}] {title}: {text}")

@@ -20,7 +20,7 @@ from jcl.evaluate.knn import knn_accuracy
 from jcl.evaluate.linear import linear_probe
 from jcl.runs.folder import RunFolder, add_skipped
 from jcl.runs.json_object import write_object
-from jcl.runs.lock import RunHeld
+from jcl.runs.lock import FolderLocked
 from jcl.settings.schema import Settings, with_values
 from jcl.studies.ablation import CellFolder
 
@@ -46,7 +46,7 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
         run = _train(path, settings, console)
         accuracies, skipped = _evaluate(run, console)
         result = {"seed": cell.seed} | accuracies | {name: run.summary[name] for name in _SUMMARY_KEYS}
-        add_skipped(folder.left_out_file, skipped, anew=True)
+        add_skipped(folder.left_out_file, skipped, overwrite=True)
         write_object(folder.result_file, result)  # the last step
     except Interrupted:
         raise
@@ -65,7 +65,7 @@ def _train(path: Path, settings: Settings, console: Console) -> Run:
             if RunFolder(path).holds_run():
                 return resume(path, console=console)
             return pretrain(settings, path, console=console)
-        except RunHeld as error:  # a process on a lost node may take a moment to notice
+        except FolderLocked as error:  # a process on a lost node may take a moment to notice
             if time.monotonic() > deadline:
                 raise
             if not waiting:

@@ -37,7 +37,7 @@ from jcl.views import ViewRecipe
 def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, BoundRow]]:
     """Eq. 4, 7 and 8 for every combination of dimension, spread and temperature."""
     values = itertools.product(
-        parse_integers(options.dimensions, "--dimensions", least=2),
+        parse_integers(options.dimensions, "--dimensions", minimum=2),
         parse_numbers(options.spreads, "--spreads", lambda n: 0 < n < 1, "between 0 and 1"),
         parse_numbers(options.temperatures, "--temperatures", lambda n: n > 0, "above 0"),
     )

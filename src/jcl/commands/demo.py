@@ -17,14 +17,14 @@ from jcl.commands.report import write_report
 from jcl.commands.report_sample import neighbour_rows
 from jcl.commands.run import Run
 from jcl.commands.run_data import data_facts
-from jcl.console import duration, print_line
+from jcl.console import format_duration, print_line
 from jcl.core.encoder import build_backbone
 from jcl.data import ImageData, open_data
 from jcl.distributed.device import PeakMemory
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate import Features, FeatureSettings, knn_accuracy
 from jcl.report.figures import draw_neighbours, plot_comparison
-from jcl.runs.folder import starting_folder
+from jcl.runs.folder import new_folder
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import ResolvedSettings, resolve
 
@@ -57,7 +57,7 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
         _untrained_row("raw pixels", nn.Flatten(), unscaled, data, settings),
         _untrained_row("random encoder", encoder, preprocessing, data, settings),
     ]
-    with starting_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
+    with new_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
         runs = _train(path, seed, err)
         rows += [
             Row(name, run.summary["knn_top1"], run.summary["seconds"], run.summary["peak_memory_bytes"])
@@ -68,7 +68,7 @@ def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict
     seconds = time.perf_counter() - started
     _print_table(out, rows)
     look = f"Open {page} in a browser" if page is not None else f"The figures are in {path}"
-    print_line(out, f"Done in {duration(seconds)}. {look}; then try your own images: `jcl pretrain FOLDER`.")
+    print_line(out, f"Done in {format_duration(seconds)}. {look}; then try your own images: `jcl pretrain FOLDER`.")
     names = ("pixels", "random", "moco_v2", "jcl")
     return {f"{name}_knn_top1": row.knn_top1 for name, row in zip(names, rows, strict=True)} | {"seconds": seconds}
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from jcl.commands.detection_job import DetectionJob, InitialBackbone, open_initial_backbone
-from jcl.commands.run import RunContext, joined_context
+from jcl.commands.run import RunContext, run_context
 from jcl.console import pluralize
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
@@ -31,14 +31,14 @@ def detect(options: DetectOptions, *, console: Console | None = None) -> Detecti
     """Train and evaluate a detector into the folder `out` (default: a new one under `runs/`)."""
     numbered = options.out is None
     wanted = DetectionFolder(options.out or Path("runs") / f"detect-{options.values['task']}")
-    with joined_context(options.device, RANK_TIMEOUT, console) as context:
+    with run_context(options.device, RANK_TIMEOUT, console) as context:
         ranks = context.ranks
 
         def find() -> DetectionFolder | None:
             asked = functools.cache(lambda: _settings(options, open_initial_backbone(**options.values)))
             return unfinished_folder(wanted, lambda found: found.settings() == asked()) if numbered else wanted
 
-        if (begun := context.begun_before(find)) is not None:
+        if (begun := context.folder_to_continue(find)) is not None:
             return _resume(DetectionFolder(begun), options, context)
 
         def prepare() -> DetectionJob:
@@ -49,9 +49,9 @@ def detect(options: DetectOptions, *, console: Console | None = None) -> Detecti
             return DetectionJob(_settings(options, start), context, options.workers, start)
 
         job = fail_together(ranks, prepare)
-        with context.starting(wanted.path, numbered=numbered) as path, context.locked(path):
+        with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
             folder = DetectionFolder(path)
-            cleanup = folder.removed_unless_begun() if ranks.first else contextlib.nullcontext()
+            cleanup = folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext()
             with cleanup, folder.resumable():
                 fail_together(ranks, lambda: folder.create(job.settings) if ranks.first else None)
                 return _train(job, folder, options.pictures)
@@ -65,7 +65,7 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console | N
     """Continue the training in a folder, exactly as if it had not been interrupted."""
     folder = DetectionFolder(path)
     settings = folder.settings()
-    with joined_context(settings.device, settings.rank_timeout, console) as context:
+    with run_context(settings.device, settings.rank_timeout, console) as context:
         return _resume(folder, options, context)
 
 
@@ -83,7 +83,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
     output = None if options.out is None else DetectionFolder(options.out)
     if (coco := options.coco()) is not None:
         settings = settings.model_copy(update={"coco": coco, "overfit": None})
-    with joined_context(options.device, settings.rank_timeout, console) as context:
+    with run_context(options.device, settings.rank_timeout, console) as context:
         ranks = context.ranks
 
         def prepare() -> tuple[DetectionJob, Progress]:
@@ -107,11 +107,11 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
     ranks = context.ranks
     settings = fail_together(ranks, folder.settings)
     if ranks.any(folder.summary_file.exists()):
-        context.say(f"The detector in {folder.path} has finished; nothing to resume.")
+        context.log(f"The detector in {folder.path} has finished; nothing to resume.")
         return folder
 
     def prepare() -> tuple[DetectionJob, Path | None]:
-        checkpoint = checkpoint_to_resume(folder.checkpoints, context.say)
+        checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)
         start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
         return DetectionJob(settings, context, options.workers, start), checkpoint
 
@@ -128,7 +128,7 @@ def _train(
     if checkpoint is not None:
         progress = fail_together(ranks, lambda: job.load(checkpoint))
         if progress.ranks != ranks.count:
-            context.say(
+            context.log(
                 f"Started on {pluralize(progress.ranks, 'rank')}, resumed on {ranks.count}: the sampled regions differ."
             )
         progress.ranks = ranks.count
@@ -136,8 +136,8 @@ def _train(
     record: Record | NullRecord = NullRecord()
     saver: CheckpointSaver | NullSaver = NullSaver()
     if ranks.first:
-        record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=context.say)
-        saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.say)
+        record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=context.log)
+        saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.log)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
     with record, saver, contextlib.closing(batches):
         Trainer(

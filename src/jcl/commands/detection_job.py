@@ -14,7 +14,7 @@ from torchvision.models.resnet import ResNet
 from jcl.commands.run import RunContext
 from jcl.console import pluralize
 from jcl.core.encoder import build_backbone
-from jcl.cores import usual_workers
+from jcl.cores import default_workers
 from jcl.distributed.device import choose_precision
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.batches import Hardware
@@ -111,7 +111,7 @@ class DetectionJob:
             )
         self.settings, self.context = settings, context
         precision = choose_precision(settings.precision, context.device)
-        workers = usual_workers() if workers is None else workers
+        workers = default_workers() if workers is None else workers
         self.hardware = Hardware(context.device, precision, workers, context.ranks)
         files = coco_files(settings.coco, settings.task)
         dataset, self.val = load_coco(files, settings.task)
@@ -133,7 +133,7 @@ class DetectionJob:
         """Print data, schedule, and what differs from the paper."""
         settings, device = self.settings, self.context.device
         source = "held out of the same file" if self.held_out else str(self.val.file)
-        self.context.say(
+        self.context.log(
             f"Training {settings.task} on {pluralize(len(self.train.images), 'image')} of {self.train.file} "
             f"({pluralize(len(self.train.categories), 'class', 'classes')}), testing on "
             f"{pluralize(len(self.val.images), 'image')} ({source}), on {device}, into {folder}"
@@ -153,12 +153,12 @@ class DetectionJob:
             "small heads, not comparable with the paper": settings.heads != "standard",
         }
         for note in (*self.notes, schedule, *(remark for remark, applies in remarks.items() if applies)):
-            self.context.say(f"  {note}")
+            self.context.log(f"  {note}")
 
     def evaluate(self) -> tuple[Results, dict[str, Any]]:
         """Predictions for the test images, and COCO's metrics, which the first rank computes."""
         settings, context = self.settings, self.context
-        context.say(f"Testing on {pluralize(len(self.val.images), 'image')} ...")
+        context.log(f"Testing on {pluralize(len(self.val.images), 'image')} ...")
         begun = time.perf_counter()
         results = predict(self.detector, self.val, KINDS[settings.task], self.hardware)
         seconds = time.perf_counter() - begun

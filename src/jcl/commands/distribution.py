@@ -12,13 +12,13 @@ from torch import nn
 
 from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.console import StderrConsole, told_apart
+from jcl.console import StderrConsole, unique_names
 from jcl.core.registry import METHODS
 from jcl.data import ImageSource
-from jcl.distributed.device import choose_device, on_device
+from jcl.distributed.device import choose_device, to_device
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.loading import open_backbone
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolve import ResolvedSettings
 from jcl.settings.studies import DistributionOptions
@@ -70,7 +70,7 @@ def compare_views(
 
 def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
     """The runs and weights, and the data: the last of several arguments, if it holds no weights."""
-    paths = [home_expanded(text) for text in texts]
+    paths = [expand_user(text) for text in texts]
     if len(texts) > 1 and not _holds_weights(paths[-1]):
         return paths[:-1], texts[-1]
     return paths, None
@@ -104,7 +104,7 @@ def _viewers(
             size, mean, std = own.size, own.mean, own.std
         else:
             found = open_backbone(path)
-            network, size = on_device(found.network, device), found.info.image_size
+            network, size = to_device(found.network, device), found.info.image_size
             mean, std = found.info.mean, found.info.std
         viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **changes)))
     return viewers, notes
@@ -131,7 +131,7 @@ def _names(paths: Sequence[Path], settings: RunSettings) -> list[str]:
     methods = [settings[path].method.name if path in settings else "" for path in paths]
     if all(methods) and len(set(methods)) == len(paths):
         return [METHODS[method].title for method in methods]
-    return told_apart([_file_name(path.resolve()) for path in paths], " ")
+    return unique_names([_file_name(path.resolve()) for path in paths], " ")
 
 
 def _file_name(path: Path) -> str:

@@ -18,7 +18,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, FeatureTable, check_writable, write_feature_file
 from jcl.evaluate.features import labels_of
 from jcl.export.backbone_file import weights_digest
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.settings.exchange import EmbedOptions
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -50,7 +50,7 @@ class EmbedReport:
 def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedReport:
     """Write the features of all readable images; `progress` is called with the number of images done and in all."""
     started = time.perf_counter()
-    inputs = (options.weights, home_expanded(options.data))
+    inputs = (options.weights, expand_user(options.data))
     if options.out.exists() and any(path.exists() and options.out.samefile(path) for path in inputs):
         raise SettingsError(f"{options.out} is an input of this command; choose another --out.")
     check_writable(options.out, force=options.force)
@@ -60,7 +60,7 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedRe
         raise DataError(f"{options.data} has no split {options.split!r}; use --split {' or '.join(splits)} or all.")
     sources = splits if options.split == "all" else {options.split: splits[options.split]}
     info = FeatureInfo(
-        weights=str(home_expanded(options.weights).resolve()),
+        weights=str(expand_user(options.weights).resolve()),
         weights_digest=weights_digest(target.backbone),
         backbone=target.info.backbone,
         image_size=target.info.image_size,

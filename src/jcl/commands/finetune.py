@@ -14,16 +14,16 @@ from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.encoder import build_backbone
-from jcl.cores import usual_workers
+from jcl.cores import default_workers
 from jcl.data.named import absolute_location
-from jcl.distributed.device import on_device
+from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
-from jcl.runs.folder import starting_folder
+from jcl.runs.folder import new_folder
 from jcl.runs.lock import RunLock
 from jcl.settings.evaluation import FinetuneOptions
 from jcl.settings.schema import validated
@@ -51,9 +51,9 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
     work = _Finetuning(settings, target, task, options.workers, console)
-    with starting_folder(out or Path("runs") / f"finetune-{target.data.name}", numbered=out is None) as path:
+    with new_folder(out or Path("runs") / f"finetune-{target.data.name}", numbered=out is None) as path:
         folder = FinetuneFolder(path)
-        with folder.begun(warn=partial(print_line, console)):
+        with folder.locked_for_training(warn=partial(print_line, console)):
             folder.create(settings.model_dump_json(indent=2), work.names)
             return work.run(folder)
 
@@ -118,7 +118,7 @@ class _Finetuning:
         console: Console,
     ) -> None:
         self.settings, self.target, self.console = settings, target, console
-        self.workers = usual_workers() if workers is None else workers
+        self.workers = default_workers() if workers is None else workers
         info, seed, backbone = target.info, settings.train.seed, target.backbone
         self.task = task.select(label_subset(task.labels, label_amount(settings.labels), seed))
         self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]
@@ -126,7 +126,7 @@ class _Finetuning:
             torch.manual_seed(seed)
             backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)
         network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
-        self.network = on_device(network, target.device)
+        self.network = to_device(network, target.device)
 
     def run(self, folder: FinetuneFolder, *, resumed: bool = False) -> FinetuneFolder:
         """Train, evaluate and write the results."""

@@ -22,7 +22,7 @@ from jcl.evaluate.feature_file import FeatureTable, read_feature_file
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.export.backbone_file import weights_digest
 from jcl.export.loading import open_backbone
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.report.contents import NamedImage, NeighbourRow
 from jcl.report.figures import draw_neighbours
 from jcl.settings.exchange import NeighboursOptions
@@ -84,8 +84,8 @@ def find_neighbours(options: NeighboursOptions) -> Matches:
 
 
 def _image_query(table: FeatureTable, name: str) -> Query:
-    if home_expanded(name).is_file():
-        return Query(str(home_expanded(name)), None)
+    if expand_user(name).is_file():
+        return Query(str(expand_user(name)), None)
     rows = [row for row, known in enumerate(table.names) if known == name]
     if len(rows) > 1:
         raise SettingsError(f"the index has several images named {name}; choose one with --row, for example {rows[0]}.")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from jcl.commands.run import Run, RunContext, joined_context, write_choices
+from jcl.commands.run import Run, RunContext, run_context, write_choices
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
 from jcl.commands.train_run import RunParts, build_parts, machine_choices, train_run
 from jcl.console import StderrConsole, pluralize
@@ -25,7 +25,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.runs.folder import RunFolder, unfinished_folder
-from jcl.settings.resolve import Choice, ResolvedSettings, fit_to_ranks, resolve, views_in_words
+from jcl.settings.resolve import Choice, ResolvedSettings, describe_views, fit_to_ranks, resolve
 from jcl.settings.schema import Settings, TrainSettings, validated, with_values
 from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
@@ -46,14 +46,14 @@ def pretrain(
         )
     if out == "":  # as a path it would be the current folder
         raise SettingsError("out is empty; name a folder, or leave it out for a new one in runs/.")
-    with joined_context(settings.train.device, settings.train.rank_timeout, console) as context:
+    with run_context(settings.train.device, settings.train.rank_timeout, console) as context:
         data = _open_data(settings, context)
         wanted = RunFolder(Path("runs") / f"{settings.method.name}-{data.name}" if out is None else out)
 
         def find() -> RunFolder | None:
-            return wanted if out is not None else unfinished_folder(wanted, partial(_begun_with, settings))
+            return wanted if out is not None else unfinished_folder(wanted, partial(_started_with, settings))
 
-        if (begun := context.begun_before(find)) is not None:
+        if (begun := context.folder_to_continue(find)) is not None:
             return _resume(begun, context)
         return _begin(settings, data, wanted, context, label, numbered=out is None)
 
@@ -63,7 +63,7 @@ def resume(path: str | Path, *, console: Console | None = None) -> Run:
     folder = RunFolder(path)
     # Only the first rank needs to see the folder; the others use the defaults until it has sent its settings.
     train = folder.settings().train if folder.settings_file.is_file() else TrainSettings()
-    with joined_context(train.device, train.rank_timeout, console) as context:
+    with run_context(train.device, train.rank_timeout, console) as context:
         return _resume(folder.path, context)
 
 
@@ -78,7 +78,7 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
         return profile_steps(parts.step, parts.loader)
 
 
-def _begun_with(settings: Settings, folder: RunFolder) -> bool:
+def _started_with(settings: Settings, folder: RunFolder) -> bool:
     """Whether the run was started with these settings."""
     asked, found = with_absolute_location(settings).model_dump(), folder.settings().model_dump()
     asked["model"]["bn_groups"] = "auto"  # may have been adapted to the ranks
@@ -126,7 +126,7 @@ def _begin(
 
     own, choices = fail_together(ranks, resolve_all)
     settings = _broadcast(own, ranks)  # other machines may resolve "auto" differently
-    wanted = RunFolder(ranks.from_first(str(wanted.path).encode()).decode())
+    wanted = RunFolder(ranks.broadcast_bytes(str(wanted.path).encode()).decode())
 
     def ready() -> RunParts:
         refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
@@ -139,9 +139,9 @@ def _begin(
         write_choices(folder, [*choices, *machine_choices(settings, context.device)])
 
     parts = fail_together(ranks, ready)
-    with context.starting(wanted.path, numbered=numbered) as path, context.locked(path):
+    with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
         folder = RunFolder(path)
-        with folder.removed_unless_begun() if ranks.first else contextlib.nullcontext():
+        with folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext():
             fail_together(ranks, lambda: create(folder) if ranks.first else None)
             _announce(context, settings, data, choices, folder)
             return train_run(settings, folder, data, parts, context, label)
@@ -150,7 +150,7 @@ def _begin(
 def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSettings:
     """The first rank's settings, on every rank."""
     text = "" if settings is None else settings.model_dump_json()
-    values = json.loads(ranks.from_first(text.encode()))
+    values = json.loads(ranks.broadcast_bytes(text.encode()))
     return validated(ResolvedSettings, values, "the first rank's settings")
 
 
@@ -171,7 +171,7 @@ def _resume(path: Path, context: RunContext) -> Run:
     settings = _broadcast(fail_together(ranks, lambda: _stored_settings(folder) if ranks.first else None), ranks)
     settings, changes = fail_together(ranks, lambda: fit_to_ranks(settings, ranks.count))
     if ranks.any(ranks.first and folder.summary_file.exists()):
-        context.say(
+        context.log(
             f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run with more "
             "--epochs, since the learning rate schedule spans all of them."
         )
@@ -182,7 +182,7 @@ def _resume(path: Path, context: RunContext) -> Run:
         data = _open_data(settings, context)
         parts = fail_together(ranks, lambda: build_parts(settings, data, context))
         for change in changes:
-            context.say(f"  {change.name} = {change.value}: {change.reason}")
+            context.log(f"  {change.name} = {change.value}: {change.reason}")
         return train_run(settings, folder, data, parts, context, None, resumed=True)
 
 
@@ -191,15 +191,15 @@ def _announce(
 ) -> None:
     """Print what is trained, and every automatic choice with its reason."""
     ranks = f", {context.ranks.count} ranks" if context.ranks.count > 1 else ""
-    context.say(
-        f"Pre-training {settings.model.backbone} with {settings.method.name}{views_in_words(settings)} "
+    context.log(
+        f"Pre-training {settings.model.backbone} with {settings.method.name}{describe_views(settings)} "
         f"on {data.train.description} ({context.device.type}{ranks}), "
         f"{pluralize(settings.train.epochs, 'epoch')}, into {folder.path}",
     )
     for choice in choices:
-        context.say(f"  {choice.name} = {choice.value}: {choice.reason}")
+        context.log(f"  {choice.name} = {choice.value}: {choice.reason}")
     if (warmup := float(settings.train.warmup_epochs)) >= settings.train.epochs:
-        context.say(
+        context.log(
             f"  warning: the warm-up of {warmup:g} epochs is longer than the run ({settings.train.epochs}); "
             "use --set train.warmup_epochs=auto for short runs"
         )

@@ -11,17 +11,17 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.commands.run import joined_context
+from jcl.commands.run import run_context
 from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
 from jcl.console import StderrConsole, print_line
-from jcl.cores import usual_workers
+from jcl.cores import default_workers
 from jcl.data.source import fingerprint
-from jcl.distributed.device import on_device
+from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.folders import ProbeFolder
-from jcl.evaluate.knn import KnnResult, knn_on
+from jcl.evaluate.knn import KnnResult, evaluate_knn
 from jcl.evaluate.linear import (
     LEARNING_RATES,
     WEIGHT_DECAYS,
@@ -32,7 +32,7 @@ from jcl.evaluate.linear import (
     probe_optimizer,
     state_of,
 )
-from jcl.evaluate.supervised import Classifier, ClassifierTraining, Evaluated, crop_and_flip, train_and_evaluate
+from jcl.evaluate.supervised import Classifier, ClassifierResult, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export.backbone_file import weights_digest
 from jcl.settings.evaluation import KnnOptions, LinearOptions
 from jcl.settings.resolve import default_knn_k
@@ -54,10 +54,10 @@ def measure_knn(
     The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
     `progress` is called with the number of images done and their total, for the training and then the test set.
     """
-    with joined_context(options.device, RANK_TIMEOUT, console) as context:
+    with run_context(options.device, RANK_TIMEOUT, console) as context:
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
-        workers = max(1, usual_workers() // ranks.count) if options.workers is None else options.workers
+        workers = max(1, default_workers() // ranks.count) if options.workers is None else options.workers
         console = console or StderrConsole()
         features = partial(
             target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
@@ -65,7 +65,7 @@ def measure_knn(
         data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
             print_line(console, "No labelled test set: some training images are held out as queries.")
-        return knn_on(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
+        return evaluate_knn(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
 
 
 @dataclass(frozen=True)
@@ -175,12 +175,12 @@ class PaperProbe:
         }
         return LinearReport(scores, self.task.class_names, _figures(self.options, scores, chosen, self.task))
 
-    def run(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> Evaluated:
+    def run(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> ClassifierResult:
         """Train the layer on the training images and evaluate it on the test images after the last epoch."""
         target, train = self.target, self.train
         width, classes = target.info.feature_width, len(self.task.classes)
         network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
-        network = on_device(network, target.device)
+        network = to_device(network, target.device)
         before = state_of(target.backbone)
         training = ClassifierTraining(
             title="linear probe",
@@ -201,13 +201,13 @@ class PaperProbe:
 
     def report_kept_in(self, folder: ProbeFolder) -> LinearReport:
         """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
-        say = partial(print_line, self.console)
+        log = partial(print_line, self.console)
         probe = self.description()
         folder.refuse_other(probe)
-        with folder.begun(warn=say):
+        with folder.locked_for_training(warn=log):
             resumed = folder.begin(probe)
             if folder.finished:
-                say(f"The linear probe in {folder.path} has finished; showing its result.")
+                log(f"The linear probe in {folder.path} has finished; showing its result.")
                 return LinearReport(folder.scores(), self.task.class_names, folder.summary())
             report = self.report(folder, resumed=resumed)
             folder.write_scores(report.scores)

@@ -15,19 +15,19 @@ from rich.console import Console
 from jcl.commands.report_sample import evaluate_sample, example_views
 from jcl.commands.run import read_choices
 from jcl.commands.run_data import open_run_data
-from jcl.console import listed, plain_names, pluralize
+from jcl.console import join_words, plain_names, pluralize
 from jcl.data import ImageData
 from jcl.data.named import KNOWN_SETS, data_warnings
 from jcl.data.shards.fetch import is_shard_location
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, JclError, RunError, SettingsError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.report.contents import Metric, RunContents
 from jcl.report.page import missing_sections, render_page
 from jcl.report.tables import METRICS
 from jcl.runs.atomic import refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
-from jcl.runs.json_object import is_figure, read_object
+from jcl.runs.json_object import is_number, read_object
 from jcl.runs.metrics import read_metrics
 from jcl.settings.evaluation import ReportOptions
 from jcl.settings.schema import Settings, with_values
@@ -98,7 +98,7 @@ def write_report(
     if lost := missing_sections(old_page, page):
         reasons = " ".join(reason for run in runs for reason in run.missing)
         raise RunError(
-            f"{file} is not overwritten, because a new page would lack its {listed(lost)}. {reasons} "
+            f"{file} is not overwritten, because a new page would lack its {join_words(lost)}. {reasons} "
             "Use -o FILE to write another file, or --force to overwrite this one."
         )
     content = page.encode(errors="replace")  # folder names may not be valid UTF-8
@@ -131,7 +131,7 @@ def read_run(path: Path, name: str) -> RunContents:
     folder = RunFolder(path)
     return RunContents(
         name=name,
-        path=home_expanded(path).resolve(),
+        path=expand_user(path).resolve(),
         settings=folder.settings(),
         metrics=read_metrics(folder.metrics_file) if folder.metrics_file.exists() else [],
         summary=_read_json(path / "summary.json"),
@@ -143,7 +143,7 @@ def read_run(path: Path, name: str) -> RunContents:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The folders' names, with as many parent folders as needed to make them distinct."""
-    whole = [home_expanded(path).resolve() for path in paths]
+    whole = [expand_user(path).resolve() for path in paths]
     if len(set(whole)) < len(whole):
         raise SettingsError("The same run folder is given twice.")
     depth = 1
@@ -174,7 +174,7 @@ def _measured(path: Path) -> dict[Metric, float]:
     for file in sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name)):
         values = _read_json(file) or {}
         found |= {
-            Metric(name, _protocol(name, values)): values[name] for name in METRICS if is_figure(values.get(name))
+            Metric(name, _protocol(name, values)): values[name] for name in METRICS if is_number(values.get(name))
         }
     return found
 

@@ -14,13 +14,13 @@ from torch import nn
 
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.method import ContrastiveLearner
-from jcl.distributed.group import Ranks, fail_together, joined_ranks
+from jcl.distributed.group import Ranks, fail_together, process_group
 from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
 from jcl.export import load_backbone
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
-from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, starting_folder
+from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock
 from jcl.runs.metrics import read_metrics
@@ -35,7 +35,7 @@ class Run:
     path: Path
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", home_expanded(self.path))  # may be given as a string
+        object.__setattr__(self, "path", expand_user(self.path))  # may be given as a string
 
     @property
     def settings(self) -> ResolvedSettings:
@@ -103,16 +103,16 @@ def read_choices(folder: RunFolder) -> list[Choice] | None:
     ]
 
 
-def write_skipped(folder: RunFolder, skipped: dict[str, str], say: Callable[[str], None], *, resumed: bool) -> None:
+def write_skipped(folder: RunFolder, skipped: dict[str, str], log: Callable[[str], None], *, resumed: bool) -> None:
     """List unreadable images with the reasons; a resumed run adds to its list."""
     if not skipped:
         return
     try:
-        listed = add_skipped(folder.skipped_file, skipped, anew=not resumed)
+        listed = add_skipped(folder.skipped_file, skipped, overwrite=not resumed)
     except RunError as error:
-        say(f"Skipped {pluralize(len(skipped), 'unreadable image')}, but {error}")
+        log(f"Skipped {pluralize(len(skipped), 'unreadable image')}, but {error}")
         return
-    say(f"Skipped {pluralize(len(listed), 'unreadable image')}; the reasons are in {folder.skipped_file}.")
+    log(f"Skipped {pluralize(len(listed), 'unreadable image')}; the reasons are in {folder.skipped_file}.")
 
 
 @dataclass(frozen=True)
@@ -158,36 +158,36 @@ class RunContext:
     device: torch.device
     console: Console
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         print_line(self.console, text)
 
     @contextlib.contextmanager
-    def starting(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
-        """The folder of work that starts now, as `starting_folder` has it; the first rank makes it and names it."""
+    def new_folder(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
+        """The folder of work that starts now, as `new_folder` has it; the first rank makes it and names it."""
         with contextlib.ExitStack() as made:
-            folder = starting_folder(wanted, numbered=numbered)
+            folder = new_folder(wanted, numbered=numbered)
             path = fail_together(self.ranks, lambda: made.enter_context(folder) if self.ranks.first else wanted)
-            yield Path(self.ranks.from_first(str(path).encode()).decode())
+            yield Path(self.ranks.broadcast_bytes(str(path).encode()).decode())
 
-    def begun_before(self, find: Callable[[], TrainingFolder | None]) -> Path | None:
+    def folder_to_continue(self, find: Callable[[], TrainingFolder | None]) -> Path | None:
         """The folder to continue if a launcher has restarted all ranks, as the first rank finds it."""
         again = self.ranks.any(launch_environment().restarts > 0)  # a launcher that itself was restarted does not know
         folder = find() if again and self.ranks.first else None
         path = str(folder.path) if folder is not None and folder.settings_file.exists() else ""
-        path = self.ranks.from_first(path.encode()).decode()
+        path = self.ranks.broadcast_bytes(path.encode()).decode()
         return Path(path) if path else None
 
     @contextlib.contextmanager
     def locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of the folder; the first rank holds the lock for all."""
         with contextlib.ExitStack() as held:
-            lock = RunLock(folder, warn=self.say)
+            lock = RunLock(folder, warn=self.log)
             fail_together(self.ranks, lambda: held.enter_context(lock) if self.ranks.first else None)
             yield
 
 
 @contextlib.contextmanager
-def joined_context(device: str, rank_timeout: float, console: Console | None) -> Iterator[RunContext]:
+def run_context(device: str, rank_timeout: float, console: Console | None) -> Iterator[RunContext]:
     """The context of this rank. Only the first one prints: to the given console, or to standard error."""
-    with joined_ranks(device, rank_timeout) as (ranks, own_device):
+    with process_group(device, rank_timeout) as (ranks, own_device):
         yield RunContext(ranks, own_device, (console or StderrConsole()) if ranks.first else Console(quiet=True))

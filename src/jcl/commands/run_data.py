@@ -13,7 +13,7 @@ from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_
 from jcl.data.named import absolute_location, class_list
 from jcl.data.shards.fetch import is_shard_location
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.settings.resolve import DataFacts
 from jcl.settings.schema import Settings, with_values
 
@@ -25,7 +25,7 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
         raise SettingsError("give the images to train on, for example: jcl pretrain photos/.")
     return open_data(
         data.location,
-        root=home_expanded(data.root) if data.root else None,
+        root=expand_user(data.root) if data.root else None,
         download=data.download,
         classes=class_list(data.subset) if data.subset else None,
         strict=data.strict,

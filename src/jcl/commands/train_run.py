@@ -12,7 +12,7 @@ import torch
 
 from jcl.commands.report import write_report
 from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_skipped, write_summary
-from jcl.console import pluralize, typed
+from jcl.console import pluralize, shell_quote
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.data.source import fingerprint_of_content, fingerprint_of_listing
@@ -23,7 +23,7 @@ from jcl.evaluate.knn import online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
-from jcl.runs.json_object import named_differences, written
+from jcl.runs.json_object import describe_differences, format_value
 from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.resolve import Choice, ResolvedSettings
@@ -113,7 +113,7 @@ def train_run(
     finally:
         parts.loader.close()
         if ranks.first:
-            write_skipped(folder, unreadable | parts.loader.skipped, context.say, resumed=resumed)
+            write_skipped(folder, unreadable | parts.loader.skipped, context.log, resumed=resumed)
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
@@ -141,8 +141,8 @@ def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progres
         except OSError as error:
             raise RunError(f"the checkpoint {path} cannot be read: {error.strerror}.") from None
 
-    path = fail_together(ranks, lambda: checkpoint_to_resume(folder.checkpoints, context.say) if ranks.first else None)
-    received = ranks.from_first(fail_together(ranks, content))
+    path = fail_together(ranks, lambda: checkpoint_to_resume(folder.checkpoints, context.log) if ranks.first else None)
+    received = ranks.broadcast_bytes(fail_together(ranks, content))
     with tempfile.NamedTemporaryFile(suffix=".safetensors") as copy:
         if received and not ranks.first:
             copy.write(received)
@@ -152,7 +152,7 @@ def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progres
             return Progress(ranks=ranks.count)
         progress = load_checkpoint(path, parts.learner, parts.optimizer, context.device)
     if progress.ranks != ranks.count:
-        context.say(
+        context.log(
             f"Resuming on {pluralize(ranks.count, 'rank')} a run started on {progress.ranks}: batches, views and "
             "shuffles stay the same; results differ by rounding only."
         )
@@ -164,20 +164,20 @@ def _compare_with_checkpoint(
     progress: Progress, settings: ResolvedSettings, data: ImageData, parts: RunParts, context: RunContext
 ) -> None:
     """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
-    ranks, say = context.ranks, context.say
+    ranks, log = context.ranks, context.log
     names = [name for name in setting_names() if name.startswith(_SECTIONS) and affects_results(name)]
     names.remove("model.bn_groups")  # adapted to the number of ranks
     before, now = progress.settings, values_of(settings, names)
     both = [name for name in names if name in before]  # versions may differ in the settings they have
     progress.settings = now
-    if other := named_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
-        say(f"Settings have changed since the checkpoint was written: {other}.")
+    if other := describe_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
+        log(f"Settings have changed since the checkpoint was written: {other}.")
     # Only the first rank writes checkpoints, so only it needs the fingerprints.
-    fail_together(ranks, lambda: _report_changed_images(progress, data, say) if ranks.first else None)
-    fail_together(ranks, lambda: _check_schedule(progress, parts.loader.steps_per_epoch, settings, say))
+    fail_together(ranks, lambda: _report_changed_images(progress, data, log) if ranks.first else None)
+    fail_together(ranks, lambda: _check_schedule(progress, parts.loader.steps_per_epoch, settings, log))
 
 
-def _report_changed_images(progress: Progress, data: ImageData, say: Callable[[str], None]) -> None:
+def _report_changed_images(progress: Progress, data: ImageData, log: Callable[[str], None]) -> None:
     before, progress.images = progress.images, {}
     for images, kind in ((data.train, "train"), (data.test, "test")):
         if images is None:
@@ -190,14 +190,14 @@ def _report_changed_images(progress: Progress, data: ImageData, say: Callable[[s
         # With another listing other images are sampled, so their content says nothing.
         what = "number, names or labels" if changed[0].endswith("listing") else "pixels"
         why = "" if changed[0].endswith("listing") else " (or the image library has)"
-        say(
+        log(
             f"The {what} of {images.description} have changed since the checkpoint was written{why}. "
             "The run continues with the current images."
         )
 
 
 def _check_schedule(
-    progress: Progress, steps_per_epoch: int, settings: ResolvedSettings, say: Callable[[str], None]
+    progress: Progress, steps_per_epoch: int, settings: ResolvedSettings, log: Callable[[str], None]
 ) -> None:
     before, progress.steps_per_epoch = progress.steps_per_epoch, steps_per_epoch
     total, changed = settings.train.epochs * steps_per_epoch, ""
@@ -213,7 +213,7 @@ def _check_schedule(
         )
     if changed:
         now = progress.step / steps_per_epoch
-        say(f"{changed} The run was at epoch {progress.step / before:.3g} and is at {now:.3g}.")
+        log(f"{changed} The run was at epoch {progress.step / before:.3g} and is at {now:.3g}.")
 
 
 def machine_choices(settings: ResolvedSettings, device: torch.device) -> list[Choice]:
@@ -237,7 +237,7 @@ def _update_choices(folder: RunFolder, settings: ResolvedSettings, device: torch
     for choice in before:
         value = now.get(choice.name, choice.value)
         if value != choice.value:
-            choice = replace(choice, value=value, reason=f"was {written(choice.value)} before the run was resumed")
+            choice = replace(choice, value=value, reason=f"was {format_value(choice.value)} before the run was resumed")
         if value != "auto":
             choices.append(choice)
     write_choices(folder, [*choices, *machine_choices(settings, device)])
@@ -249,8 +249,8 @@ def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None
         write_report([folder.path], folder.report_file, device=str(context.device), data=data, force=True)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Stopped: the run is finished, only its page is missing; write it with `jcl report {typed(folder.path)}`."
+            f"Stopped: the run is finished, but not its page; write it with `jcl report {shell_quote(folder.path)}`."
         ) from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        context.say(f"Could not write the page {folder.report_file}: {reason}")
+        context.log(f"Could not write the page {folder.report_file}: {reason}")

@@ -21,21 +21,21 @@ class ImageBatch:
 
     pixels (n, 3, C, C) uint8, each image in the top left corner and zeros around it; sizes (n, 2) int64, its height and
     width; samples (n,) int64, its index in the source. On one of several ranks the n images are a part of a larger
-    batch of N, and places (N,) int64 is the row of each image of that batch here, -1 if it is on another rank.
+    batch of N, and local_rows (N,) int64 is the row of each image of that batch here, -1 if it is on another rank.
     """
 
     pixels: Tensor
     sizes: Tensor
     samples: Tensor
-    places: Tensor | None = None
+    local_rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> ImageBatch:
         """Apply a function to every tensor."""
-        places = None if self.places is None else function(self.places)
-        return ImageBatch(function(self.pixels), function(self.sizes), function(self.samples), places)
+        local_rows = None if self.local_rows is None else function(self.local_rows)
+        return ImageBatch(function(self.pixels), function(self.sizes), function(self.samples), local_rows)
 
     def to(self, device: torch.device | str) -> ImageBatch:
         """Copy to a device; asynchronous for pinned memory, except for copies to the CPU."""
@@ -46,7 +46,7 @@ class ImageBatch:
         return self.map(torch.clone)
 
     def tensors(self) -> list[Tensor]:
-        tensors = (self.pixels, self.sizes, self.samples, self.places)
+        tensors = (self.pixels, self.sizes, self.samples, self.local_rows)
         return [tensor for tensor in tensors if tensor is not None]
 
 
@@ -163,7 +163,7 @@ class ResidentImages:
         return ImageBatch(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
 
 
-class GrowingStore:
+class DecodedCache:
     """Collects decoded images until it has every one, so that each file is decoded once in a run.
 
     The operating system allocates the pages of the large tensor as they are filled.

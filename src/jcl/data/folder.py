@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.console import pluralize, typed
+from jcl.console import pluralize, shell_quote
 from jcl.data.decode import decode
 from jcl.data.listing import Listing, NameTable, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
@@ -144,7 +144,7 @@ def _about_empty(root: Path, listing: Listing) -> str:
     if "" in listing.unlisted:
         return f"The folder {root} cannot be listed: {listing.unlisted['']}"
     if any(root.glob("*.tar")):
-        return f"The folder {root} holds .tar files; to use them as shards, give {typed(root / '*.tar')}"
+        return f"The folder {root} holds .tar files; to use them as shards, give {shell_quote(root / '*.tar')}"
     problem = f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"
     return ". ".join([problem, *_about_skipped(listing)])
 

@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jcl.data.batch import Decoded, GrowingStore, ImageBatch, ImageReader, ResidentImages, canvas_for
-from jcl.data.source import ArrayImages, ImageSource, NoneReadable, UnreadableImage
+from jcl.data.batch import Decoded, DecodedCache, ImageBatch, ImageReader, ResidentImages, canvas_for
+from jcl.data.source import ArrayImages, ImageSource, NoReadableImages, UnreadableImage
 from jcl.data.workers import DecodingPool
-from jcl.distributed.group import ALONE, Ranks, contact
+from jcl.distributed.group import ALONE, Ranks, catch_lost_contact
 from jcl.errors import CollectiveDataError, DataError
 from jcl.random import DATA_ORDER, KEY_SHUFFLE, permutation
 
-KEPT_BYTES: Final = 2 * 1024**3
+CACHE_BYTES: Final = 2 * 1024**3
 """Decoded images are kept in memory from the first epoch on if all of them take no more than this."""
 
 
@@ -49,7 +49,7 @@ class BatchLoader:
         workers: int = 0,
         device: torch.device | str = "cpu",
         strict: bool = False,
-        kept_bytes: int = KEPT_BYTES,
+        cache_bytes: int = CACHE_BYTES,
         ranks: Ranks = ALONE,
         num_keys: int = 1,
     ) -> None:
@@ -58,18 +58,18 @@ class BatchLoader:
         self.skipped: dict[str, str] = {}
         self.batch_size = batch_size
         self._ranks, self._own_size = ranks, batch_size // ranks.count
-        self._dealer = Dealer(ranks, seed, batch_size, num_keys) if ranks.count > 1 else None
+        self._exchange = ImageExchange(ranks, seed, batch_size, num_keys) if ranks.count > 1 else None
         self._source, self._seed, self._strict = source, seed, strict
         self._device = torch.device(device)
         self._resident: ResidentImages | None = None
-        self._store: GrowingStore | None = None
+        self._store: DecodedCache | None = None
         if isinstance(source, ArrayImages):
             self._resident = ResidentImages(source.pixels, self._device)
             canvas, workers = 0, 0
         else:
             canvas = canvas_for(source, canvas)
-            if GrowingStore.bytes_needed(len(source), canvas) <= kept_bytes:
-                self._store = GrowingStore(len(source), canvas)
+            if DecodedCache.bytes_needed(len(source), canvas) <= cache_bytes:
+                self._store = DecodedCache(len(source), canvas)
         reader = ImageReader(source, canvas, substitute=True)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
         self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
@@ -83,7 +83,7 @@ class BatchLoader:
         if self._resident is not None:
             return prefetch_to_device(self._device, self._resident_batches(self._resident, number, start))
         batches = prefetch_to_device(self._device, self._decoded_batches(number, start))
-        return batches if self._dealer is None else self._exchanged(self._dealer, batches, number, start)
+        return batches if self._exchange is None else self._exchanged(self._exchange, batches, number, start)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -103,19 +103,21 @@ class BatchLoader:
 
     def _resident_batches(self, images: ResidentImages, epoch: int, start: int) -> Iterator[ImageBatch]:
         for step, indices in enumerate(self._order(epoch, start, images.device), epoch * self.steps_per_epoch + start):
-            if self._dealer is None:
+            if self._exchange is None:
                 yield images.batch(indices)
             else:  # every rank has every image, so there is nothing to exchange
-                deal = self._dealer.deal(step)
-                batch = images.batch(indices[deal.rows.to(images.device)])
-                yield replace(batch, places=deal.places.to(images.device))
+                plan = self._exchange.plan(step)
+                batch = images.batch(indices[plan.rows.to(images.device)])
+                yield replace(batch, local_rows=plan.local_rows.to(images.device))
 
-    def _exchanged(self, dealer: Dealer, batches: Iterator[ImageBatch], epoch: int, start: int) -> Iterator[ImageBatch]:
-        batches = self._failing_together(batches) if self._strict else batches
+    def _exchanged(
+        self, exchange: ImageExchange, batches: Iterator[ImageBatch], epoch: int, start: int
+    ) -> Iterator[ImageBatch]:
+        batches = self._raising_together(batches) if self._strict else batches
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start):
-            yield dealer.exchange(batch, dealer.deal(step))
+            yield exchange.run(batch, exchange.plan(step))
 
-    def _failing_together(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
+    def _raising_together(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
         """Raise on all ranks if one cannot read an image, before the others wait for it."""
         while True:
             batch, error = None, ""
@@ -124,7 +126,7 @@ class BatchLoader:
             except DataError as met:
                 error = str(met)
             if self._ranks.any(bool(error)):
-                raise CollectiveDataError(next(filter(None, self._ranks.from_all(error))))
+                raise CollectiveDataError(next(filter(None, self._ranks.gather_objects(error))))
             if batch is None:
                 return
             yield batch
@@ -141,7 +143,7 @@ class BatchLoader:
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
 
-    def _stored_batches(self, store: GrowingStore, epoch: int, start: int) -> Iterator[ImageBatch]:
+    def _stored_batches(self, store: DecodedCache, epoch: int, start: int) -> Iterator[ImageBatch]:
         """The batches of an epoch; then decode the images that it left out, to complete the store."""
         requests = list(self._requests(epoch, start, endless=False))
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
@@ -164,7 +166,7 @@ class BatchLoader:
     def _checked(self, decoded: Decoded, requested: int) -> ImageBatch:
         _record_skipped(decoded, self.skipped, self._strict)
         if len(decoded.batch) < requested:  # no substitute found: no image is readable
-            raise NoneReadable(self._source.description, self.skipped)
+            raise NoReadableImages(self._source.description, self.skipped)
         return decoded.batch
 
 
@@ -201,7 +203,7 @@ def read_all(
                     any_read = True
                     yield _lasting(decoded.batch, device)
             if not any_read:
-                raise NoneReadable(source.description, own_skipped)
+                raise NoReadableImages(source.description, own_skipped)
 
     return prefetch_to_device(device, decoded_batches())
 
@@ -256,36 +258,36 @@ def _synchronized(batch: ImageBatch, copied: torch.cuda.Event) -> ImageBatch:
 
 
 @dataclass(frozen=True, eq=False)
-class Deal:
-    """One rank's part of one step, with rows counted in the whole batch of N images.
+class ExchangePlan:
+    """The images that one rank holds in one step, as rows of the whole batch of N images.
 
-    rows (held,): the images it holds, its own first, then the others by rank, padded with its first row.
-    places (N,): the position of each image in `rows`, -1 if not held. sent: for each rank, which of the own images go
-    there. received: how many come from each.
+    rows (held,): its own images, then those received in rank order, padded with its first row. local_rows (N,): the
+    position of each image of the batch in `rows`, -1 if it is not held. sent: for each rank, which of the own images
+    are sent there. received: the number of images from each rank.
     """
 
     rows: Tensor
-    places: Tensor
+    local_rows: Tensor
     sent: list[Tensor]
     received: list[int]
 
 
-class Dealer:
+class ImageExchange:
     """Decides which images of a batch each rank holds, and exchanges them.
 
-    ShuffleBN deals every key view of the batch to some rank, mostly not that of its image. Views are made where they
-    are encoded, so the decoded image is sent, as uint8 and once for all of its views that go to the same rank. Every
-    rank computes the whole shuffle, hence knows what to send and what to receive.
+    ShuffleBN assigns the key views of the batch to ranks at random. Views are made where they are encoded, so the
+    decoded image is sent, as uint8 and once for all of its views on the same rank. Every rank computes the whole
+    shuffle, so it knows what to send and what to receive.
     """
 
     def __init__(self, ranks: Ranks, seed: int, batch_size: int, num_keys: int) -> None:
         self._ranks, self._seed, self._batch_size, self._num_keys = ranks, seed, batch_size, num_keys
         self._own = batch_size // ranks.count
-        # The number held is constant, so that recorded steps can read their images from fixed memory.
+        # Constant, because CUDA graphs read their images from fixed memory.
         self.held = self._own + min(batch_size - self._own, self._own * num_keys)
 
-    def deal(self, step: int) -> Deal:
-        """The deal of a step, consistent on all ranks."""
+    def plan(self, step: int) -> ExchangePlan:
+        """What this rank holds, sends and receives in a step; the plans of all ranks agree."""
         ranks, own = self._ranks, self._own
         order = permutation(self._seed, KEY_SHUFFLE, step, self._batch_size * self._num_keys)
         needed = torch.zeros(ranks.count, self._batch_size, dtype=torch.bool)
@@ -294,24 +296,24 @@ class Dealer:
         foreign = needed[ranks.rank].clone()
         foreign[first : first + own] = False
         rows = torch.cat([torch.arange(first, first + own), foreign.nonzero().flatten()])
-        places = torch.full((self._batch_size,), -1)
-        places[rows] = torch.arange(len(rows))
+        local_rows = torch.full((self._batch_size,), -1)
+        local_rows[rows] = torch.arange(len(rows))
         sent = [needed[rank, first : first + own].nonzero().flatten() for rank in range(ranks.count)]
         sent[ranks.rank] = sent[ranks.rank][:0]
         received = foreign.view(ranks.count, own).sum(1).tolist()
         padded = torch.cat([rows, torch.full((self.held - len(rows),), first)])
-        return Deal(padded, places, sent, received)
+        return ExchangePlan(padded, local_rows, sent, received)
 
-    def exchange(self, own: ImageBatch, deal: Deal) -> ImageBatch:
-        """From the own images of every rank to the images each rank holds."""
+    def run(self, own: ImageBatch, plan: ExchangePlan) -> ImageBatch:
+        """Exchange images with the other ranks; returns the images that this rank holds."""
         device = own.pixels.device
-        chosen = torch.cat(deal.sent).to(device)
-        counts = [len(rows) for rows in deal.sent]
+        chosen = torch.cat(plan.sent).to(device)
+        counts = [len(rows) for rows in plan.sent]
         numbers = torch.cat([own.sizes, own.samples[:, None]], dim=1)
-        places = deal.places.to(device, non_blocking=True)
-        pixels = self._exchange_rows(own.pixels, chosen, counts, deal.received)
-        numbers = self._exchange_rows(numbers, chosen, counts, deal.received)
-        return ImageBatch(pixels, numbers[:, :2], numbers[:, 2], places)
+        local_rows = plan.local_rows.to(device, non_blocking=True)
+        pixels = self._exchange_rows(own.pixels, chosen, counts, plan.received)
+        numbers = self._exchange_rows(numbers, chosen, counts, plan.received)
+        return ImageBatch(pixels, numbers[:, :2], numbers[:, 2], local_rows)
 
     def _exchange_rows(self, own: Tensor, chosen: Tensor, counts: list[int], received: list[int]) -> Tensor:
         """The own rows, then those received, padded with the first own row."""
@@ -319,7 +321,7 @@ class Dealer:
         end = self._own + sum(received)
         held[: self._own] = own
         arrived = own.new_empty(sum(received), *own.shape[1:])
-        with contact():
+        with catch_lost_contact():
             dist.all_to_all_single(arrived, own[chosen], received, counts)
         held[self._own : end] = arrived
         held[end:] = own[0]

@@ -18,7 +18,7 @@ from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 
 DEMO_SET: Final = "demo"
 DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
@@ -41,7 +41,7 @@ def open_data(
     download progress and warnings about a folder or shards. `classes` selects class folders of a folder. Unlistable
     folders and damaged parts of shards are skipped; `strict` raises instead.
     """
-    path = home_expanded(location)
+    path = expand_user(location)
     sharded = is_shard_location(location)
     if classes is not None and (sharded or not path.is_dir()):
         raise DataError(f"A class list needs a folder with class folders; {location} is not one.")
@@ -72,7 +72,7 @@ def data_warnings(data: ImageData) -> list[str]:
 
 def absolute_location(location: str) -> str:
     """The absolute path of a folder, file or shard pattern; data set names, URLs and missing paths are unchanged."""
-    path = home_expanded(location)
+    path = expand_user(location)
     if not location or location in KNOWN_SETS:
         return location
     relative_pattern = is_shard_location(location) and ":" not in location and not location.startswith("{")
@@ -165,7 +165,7 @@ def class_list(subset: str) -> tuple[str, ...]:
     """The classes of a subset: "imagenet100", or the lines of a text file (empty lines and # comments ignored)."""
     if subset == "imagenet100":
         return IMAGENET100
-    file = home_expanded(subset)
+    file = expand_user(subset)
     try:
         if not file.is_file():  # reading a pipe would block
             raise FileNotFoundError(subset)

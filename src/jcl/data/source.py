@@ -32,7 +32,7 @@ class UnreadableImage(DataError):
         return type(self), (self.name, self.reason)
 
 
-class NoneReadable(DataError):
+class NoReadableImages(DataError):
     """No image of a source can be read; `skipped` has the reason for each."""
 
     def __init__(self, description: str, skipped: Mapping[str, str]) -> None:

@@ -40,14 +40,14 @@ class DecodingPool:
 
     def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:
         self._reader, self._workers, self._batch_size, self._pinned = reader, workers, batch_size, pinned
-        self._team: _Team | None = None
+        self._team: _WorkerGroup | None = None
         self._pass: Generator[Decoded, None, None] | None = None
 
     def decode(self, requests: Iterable[list[int]]) -> Iterator[Decoded]:
         """Decode each list of indices, in order. An unfinished pass ends when the next one starts."""
         self._end_pass()
         if self._workers:
-            self._team = self._team or _Team(self._reader, self._workers, self._batch_size, self._pinned)
+            self._team = self._team or _WorkerGroup(self._reader, self._workers, self._batch_size, self._pinned)
             self._pass = self._team.decode(iter(requests))
         else:
             self._pass = (self._reader.read(indices) for indices in requests)
@@ -75,7 +75,7 @@ class _Report(NamedTuple):
     error: Exception | None
 
 
-class _Team:
+class _WorkerGroup:
     """The worker processes and the ring they fill.
 
     Tasks wait in one queue, so that no worker is idle while there are any; each worker reports through its own pipe, so
@@ -265,17 +265,17 @@ class BatchRing:
 
     def __init__(self, slots: int, rows: int, canvas: int, shared: Any = None) -> None:
         self.slots, self.rows, self.canvas = slots, rows, canvas
-        places = slots * rows
-        pixels_at = -(-8 * (1 + 4 * places) // _ALIGNMENT) * _ALIGNMENT
-        size = pixels_at + places * 3 * canvas * canvas
+        images = slots * rows
+        pixels_at = -(-8 * (1 + 4 * images) // _ALIGNMENT) * _ALIGNMENT
+        size = pixels_at + images * 3 * canvas * canvas
         self._file = _anonymous_file(size) if shared is None else shared.detach()
         weakref.finalize(self, os.close, self._file)
         self._block = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
         self.pixels = self._block[pixels_at:].view(slots, rows, 3, canvas, canvas)
         numbers = self._block[:pixels_at].view(torch.int64)
         self.current_pass = numbers[:1]
-        self.sizes = numbers[1 : 1 + 2 * places].view(slots, rows, 2)
-        self.wanted, self.samples = numbers[1 + 2 * places : 1 + 4 * places].view(2, slots, rows)
+        self.sizes = numbers[1 : 1 + 2 * images].view(slots, rows, 2)
+        self.wanted, self.samples = numbers[1 + 2 * images : 1 + 4 * images].view(2, slots, rows)
 
     def batch(self, slot: int, first: int, count: int) -> ImageBatch:
         """A view of some rows of a slot."""

@@ -33,7 +33,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def on_device(network: Network, device: torch.device) -> Network:
+def to_device(network: Network, device: torch.device) -> Network:
     """Move the network to the device; on a GPU in channels-last format, which tensor cores need."""
     network.to(device)
     return network.to(memory_format=torch.channels_last) if device.type == "cuda" else network

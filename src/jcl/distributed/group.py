@@ -39,7 +39,7 @@ class SilentRank(LostContact):
 
 
 @contextlib.contextmanager
-def contact() -> Iterator[None]:
+def catch_lost_contact() -> Iterator[None]:
     """Wrap a collective operation: an error of the backend becomes `LostContact`."""
     try:
         yield
@@ -71,7 +71,7 @@ class Ranks:
         gathered: Tensor = _Gather.apply(rows, self)
         return gathered
 
-    def gather_all(self, rows: Tensor) -> Tensor:
+    def gather_uneven(self, rows: Tensor) -> Tensor:
         """Gather rows of every rank, in rank order, where ranks may have different numbers of rows."""
         if self.count == 1:
             return rows
@@ -81,14 +81,14 @@ class Ranks:
         parts = self.gather(padded).view(self.count, *padded.shape)
         return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
-    def from_all(self, value: Any) -> list[Any]:
+    def gather_objects(self, value: Any) -> list[Any]:
         """Gather a value that JSON can hold from every rank, in rank order."""
         if self.count == 1:
             return [value]
         line = torch.frombuffer(bytearray(json.dumps(value).encode() + b"\n"), dtype=torch.uint8)
-        return [json.loads(each) for each in self.gather_all(line).numpy().tobytes().splitlines()]
+        return [json.loads(each) for each in self.gather_uneven(line).numpy().tobytes().splitlines()]
 
-    def from_first(self, content: bytes) -> bytes:
+    def broadcast_bytes(self, content: bytes) -> bytes:
         """Broadcast the bytes of the first rank; what the others pass is ignored."""
         if self.count == 1:
             return content
@@ -98,14 +98,14 @@ class Ranks:
         block = torch.zeros(length, dtype=torch.uint8)
         if self.first:
             block[:] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        with contact():
+        with catch_lost_contact():
             dist.broadcast(block, 0)
         return block.numpy().tobytes()
 
     def total(self, values: Tensor) -> Tensor:
         """Sum over the ranks, in place."""
         if self.count > 1:
-            with contact():
+            with catch_lost_contact():
                 dist.all_reduce(values)
         return values
 
@@ -131,7 +131,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         gathered = rows.new_empty(ranks.count * rows.shape[0], *rows.shape[1:])
-        with contact():
+        with catch_lost_contact():
             dist.all_gather_into_tensor(gathered, rows.contiguous())
         return gathered
 
@@ -141,7 +141,7 @@ class _Gather(torch.autograd.Function):
         return ctx.ranks.share(ctx.ranks.total(gradient.contiguous().clone())), None
 
 
-class SharedGradients:
+class GradientBuffer:
     """The gradients of all parameters in one buffer, averaged over the ranks by one all-reduce."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], ranks: Ranks) -> None:
@@ -199,7 +199,7 @@ def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 
 @contextlib.contextmanager
-def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ranks, torch.device]]:
+def process_group(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ranks, torch.device]]:
     """Join the process group and yield the ranks and this rank's device.
 
     Without a launcher this process is alone. A process group that the caller has initialized is used and kept.
@@ -212,7 +212,7 @@ def joined_ranks(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ran
     if joins:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        with contact():
+        with catch_lost_contact():
             _init_process_group(device, datetime.timedelta(seconds=timeout_seconds))
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size()), device

@@ -33,9 +33,9 @@ class Heartbeat:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def at(self, what: str) -> None:
+    def set_status(self, status: str) -> None:
         """Set what this rank is doing, to complete the sentence "rank 3 is ..."."""
-        self._at = what
+        self._at = status
 
     def __enter__(self) -> Self:
         if self._store is not None:
@@ -48,7 +48,7 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join(timeout=SECONDS)  # a store that does not answer would block it forever
 
-    def whereabouts(self) -> str:
+    def describe_other_ranks(self) -> str:
         """A sentence that names the ranks the others wait for, if that can be found out; takes a few seconds."""
         self._at = _WAITING
         if self._store is None:

@@ -164,15 +164,15 @@ def label_subset(labels: Tensor, amount: LabelAmount, seed: int) -> Tensor:
 
     The order within a class depends on the seed alone, so the rows of 1 % are among those of 10 %.
     """
-    rows, places, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
-    return rows[places < amount.of(counts)].sort().values
+    rows, positions, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
+    return rows[positions < amount.of(counts)].sort().values
 
 
 def balanced_split(labels: Tensor, seed: int, *, share: float = 0.2) -> tuple[Tensor, Tensor]:
     """Sorted rows (kept, held out): a share of each class is held out, at least one image and never all of them."""
-    rows, places, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
+    rows, positions, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
     held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
-    return rows[places >= held_out].sort().values, rows[places < held_out].sort().values
+    return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
 
 
 def leave_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit: int = 10_000) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import UNLABELLED, ImageSource, read_all
-from jcl.data.source import NoneReadable, select_images
+from jcl.data.source import NoReadableImages, select_images
 from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
@@ -157,14 +157,14 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     try:
         found = extract(select_images(source, own))
         values, rows, skipped = found.values, own[found.samples], found.skipped
-    except NoneReadable as caught:  # other ranks may have read theirs, and wait for this one
+    except NoReadableImages as caught:  # other ranks may have read theirs, and wait for this one
         error, skipped = caught, caught.skipped
-    width = max(ranks.from_all(values.shape[1]))
+    width = max(ranks.gather_objects(values.shape[1]))
     if error is not None and width == 0:
         raise error
-    for skipped_by_rank in ranks.from_all(skipped):
+    for skipped_by_rank in ranks.gather_objects(skipped):
         skipped = skipped | skipped_by_rank
-    values, samples = ranks.gather_all(values.reshape(-1, width)), ranks.gather_all(rows)
+    values, samples = ranks.gather_uneven(values.reshape(-1, width)), ranks.gather_uneven(rows)
     return Features(values, labels_of(source, samples), samples, skipped)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from jcl.evaluate.classification import label_amount
 from jcl.evaluate.supervised import Classifier
-from jcl.settings.schema import Positive, Section, Share, TrainSettings
+from jcl.settings.schema import Fraction, Positive, Section, TrainSettings
 
 _MIN_PARTS = 4
 _MAX_BATCH_SIZE = 128
@@ -29,7 +29,7 @@ class FinetuneSettings(Section):
     from_scratch: bool = False
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.7
     head_lr: Positive
-    label_smoothing: Share = 0.0
+    label_smoothing: Fraction = 0.0
     jitter: bool = False
     train: TrainSettings
 

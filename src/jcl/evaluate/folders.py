@@ -11,13 +11,13 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from jcl.console import typed
+from jcl.console import shell_quote
 from jcl.errors import RunError
 from jcl.evaluate.classification import Scores
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.json_object import named_differences, read_object, write_object
+from jcl.runs.json_object import describe_differences, read_object, write_object
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
 
@@ -61,7 +61,7 @@ class FinetuneFolder(ClassifierFolder):
 
     @property
     def how_to_resume(self) -> str:
-        return f"continue with `jcl finetune --resume {typed(self.path)}`"
+        return f"continue with `jcl finetune --resume {shell_quote(self.path)}`"
 
     @property
     def first_files(self) -> tuple[Path, ...]:
@@ -107,7 +107,7 @@ class ProbeFolder(ClassifierFolder):
             return
         stored = self.stored_settings()
         moved = {name for name in ("weights", "data") if _digest(stored.get(name)) == _digest(probe[name])}
-        differences = named_differences(stored, {**probe, **{name: stored[name] for name in moved}})
+        differences = describe_differences(stored, {**probe, **{name: stored[name] for name in moved}})
         if differences:
             raise RunError(
                 f"the linear probe in {self.path} was started with {differences}; "

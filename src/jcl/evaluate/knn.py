@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageData, ImageSource
-from jcl.data.source import NoneReadable
+from jcl.data.source import NoReadableImages
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
@@ -89,7 +89,7 @@ def knn_accuracy(
     return results
 
 
-def knn_on(
+def evaluate_knn(
     data: ImageData,
     features: Callable[[ImageSource], Features],
     *,
@@ -112,7 +112,7 @@ def knn_on(
         else:
             unreadable |= bank.skipped
             bank, queries = _hold_out(bank, labels_of(data.train, torch.arange(len(data.train))))
-    except NoneReadable as error:
+    except NoReadableImages as error:
         unreadable |= error.skipped
         raise
     problem = (bank.values, bank.labels, queries.values, queries.labels)
@@ -144,7 +144,9 @@ def online_knn(
 
     def measure() -> dict[str, float]:
         k, temperature = [record.knn_k], [record.knn_temperature]
-        (result,) = knn_on(data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped)
+        (result,) = evaluate_knn(
+            data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped
+        )
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure

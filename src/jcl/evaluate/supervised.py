@@ -146,7 +146,7 @@ class ClassifierTask(TrainingTask):
         return {"loss": loss, "train_top1": 100 * accuracy}
 
 
-class Evaluated(NamedTuple):
+class ClassifierResult(NamedTuple):
     """The outcome of a training; `unreadable` counts training images that could not be read."""
 
     scores: Scores
@@ -156,7 +156,7 @@ class Evaluated(NamedTuple):
 
 def train_and_evaluate(
     training: ClassifierTraining, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
-) -> Evaluated:
+) -> ClassifierResult:
     """Train to the last epoch, then evaluate on the test images; without a folder nothing is written."""
     progress = Progress()
     if folder is not None and resumed:
@@ -195,7 +195,9 @@ def train_and_evaluate(
         raise Interrupted(f"Stopped: training is saved, but not evaluated yet; {folder.how_to_resume}.") from None
     warn_skipped(console, logits.skipped)
     found = scores(logits.values, logits.labels, training.task.classes)
-    return Evaluated(found, progress, len(loader.skipped if folder is None else read_skipped(folder.skipped_file)))
+    return ClassifierResult(
+        found, progress, len(loader.skipped if folder is None else read_skipped(folder.skipped_file))
+    )
 
 
 def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, jitter: bool = False) -> ViewRecipe:

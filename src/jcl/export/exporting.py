@@ -23,7 +23,7 @@ from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card
 from jcl.export.layouts import resnet_name, to_detectron2
 from jcl.export.loading import LoadedBackbone, open_backbone
 from jcl.export.onnx_file import OPSET, check_onnx, onnx_bytes
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.runs.atomic import refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder
 
@@ -51,7 +51,7 @@ def export_backbone(
 
     `out` is overwritten only with `force`. `backbone` names the network as in `load_backbone`.
     """
-    source, out = home_expanded(source), home_expanded(out)
+    source, out = expand_user(source), expand_user(out)
     if target not in TARGETS:
         raise SettingsError(f"unknown export target {target!r}; choose one of {', '.join(TARGETS)}.")
     suffix = _SUFFIXES.get(target)
@@ -90,7 +90,7 @@ def import_backbone(
 
     `backbone` and `image_size` are needed if neither the file nor its shapes state them.
     """
-    source, out = home_expanded(source), home_expanded(out)
+    source, out = expand_user(source), expand_user(out)
     if out.suffix != ".safetensors":
         raise SettingsError(f"{out} must end in .safetensors.")
     if source.exists() and out.resolve() == source.resolve():

@@ -26,7 +26,7 @@ from jcl.export.layouts import (
     torchvision_names,
 )
 from jcl.export.reading import WeightsFile, read_weights
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.runs.folder import RunFolder
 
@@ -61,7 +61,7 @@ def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
 
 def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> LoadedBackbone:
     """As `load_backbone`, with details of what the file held."""
-    path = home_expanded(path)
+    path = expand_user(path)
     if not path.exists():
         raise RunError(f"there is no run or weights file at {path}.")
     is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
@@ -170,8 +170,8 @@ def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str,
             f"missing; the file has {_first(tensors)}."
         )
     if len(prefixes) > 1:
-        places = " and ".join(prefix or "no prefix" for prefix in prefixes)
-        raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {places}; save the tensors of one alone.")
+        found = " and ".join(prefix or "no prefix" for prefix in prefixes)
+        raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {found}; save the tensors of one alone.")
     return prefixes[0]
 
 

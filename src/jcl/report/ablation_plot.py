@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from jcl.console import pluralize
 from jcl.report import style
 from jcl.report.study_plots import add_legend
-from jcl.runs.json_object import written
+from jcl.runs.json_object import format_value
 from jcl.studies.ablation import Point
 from jcl.studies.cells import are_numbers, describe, distinct_values, short_name
 
@@ -117,7 +117,7 @@ class AxisPositions:
         if len(positions) < 2:
             return True
         scale = inches / ((1 + 2 * _MARGIN) * (positions[-1] - positions[0]))
-        lengths = [len(written(value)) * _LETTER_INCHES for value in self._values]
+        lengths = [len(format_value(value)) * _LETTER_INCHES for value in self._values]
         pairs = itertools.pairwise(zip(positions, lengths, strict=True))
         return all((b - a) * scale >= (one + two) / 2 + _GAP_INCHES for (a, one), (b, two) in pairs)
 
@@ -125,7 +125,7 @@ class AxisPositions:
         axes.xaxis.set_major_locator(FixedLocator(self._ticks))
         axes.xaxis.set_minor_locator(NullLocator())
         limit = max(6, 60 // len(self._ticks))
-        axes.set_xticklabels([style.plain(written(value), limit) for value in self._values], parse_math=False)
+        axes.set_xticklabels([style.plain(format_value(value), limit) for value in self._values], parse_math=False)
         axes.set_xlim(*self._limits)
         note = {"log": ", log scale", "even": ", evenly spaced" if self.ordered else ""}.get(self.scale, "")
         _set_xlabel(axes, style.plain(f"{label}{note}", 60))
@@ -166,7 +166,7 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any], error_ba
     for axes, name in zip(panels.flat, center, strict=False):
         line = [p for p in points if all(p.values[other] == v for other, v in center.items() if other != name)]
         best = {title: _best(line, metric) for metric, title in _METRICS.items()}
-        found = [f"{title.split()[0]} at {written(each.values[name])}" for title, each in best.items() if each]
+        found = [f"{title.split()[0]} at {format_value(each.values[name])}" for title, each in best.items() if each]
         subtitle = style.plain(f"best: {', '.join(found)}" if found else "", 46)
         style.format_axes(axes, style.plain(_label(name), 32), subtitle)
         curves = [(metric, line) for metric in _METRICS]
@@ -235,7 +235,9 @@ def _draw_heat_maps(curves: Mapping[str, Sequence[Point]], name: str) -> Figure:
             )  # fmt: skip
         style.format_axes(axes, title, _best_text(points, metric))
         axes.grid(visible=False)
-        axes.set_xticks(range(len(columns)), [style.plain(written(value), 8) for value in columns], parse_math=False)
+        axes.set_xticks(
+            range(len(columns)), [style.plain(format_value(value), 8) for value in columns], parse_math=False
+        )
         axes.set_yticks(range(len(curves)), [style.plain(text, 28) for text in curves], parse_math=False)
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)

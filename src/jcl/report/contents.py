@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jcl.console import plain_names
 from jcl.evaluate.knn import KnnResult
-from jcl.runs.json_object import is_figure
+from jcl.runs.json_object import is_number
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.studies.distribution import ViewSpread
 
@@ -112,4 +112,4 @@ class RunContents:
     def number(self, name: str) -> float | None:
         """A number from the summary or, if the run has not finished, from its last training line."""
         value = (self.summary or self.last("train")).get(name)
-        return value if is_figure(value) else None
+        return value if is_number(value) else None

@@ -17,12 +17,12 @@ from PIL import Image
 from torch import Tensor
 
 import jcl
-from jcl.console import listed, pluralize
+from jcl.console import join_words, pluralize
 from jcl.report import style, tables
 from jcl.report.charts import PLOT_AREA, SPEED, map_chart, training_chart, training_charts, view_histograms
 from jcl.report.contents import RunContents
 from jcl.report.remarks import remarks
-from jcl.settings.resolve import views_in_words
+from jcl.settings.resolve import describe_views
 
 IMAGE_SIDE: Final = 112  # the longest side of an image in pixels
 _LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
@@ -47,7 +47,7 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
     charts |= {f"map-{one['index']}": one["map"]["data"] for one in described if one["map"] is not None}
     script = _asset("page.js")
     page = _environment().get_template("page.html").render(
-        title=title or (listed([run.name for run in runs]) if len(runs) <= 3 else f"{len(runs)} runs"),
+        title=title or (join_words([run.name for run in runs]) if len(runs) <= 3 else f"{len(runs)} runs"),
         note=note,
         made=datetime.datetime.now(tz=datetime.UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
         version=jcl.__version__,
@@ -121,7 +121,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "index": index,
         "contents": run,
         "name": run.name,
-        "about": f"{method.name}{views_in_words(run.settings)} · {about}",
+        "about": f"{method.name}{describe_views(run.settings)} · {about}",
         "headline": headline,
         "facts": {name: write(value) for name, (value, write) in facts.items() if value is not None},
         "remarks": remarks(run),

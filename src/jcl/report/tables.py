@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final
 
-from jcl.console import duration, pluralize, readable_size
+from jcl.console import format_bytes, format_duration, pluralize
 from jcl.report.contents import Metric, RunContents
 from jcl.settings.schema import describe_settings
 
@@ -27,8 +27,8 @@ METRICS: Final = {
 
 RESOURCES: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "images per second": ("images_per_second", "{:,.0f}".format),
-    "training time": ("seconds", duration),
-    "peak memory": ("peak_memory_bytes", readable_size),
+    "training time": ("seconds", format_duration),
+    "peak memory": ("peak_memory_bytes", format_bytes),
 }
 """Numbers in `summary.json` by title, and how to write them."""
 

@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def take_snapshot(
-    learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress, before: Snapshot | None = None
+    learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, before: Snapshot | None = None
 ) -> Snapshot:
     """Copy the state as it is now; training may continue at once.
 
@@ -77,7 +77,7 @@ def take_snapshot(
     which must no longer be needed, is reused.
     """
     tensors = {f"model.{name}": value for name, value in learner.state_dict().items()}
-    optimizer_tensors, optimizer_rest = _split_optimizer(optimiser)
+    optimizer_tensors, optimizer_rest = _split_optimizer(optimizer)
     tensors |= optimizer_tensors | {"progress.window": progress.window}
     metadata = {name: json.dumps(getattr(progress, name)) for name in _progress_fields()}
     pinned = {} if before is None else before.tensors
@@ -125,12 +125,12 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     return path
 
 
-def load_checkpoint(path: Path, learner: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> Progress:
+def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
     """Restore model and optimizer in place from `path`; returns how far the run was."""
     tensors, metadata = _read_checkpoint(path)
     load_weights(learner, _model_weights(tensors), path)
     try:
-        _restore_optimizer(optimiser, tensors, json.loads(metadata["optimiser"]))
+        _restore_optimizer(optimizer, tensors, json.loads(metadata["optimiser"]))
         progress = Progress(window=tensors["progress.window"].to(device))
         for name in _progress_fields():
             setattr(progress, name, type(getattr(progress, name))(json.loads(metadata[name])))
@@ -198,17 +198,17 @@ def newest_checkpoint(folder: Path) -> Path | None:
     return search_checkpoints(folder).newest
 
 
-def checkpoint_to_resume(folder: Path, say: Callable[[str], None]) -> Path | None:
+def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | None:
     """The newest valid checkpoint; reports which it is and which were skipped."""
     newest, damaged = search_checkpoints(folder)
     for reason in damaged:
-        say(f"Skipped checkpoint: {reason}")
+        log(f"Skipped checkpoint: {reason}")
     if newest is None and damaged:
         raise RunError(
             f"all checkpoints in {folder} are damaged; restore one from a backup, "
             "or remove them to train from the first step."
         )
-    say(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")
+    log(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")
     return newest
 
 

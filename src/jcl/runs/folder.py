@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from jcl.console import typed, visible
+from jcl.console import escape_controls, shell_quote
 from jcl.errors import DataError, Interrupted, JclError, RunError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.runs.atomic import write_atomically
 from jcl.runs.json_object import read_object, write_object
-from jcl.runs.lock import RunLock, held
+from jcl.runs.lock import RunLock, is_locked
 from jcl.settings.resolve import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
@@ -30,7 +30,7 @@ class TrainingFolder:
     """The settings file, which identifies the kind of folder."""
 
     def __init__(self, path: Path | str) -> None:
-        self.path = home_expanded(path)
+        self.path = expand_user(path)
         self.settings_file = self.path / self.settings_name
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -63,13 +63,13 @@ class TrainingFolder:
             raise RunError(f"{self.path} already holds a run; choose another folder with --out.")
 
     @contextlib.contextmanager
-    def begun(self, warn: Callable[[str], None]) -> Iterator[None]:
+    def locked_for_training(self, warn: Callable[[str], None]) -> Iterator[None]:
         """Lock the folder for the duration of the block, and leave nothing behind if training never began."""
-        with starting_folder(self.path), RunLock(self.path, warn), self.removed_unless_begun(), self.resumable():
+        with new_folder(self.path), RunLock(self.path, warn), self.cleanup_unless_started(), self.resumable():
             yield
 
     @contextlib.contextmanager
-    def removed_unless_begun(self) -> Iterator[None]:
+    def cleanup_unless_started(self) -> Iterator[None]:
         """Remove what was written if unusable data or Ctrl-C ends the block before the first checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
@@ -80,10 +80,10 @@ class TrainingFolder:
         try:
             yield
         except (DataError, KeyboardInterrupt):
-            self.remove_unless_begun(keep)
+            self.remove_unless_started(keep)
             raise
 
-    def remove_unless_begun(self, keep: Collection[Path] = ()) -> None:
+    def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
         """Remove the files of a training that has no checkpoint yet."""
         if self.checkpoints.exists():
             return
@@ -136,7 +136,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def resume_command(self) -> str:
-        return f"jcl resume {typed(self.path)}"
+        return f"jcl resume {shell_quote(self.path)}"
 
     @property
     def how_to_resume(self) -> str:
@@ -146,8 +146,8 @@ class RunFolder(TrainingFolder):
     def first_files(self) -> tuple[Path, ...]:
         return *super().first_files, self.choices_file
 
-    def remove_unless_begun(self, keep: Collection[Path] = ()) -> None:
-        super().remove_unless_begun(keep)
+    def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
+        super().remove_unless_started(keep)
         if not self.checkpoints.exists() and self.settings_file not in keep:
             shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
 
@@ -181,18 +181,18 @@ def numbered_folders(parent: Path, name: str) -> list[Path]:
     return [_numbered(parent, name, number) for number in sorted(numbers, reverse=True)]
 
 
-def unfinished_folder(wanted: Folder, begun_with: Callable[[Folder], bool]) -> Folder | None:
-    """The newest unfinished, unlocked one of `wanted-001`, `wanted-002`, ... for which `begun_with` is true."""
+def unfinished_folder(wanted: Folder, started_with: Callable[[Folder], bool]) -> Folder | None:
+    """The newest unfinished, unlocked one of `wanted-001`, `wanted-002`, ... for which `started_with` is true."""
     for path in numbered_folders(wanted.path.parent, wanted.path.name):
         folder = type(wanted)(path)
         with contextlib.suppress(JclError):  # not a folder of this kind
-            if not held(path) and not folder.summary_file.exists() and begun_with(folder):
+            if not is_locked(path) and not folder.summary_file.exists() and started_with(folder):
                 return folder
     return None
 
 
 @contextlib.contextmanager
-def starting_folder(wanted: Path, *, numbered: bool = False) -> Iterator[Path]:
+def new_folder(wanted: Path, *, numbered: bool = False) -> Iterator[Path]:
     """The folder of a command: `wanted`, or with `numbered` the first free one of `wanted-001`, `wanted-002`, ...
 
     A numbered folder is created at once, so that commands which start at the same moment get different ones. A new
@@ -225,26 +225,26 @@ def _numbered(parent: Path, name: str, number: int) -> Path:
     return parent / f"{name}-{number:03d}"
 
 
-def read_skipped(file: Path, most: int = -1) -> dict[str, str]:
-    """The unreadable images listed in `skipped.txt` and why, from its first `most` characters; {} without the file."""
+def read_skipped(file: Path, max_chars: int = -1) -> dict[str, str]:
+    """The images in `skipped.txt` with the reasons, from its first `max_chars` characters; {} without the file."""
     try:
         with file.open(encoding="utf-8", errors="replace", newline="\n") as stream:
-            lines = stream.read(most).split("\n")
+            lines = stream.read(max_chars).split("\n")
     except OSError:
         return {}
     pairs = (line.rpartition("\t") for line in lines)
     return {name: reason for name, _, reason in pairs if name}
 
 
-def add_skipped(file: Path, skipped: Mapping[str, str], *, anew: bool = False) -> dict[str, str]:
-    """Add images to `skipped.txt` and return all; with `anew` the entries of an earlier training are dropped."""
+def add_skipped(file: Path, skipped: Mapping[str, str], *, overwrite: bool = False) -> dict[str, str]:
+    """Add images to `skipped.txt` and return all; with `overwrite` the entries of an earlier training are dropped."""
     listed = read_skipped(file)
     added = {_one_line(name): _one_line(reason) for name, reason in skipped.items()}
-    together = added if anew else listed | added
+    together = added if overwrite else listed | added
     if together != listed:
         write_atomically(file, "".join(f"{name}\t{reason}\n" for name, reason in sorted(together.items())).encode())
     return together
 
 
 def _one_line(text: str) -> str:
-    return visible(text).replace("\n", "\\n")
+    return escape_controls(text).replace("\n", "\\n")

@@ -11,7 +11,7 @@ from typing import Any
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
 
-_NAMED_DIFFERENCES = 3
+_MAX_DIFFERENCES = 3
 
 
 def write_object(file: Path, content: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def is_figure(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether a value from JSON is a finite number; integers may be too large for a float."""
     try:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -48,7 +48,7 @@ def is_figure(value: Any) -> bool:
         return False
 
 
-def may_hold_figures(file: Path) -> bool:
+def holds_results(file: Path) -> bool:
     """Whether a file is empty or one flat JSON object, as `--json` writes it."""
     try:
         content = json.loads(file.read_bytes() or b"{}")
@@ -62,20 +62,20 @@ def _flat(value: Any) -> bool:
     return not any(isinstance(entry, dict | list) for entry in entries)
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in its shortest exact notation."""
     if isinstance(value, float) and float(f"{value:g}") == value:
         return f"{value:g}"
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def named_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """How `before` differs from `now`, as in "lr = 30 instead of 10 and 2 more"; empty if they are equal."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    shown = [f"{name} = {_value(before, name)} instead of {_value(now, name)}" for name in names[:_NAMED_DIFFERENCES]]
+    shown = [f"{name} = {_value(before, name)} instead of {_value(now, name)}" for name in names[:_MAX_DIFFERENCES]]
     more = len(names) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def _value(values: Mapping[str, Any], name: str) -> str:
-    return written(values[name]) if name in values else "nothing"
+    return format_value(values[name]) if name in values else "nothing"

@@ -20,11 +20,11 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _MAX_OWNER_BYTES = 4096
 
 
-class RunHeld(RunError):
+class FolderLocked(RunError):
     """Another process trains in the folder."""
 
 
-def held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder; False where the file system has no locks."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY)
@@ -102,7 +102,7 @@ class RunLock:
         descriptor = os.open(self._path, mode | os.O_CREAT, 0o644)
         try:
             if not try_lock(descriptor):
-                raise RunHeld(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
+                raise FolderLocked(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
         except BaseException:
             os.close(descriptor)
             raise

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
-from jcl.runs.json_object import is_figure
+from jcl.runs.json_object import is_number
 
 
 def print_warning(text: str) -> None:
@@ -173,4 +173,4 @@ def _is_valid(line: Any) -> bool:
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return False
     figures = [value for name, value in line.items() if name != "kind" and value is not None]
-    return all(map(is_figure, [line.get("step"), line.get("epoch"), *figures]))
+    return all(map(is_number, [line.get("step"), line.get("epoch"), *figures]))

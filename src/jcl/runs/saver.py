@@ -37,17 +37,17 @@ class CheckpointSaver:
         """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    def start(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Save the current state in the background, once the previous write has ended."""
         self.wait()
-        self._snapshot = take_snapshot(learner, optimiser, progress, self._snapshot)
+        self._snapshot = take_snapshot(learner, optimizer, progress, self._snapshot)
         self._written, self._error = None, None
         self._thread = threading.Thread(target=self._write, args=(self._snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
 
-    def finish(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None:
+    def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Save the current state, wait for it, and raise if it cannot be written."""
-        self.start(learner, optimiser, progress)
+        self.start(learner, optimizer, progress)
         self._join()
         self._thread = None
         if self._error is not None:
@@ -93,9 +93,9 @@ class NullSaver:
 
     busy = False
 
-    def start(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None: ...
+    def start(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None: ...
 
-    def finish(self, learner: nn.Module, optimiser: torch.optim.Optimizer, progress: Progress) -> None: ...
+    def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None: ...
 
     def wait(self) -> None: ...
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, create_model, model_validator
 
 from jcl.errors import SettingsError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 from jcl.settings.options import (
     DATA,
     HARDWARE,
@@ -55,7 +55,7 @@ class CocoSettings(Options):
     def coco(self) -> CocoSettings | None:
         """The given paths, absolute so that training can be resumed from another folder."""
         given = {name: getattr(self, name) for name in CocoSettings.model_fields}
-        paths = {name: home_expanded(path).resolve() for name, path in given.items() if path is not None}
+        paths = {name: expand_user(path).resolve() for name, path in given.items() if path is not None}
         return CocoSettings(**paths) if paths else None
 
 
@@ -172,7 +172,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         values["coco"] = self.coco() or CocoSettings()
         if values["init"] != RANDOM:
             prefix = SUPERVISED if values["init"].startswith(SUPERVISED) else ""
-            values["init"] = prefix + str(home_expanded(values["init"].removeprefix(SUPERVISED)).resolve())
+            values["init"] = prefix + str(expand_user(values["init"].removeprefix(SUPERVISED)).resolve())
         checked = validated(DetectionSettings, values, "the options of `jcl detect`")
         derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}
         if "short_side" in values:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
-from jcl.cores import usual_workers
+from jcl.cores import default_workers
 from jcl.settings.schema import Section, setting_field
 
 # Panels of `--help` below the main one, in this order.
@@ -86,7 +86,7 @@ class WorkersOptions(Options):
 
     @property
     def worker_count(self) -> int:
-        return usual_workers() if self.workers is None else self.workers
+        return default_workers() if self.workers is None else self.workers
 
 
 class DevicesOptions(Options):

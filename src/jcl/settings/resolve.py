@@ -12,11 +12,12 @@ from pydantic import Field
 
 from jcl.console import pluralize
 from jcl.core.registry import METHODS
-from jcl.cores import MOST_WORKERS, cpu_cores, usual_workers
+from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
 from jcl.settings.schema import (
     BatchSize,
     DataSettings,
+    Fraction,
     MethodSettings,
     ModelSettings,
     NotNegative,
@@ -26,14 +27,13 @@ from jcl.settings.schema import (
     PositiveInt,
     RecordSettings,
     Settings,
-    Share,
     TrainSettings,
     ViewName,
     ViewSettings,
-    put,
+    get_value,
+    set_value,
     setting_names,
     validated,
-    value_of,
     with_values,
 )
 
@@ -58,7 +58,7 @@ class ResolvedMethodSettings(MethodSettings):
     num_queries: NumQueries = 1
     covariance_scale: NotNegative = 4.0
     queue_size: PositiveInt
-    key_momentum: Share
+    key_momentum: Fraction
 
 
 class ResolvedTrainSettings(TrainSettings):
@@ -87,7 +87,7 @@ class ResolvedSettings(Settings):
     record: ResolvedRecordSettings = ResolvedRecordSettings()
 
 
-def views_in_words(settings: ResolvedSettings) -> str:
+def describe_views(settings: ResolvedSettings) -> str:
     """`, 3 keys and 2 queries an image`, to follow the name of the method; nothing for one of each."""
     keys, queries = settings.method.num_keys, settings.method.num_queries
     if keys == queries == 1:
@@ -123,13 +123,13 @@ _RULES: dict[str, Rule] = {}  # in the order in which they depend on each other
 def resolve(settings: Settings, facts: DataFacts) -> tuple[ResolvedSettings, list[Choice]]:
     """Replace every "auto"; returns the choices with their reasons."""
     nested = settings.model_dump()
-    values = {name: value_of(nested, name) for name in setting_names()}
+    values = {name: get_value(nested, name) for name in setting_names()}
     choices = []
     for name, rule in _RULES.items():
         if values[name] != "auto":
             continue
         values[name], reason = rule(values, facts)
-        put(nested, name, values[name])
+        set_value(nested, name, values[name])
         if reason:
             choices.append(Choice(name, values[name], reason))
     return validated(ResolvedSettings, nested, "the chosen values"), choices
@@ -216,11 +216,11 @@ def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
 def _workers(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:
         return 0, "the images are already in memory"
-    cores, most = cpu_cores(), f"{MOST_WORKERS} at most"
+    cores, most = cpu_cores(), f"{MAX_WORKERS} at most"
     if facts.ranks_on_machine > 1:
-        share = max(1, min(MOST_WORKERS, cores // facts.ranks_on_machine))
+        share = max(1, min(MAX_WORKERS, cores // facts.ranks_on_machine))
         return share, f"this rank's share of the {cores} cores, {most}"
-    return usual_workers(), f"one per CPU core, {most} ({pluralize(cores, 'core')} here)"
+    return default_workers(), f"one per CPU core, {most} ({pluralize(cores, 'core')} here)"
 
 
 @_rule("train.batch_size")
@@ -327,13 +327,13 @@ def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
     # Small views need little memory either way, and a GPU is faster with many of them together.
     if keys > 4 and _pixels_of_keys(values) <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
         return 1, f"{keys} views of {values['views.image_size']} px per image need little memory"
-    passes = passes_of_flat_memory(keys, groups)
+    passes = passes_for_constant_memory(keys, groups)
     if keys / passes > 4:
         return passes, f"at most the number of BN groups ({groups}), so {keys} key views per image need more memory"
     return passes, f"{pluralize(keys, 'key view')} per image in no more memory than the query needs"
 
 
-def passes_of_flat_memory(keys: int, groups: int) -> int:
+def passes_for_constant_memory(keys: int, groups: int) -> int:
     """Number of passes in which `keys` per image need no more memory than the query, if the BN groups allow it.
 
     A pass without gradients holds the activations of a few layers, a query those of all: four batches stay below it.

@@ -28,8 +28,8 @@ def _known_method(name: str) -> str:
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
-CropShare = Annotated[float, Field(gt=0.0, le=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+CropFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Triple = tuple[float, float, float]
@@ -39,8 +39,8 @@ BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
 
-_MOST_PROBLEMS = 3  # that a message lists
-_LONGEST_SHOWN = 200  # characters of an invalid value
+_MAX_PROBLEMS = 3  # that a message lists
+_MAX_VALUE_LENGTH = 200  # characters of an invalid value
 
 
 class Section(BaseModel):
@@ -71,7 +71,7 @@ class ViewSettings(Section):
 
     recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
     image_size: PositiveInt | Auto = Field("auto", description="Side of the views in pixels.")
-    min_scale: CropShare = Field(0.2, description="Smallest fraction of an image in a crop.")
+    min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
     mean: Triple = Field((0.485, 0.456, 0.406), description="Mean of the channels, for normalization.")
     std: tuple[Positive, Positive, Positive] = Field(
         (0.229, 0.224, 0.225), description="Standard deviation of the channels, for normalization."
@@ -105,7 +105,7 @@ class MethodSettings(Section):
     )
     temperature: Positive = Field(0.2, description="Softmax temperature, tau.")
     queue_size: PositiveInt | Auto = Field("auto", description="Past keys kept as negatives, K.")
-    key_momentum: Share | Auto = Field("auto", description="Momentum of the key encoder.")
+    key_momentum: Fraction | Auto = Field("auto", description="Momentum of the key encoder.")
 
 
 class TrainSettings(Section):
@@ -115,7 +115,7 @@ class TrainSettings(Section):
     batch_size: BatchSize | Auto = Field("auto", description="Images per step, over all devices.")
     lr: Positive | Auto = Field("auto", description="Peak learning rate.")
     weight_decay: NotNegative | Auto = Field(1e-4, description="Weight decay, on all parameters as in MoCo.")
-    momentum: Share = Field(0.9, description="Momentum of SGD.")
+    momentum: Fraction = Field(0.9, description="Momentum of SGD.")
     schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="Learning rate schedule.")
     schedule_by: Literal["epoch", "step"] = Field("epoch", description="Whether the rate changes per epoch or step.")
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
@@ -243,17 +243,17 @@ def with_values(settings: AnySettings, values: Mapping[str, Any]) -> AnySettings
     """The same settings with some changed, given by dotted names such as `train.lr`."""
     nested = settings.model_dump()
     for name, value in values.items():
-        put(nested, name, value)
+        set_value(nested, name, value)
     return validated(type(settings), nested, "the chosen values")
 
 
 def values_of(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
     """The values of these dotted names, as in JSON."""
     dumped = settings.model_dump(mode="json")
-    return {name: value_of(dumped, name) for name in names}
+    return {name: get_value(dumped, name) for name in names}
 
 
-def value_of(dumped: Mapping[str, Any], name: str) -> Any:
+def get_value(dumped: Mapping[str, Any], name: str) -> Any:
     """The value of a dotted name in settings as a nested mapping."""
     section, _, key = name.partition(".")
     return dumped[section][key] if key else dumped[section]
@@ -272,7 +272,7 @@ def affects_results(name: str) -> bool:
     return name not in _NO_EFFECT
 
 
-def put(nested: dict[str, Any], name: str, value: Any) -> None:
+def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     """Set a value by its dotted name, which must exist."""
     section, _, key = name.partition(".")
     known = setting_names()
@@ -325,8 +325,8 @@ def _sentences(problems: list[Any], origin: str) -> str:
     for problem in problems:
         by_name.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)
     found = [_problem(name, of_name) for name, of_name in by_name.items()]
-    more = f" and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
-    text = f"In {origin}: {'; '.join(found[:_MOST_PROBLEMS])}{more}"
+    more = f" and {len(found) - _MAX_PROBLEMS} more" if len(found) > _MAX_PROBLEMS else ""
+    text = f"In {origin}: {'; '.join(found[:_MAX_PROBLEMS])}{more}"
     return text if text.endswith("?") else f"{text}."
 
 
@@ -341,7 +341,7 @@ def _problem(name: str, problems: list[Any]) -> str:
 def invalid_value(name: str, problems: Sequence[Any], value: str | None = None) -> str:
     """`invalid value 0 for train.epochs: must be at least 1`, from the errors of pydantic for one field."""
     shown = repr(problems[0]["input"]) if value is None else value
-    shown = shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+    shown = shown if len(shown) <= _MAX_VALUE_LENGTH else f"{shown[:_MAX_VALUE_LENGTH]}..."
     wanted = dict.fromkeys(_expected(problem) for problem in problems)
     return f"invalid value {shown} for {name}: {' or '.join(wanted)}"
 

@@ -103,7 +103,7 @@ class BoundOptions(ViewOptions):
     images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
     keys: PositiveInt = option(256, "Views of each image of a run that serve as keys.")
 
-    def require_effect(self) -> None:
+    def refuse_unused_options(self) -> None:
         """Raise if an option was given that only the other kind of keys uses."""
         gaussian = ("dimensions", "spreads", "temperatures", "negatives", "draws")
         of_run = ("keys", "batch_size", "workers", "device", "precision")
@@ -135,7 +135,7 @@ def parse_numbers(text: str, name: str, valid: Callable[[float], bool], rule: st
     return list(dict.fromkeys(numbers))
 
 
-def parse_integers(text: str, name: str, least: int) -> list[int]:
+def parse_integers(text: str, name: str, minimum: int) -> list[int]:
     """The distinct integers of a list such as 1,2,4."""
-    rule = f"integers of at least {least}"
-    return [int(number) for number in parse_numbers(text, name, lambda n: n.is_integer() and n >= least, rule)]
+    rule = f"integers of at least {minimum}"
+    return [int(number) for number in parse_numbers(text, name, lambda n: n.is_integer() and n >= minimum, rule)]

@@ -14,7 +14,7 @@ from typing import Any
 
 from jcl.errors import RunError
 from jcl.runs.folder import RunFolder
-from jcl.runs.json_object import named_differences, read_object, write_object, written
+from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
 from jcl.settings.schema import affects_results, settings_from
 from jcl.studies.cells import Cell, distinct_values, short_name
 
@@ -105,7 +105,7 @@ class AblationFolder:
             raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
         settings = {name: value for name, value in existing.get("settings", {}).items() if affects_results(name)}
         before = settings | existing.get("data", {})
-        if differences := named_differences(before, study["settings"] | study["data"]):
+        if differences := describe_differences(before, study["settings"] | study["data"]):
             raise RunError(
                 f"the ablation in {self.path} was started with {differences}. "
                 "Use the same settings and data, or choose another folder with --out."
@@ -201,8 +201,8 @@ def as_csv(records: Sequence[CellRecord], names: Sequence[str]) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    return written(value) if isinstance(value, list | dict) else value
+    return format_value(value) if isinstance(value, list | dict) else value
 
 
 def _plain(value: Any) -> str:
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", written(value))
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", format_value(value))

@@ -14,8 +14,8 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.runs.json_object import written
-from jcl.settings.schema import Settings, affects_results, parse_yaml, put, setting_names, values_of
+from jcl.runs.json_object import format_value
+from jcl.settings.schema import Settings, affects_results, parse_yaml, set_value, setting_names, values_of
 
 Axes = Mapping[str, Sequence[Any]]
 """Settings by their dotted names, and the values to try."""
@@ -42,7 +42,7 @@ class Cell:
     def name(self) -> str:
         """A safe folder name, determined by values and seed."""
         known = json.dumps([self.values, self.seed], sort_keys=True)
-        parts = [f"{short_name(name)}-{written(value)}" for name, value in sorted(self.values.items())]
+        parts = [f"{short_name(name)}-{format_value(value)}" for name, value in sorted(self.values.items())]
         readable = re.sub(r"[^A-Za-z0-9.+_-]", "_", "-".join([*parts, f"seed-{self.seed}"]))
         return f"{readable[: MAX_NAME_LENGTH - 9]}-{hashlib.sha256(known.encode()).hexdigest()[:8]}"
 
@@ -53,7 +53,7 @@ class Cell:
 
 def describe(values: Mapping[str, Any]) -> str:
     """Such as "num_keys 5, temperature 0.2"."""
-    return ", ".join(f"{short_name(name)} {written(value)}" for name, value in values.items())
+    return ", ".join(f"{short_name(name)} {format_value(value)}" for name, value in values.items())
 
 
 def short_name(name: str) -> str:
@@ -118,7 +118,7 @@ def full_name(name: str) -> str:
     if len(found) > 1:
         raise SettingsError(f"{name!r} is ambiguous: use {' or '.join(found)}.")
     if not found:
-        put({}, name, None)  # raises, and suggests the nearest name
+        set_value({}, name, None)  # raises, and suggests the nearest name
     return found[0]
 
 
@@ -158,8 +158,8 @@ def _require_independent(combinations: Sequence[Mapping[str, Any]], axes: Axes, 
         for name, found in values_of(build(values), axes).items():
             if name not in values and found != center[name]:
                 raise SettingsError(
-                    f"{describe(values)} cannot be varied alone: it changes {name} from {written(center[name])} to "
-                    f"{written(found)}. Remove one of the two --over, or --each-alone."
+                    f"{describe(values)} cannot be varied alone: it changes {name} from {format_value(center[name])} "
+                    f"to {format_value(found)}. Remove one of the two --over, or --each-alone."
                 )
 
 

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from jcl.console import pluralize, readable_size
+from jcl.console import format_bytes, pluralize
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import JclError
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, ResolvedSettings, passes_of_flat_memory, resolve
+from jcl.settings.resolve import DataFacts, ResolvedSettings, passes_for_constant_memory, resolve
 from jcl.settings.schema import with_values
 from jcl.settings.studies import CostOptions, parse_integers
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
@@ -130,7 +130,7 @@ class CostReport:
         for method in COMPARED:
             if line := self.growth(method):
                 flat = base is not None and abs(line[0]) < _FLAT_GROWTH * base.bytes
-                grows = f"{readable_size(line[0])} per key (R² of a linear fit: {line[1]:.3f})"
+                grows = f"{format_bytes(line[0])} per key (R² of a linear fit: {line[1]:.3f})"
                 lines.append(f"{METHODS[method].title}: {'constant memory' if flat else grows}.")
         return lines
 
@@ -157,7 +157,7 @@ def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = la
 
     If a measurement runs out of memory, the method is not measured with more keys.
     """
-    keys = sorted(parse_integers(options.keys, "--keys", least=1))
+    keys = sorted(parse_integers(options.keys, "--keys", minimum=1))
     device = choose_device(options.device)
     recipe, values = _recipe(options, device)
     cells: list[Cell] = []
@@ -203,7 +203,7 @@ def step_settings(recipe: str, values: Mapping[str, Any], method: str, keys: int
     resolved = resolve(settings, DataFacts(images=_DATASET_SIZE, short_side=side, decoded=True))[0]
     if settings.train.key_passes == "auto" and not METHODS[method].gradient_through_keys:
         # Training may encode small views in one pass, but here memory is compared.
-        passes = passes_of_flat_memory(resolved.method.num_keys, resolved.model.bn_groups)
+        passes = passes_for_constant_memory(resolved.method.num_keys, resolved.model.bn_groups)
         resolved = with_values(resolved, {"train.key_passes": passes})
     return resolved
 

@@ -8,7 +8,7 @@ import torch
 
 from jcl.core.encoder import Encoder, build_backbone
 from jcl.core.method import METHODS, ContrastiveLearner
-from jcl.distributed.device import choose_precision, on_device
+from jcl.distributed.device import choose_precision, to_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.settings.resolve import ResolvedSettings
 from jcl.train.step import StepOptions
@@ -44,7 +44,7 @@ def build_learner(
         seed=train.seed,
         ranks=ranks,
     )
-    return on_device(learner, device), width
+    return to_device(learner, device), width
 
 
 def build_optimizer(

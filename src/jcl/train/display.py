@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.table import Column
 from rich.text import Text
 
-from jcl.console import duration, pluralize, print_line
+from jcl.console import format_duration, pluralize, print_line
 from jcl.train.step import STEPS_BEFORE_RECORDING
 
 LOG_SECONDS = 30.0  # between lines where there is no terminal
@@ -23,12 +23,12 @@ MIN_TIMED_STEPS = 2
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
 
 
-def speed(images_per_second: float) -> str:
+def format_speed(images_per_second: float) -> str:
     """`1,234 images/s`, with a decimal below ten."""
     return f"{images_per_second:,.{0 if images_per_second >= 10 else 1}f} images/s"
 
 
-class LogPace:
+class LogTimer:
     """When the next line of a log is due: often at first, seldom in runs of days, never beside a bar."""
 
     def __init__(self, console: Console) -> None:
@@ -40,11 +40,11 @@ class LogPace:
         wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._begun) / 20))
         return not self._silent and now - self._last > wait
 
-    def written(self) -> None:
+    def restart(self) -> None:
         self._last = time.monotonic()
 
 
-class BarFigures(ProgressColumn):
+class MetricsColumn(ProgressColumn):
     """The column beside a bar: the newest figures, or that a stop was requested."""
 
     def __init__(self) -> None:
@@ -71,8 +71,8 @@ class Display:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
         self._describe = describe
-        self._pace = LogPace(console)
-        self._figures = BarFigures()
+        self._pace = LogTimer(console)
+        self._figures = MetricsColumn()
         self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -118,7 +118,7 @@ class Display:
         """Show a new line of metrics."""
         self.newest.update(line)
         if self.newest.get("loss") is not None:
-            self._figures.text = f"loss {self.newest['loss']:.3f}  {speed(self.newest['images_per_second'])}"
+            self._figures.text = f"loss {self.newest['loss']:.3f}  {format_speed(self.newest['images_per_second'])}"
         if line["kind"] == "knn":
             self._print(line["step"], f"kNN top-1 {line['knn_top1']:.1f} %; {self.health()}")
         elif self._pace.due():
@@ -149,12 +149,14 @@ class Display:
 
     def _print_progress(self, step: int) -> None:
         seconds = self.seconds_left(step)
-        left = f", about {duration(seconds)} left" if seconds is not None and step < self._total else ""
-        figures = f"; {speed(self.newest['images_per_second'])}; {self.health()}" if "loss" in self.newest else ""
+        left = f", about {format_duration(seconds)} left" if seconds is not None and step < self._total else ""
+        figures = (
+            f"; {format_speed(self.newest['images_per_second'])}; {self.health()}" if "loss" in self.newest else ""
+        )
         self._print(step, f"step {step:,} of {self._total:,}{left}{figures}")
 
     def _print(self, step: int, text: str) -> None:
-        self._pace.written()
+        self._pace.restart()
         epoch = "" if self._total == self._steps_per_epoch else f" epoch {step / self._steps_per_epoch:.3g}"
         print_line(self.console, f"{self.label}{epoch}: {text}")
 

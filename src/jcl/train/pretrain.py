@@ -69,7 +69,7 @@ class PretrainTask(TrainingTask):
 
     def before_stop(self) -> None:
         """Tell every rank which images the others could not read, so that the first can list them all."""
-        for skipped in self.training_step.ranks.from_all(self.loader.skipped):
+        for skipped in self.training_step.ranks.gather_objects(self.loader.skipped):
             self.loader.skipped.update(skipped)
 
     def end_epoch(self, trainer: Trainer) -> None:

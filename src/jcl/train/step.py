@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import ImageBatch
 from jcl.distributed.device import autocast
-from jcl.distributed.group import Ranks, SharedGradients, average_statistics
+from jcl.distributed.group import GradientBuffer, Ranks, average_statistics
 from jcl.views import ViewMaker, ViewRecipe
 
 STEPS_BEFORE_RECORDING = 3  # they compile, choose kernels and create the optimizer's state
@@ -69,7 +69,7 @@ class TrainingStep:
         self.learner, self.optimizer, self.options = learner, optimizer, options
         self.make_views = view_function(recipe, seed, options)
         self.ranks = learner.ranks
-        self.shared = SharedGradients(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
+        self.shared = GradientBuffer(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
@@ -109,8 +109,8 @@ class TrainingStep:
             if self.guard is None:  # only now is the state complete, including a loaded checkpoint's
                 self.guard = NonFiniteGuard(self.learner, self.optimizer, self.ranks)
             self.guard.remember()
-        # On several ranks, `places` holds the images of the whole batch that this rank needs.
-        queries = len(self.batch) if self.batch.places is None else len(self.batch.places) // self.ranks.count
+        # On several ranks, `local_rows` holds the images of the whole batch that this rank needs.
+        queries = len(self.batch) if self.batch.local_rows is None else len(self.batch.local_rows) // self.ranks.count
         with autocast(self.options.device, self.options.precision):
             result = self.learner(self._views, queries, self.step, self.scale)
         self._clear_gradients()
@@ -129,8 +129,8 @@ class TrainingStep:
         """Views `numbers` of the images `rows` of the batch; the learner asks for them."""
         batch = self.batch
         assert batch is not None
-        if batch.places is not None:  # `rows` index the whole batch
-            rows = batch.places[rows]
+        if batch.local_rows is not None:  # `rows` index the whole batch
+            rows = batch.local_rows[rows]
         # Without gradients for queries too, so that views are compiled once.
         with torch.no_grad(), torch.autocast(batch.pixels.device.type, enabled=False):
             return self.make_views(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)

@@ -134,11 +134,11 @@ class Trainer:
         if progress.step and progress.step % steps == 0:
             task.end_epoch(self)  # training may have stopped between an epoch's last step and this
         for epoch in range(progress.step // steps, task.epochs):
-            self._heartbeat.at(f"reading the images of step {progress.step}")
+            self._heartbeat.set_status(f"reading the images of step {progress.step}")
             for batch in task.batches(epoch, progress.step % steps):
-                self._heartbeat.at(f"in step {progress.step}")
+                self._heartbeat.set_status(f"in step {progress.step}")
                 self._step(batch)
-                self._heartbeat.at(f"reading the images of step {progress.step}")
+                self._heartbeat.set_status(f"reading the images of step {progress.step}")
                 self.saver.report()
                 if progress.step % steps == 0:
                     task.end_epoch(self)
@@ -249,7 +249,7 @@ class Trainer:
 
     def _lost_contact(self, error: LostContact) -> LostContact:
         silent = "timed out" in str(error).lower()
-        others = self._heartbeat.whereabouts() if silent else "Another rank has ended."
+        others = self._heartbeat.describe_other_ranks() if silent else "Another rank has ended."
         return (SilentRank if silent else LostContact)(
             f"{error} {others} Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; "
             f"{self.resume_hint}."

@@ -23,7 +23,7 @@ from braceexpand import braceexpand
 from jcl.console import pluralize
 from jcl.data.shards.index import read_description
 from jcl.errors import DataError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 
 SHARD_LIMIT: Final = 250_000
 """A pattern of more shards than this is taken for a mistake."""
@@ -37,7 +37,7 @@ def is_shard_location(location: str) -> bool:
     """Whether a location means shards: a URL, a tar file or a pattern of them, or a folder that `write_shards` made."""
     if _URL.match(location):
         return True
-    path = home_expanded(location)
+    path = expand_user(location)
     if path.is_dir():
         return read_description(path) is not None
     return bool(re.search(r"\.tar(?![a-z])", path.name.lower())) or path.suffix.lower() == ".tgz"
@@ -47,12 +47,12 @@ def find_shards(location: str, folder: Path, download: bool, progress: Callable[
     """The local files of a tar file, a pattern, or URLs of such; those are downloaded into `folder` first."""
     if _URL.match(location) and not location.startswith("file:"):
         return _fetch_shards(expand_braces(location), folder, download, progress)
-    if home_expanded(location).is_file():  # even if its name looks like a pattern
-        return [home_expanded(location)]
+    if expand_user(location).is_file():  # even if its name looks like a pattern
+        return [expand_user(location)]
     patterns = expand_braces(location)
     if location.startswith("file:"):
         patterns = [url2pathname(urlparse(pattern).path) for pattern in patterns]
-    return list(dict.fromkeys(Path(name) for pattern in patterns for name in _matching(str(home_expanded(pattern)))))
+    return list(dict.fromkeys(Path(name) for pattern in patterns for name in _matching(str(expand_user(pattern)))))
 
 
 def expand_braces(pattern: str) -> list[str]:

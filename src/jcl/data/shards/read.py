@@ -17,7 +17,7 @@ from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
 from jcl.errors import DataError
-from jcl.paths import home_expanded
+from jcl.paths import expand_user
 
 _BYTES_LIMIT: Final = 1 << 30  # of one image file
 _OPEN_FILES: Final = 128  # per process; operating systems allow 256 or more
@@ -141,7 +141,7 @@ def open_shards(
     s3://, gs://, hf://, ...), downloaded into `folder`. Damaged shards are used as far as they can be read; `strict`
     raises instead.
     """
-    local = home_expanded(location)
+    local = expand_user(location)
     described = read_description(local) if local.is_dir() else None
     if described is not None:
         name = described.name

@@ -51,7 +51,7 @@ def predict(detector: nn.Module, dataset: CocoDataset, kinds: Sequence[str], har
                 entries += to_coco(kind, output, image_id, category_ids)
     if ranks.count > 1:
         for kind, entries in results.items():
-            results[kind] = [entry for part in ranks.from_all(entries) for entry in part]
+            results[kind] = [entry for part in ranks.gather_objects(entries) for entry in part]
     # Sorted, so that the results do not depend on the number of ranks.
     return {kind: sorted(entries, key=lambda entry: entry["image_id"]) for kind, entries in results.items()}
 

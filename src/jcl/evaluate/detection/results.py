@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jcl.console import typed
+from jcl.console import shell_quote
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import TrainingFolder
@@ -36,7 +36,7 @@ class DetectionFolder(TrainingFolder):
 
     @property
     def how_to_resume(self) -> str:
-        return f"continue with `jcl detect --resume {typed(self.path)}`"
+        return f"continue with `jcl detect --resume {shell_quote(self.path)}`"
 
     def refuse_occupied(self) -> None:
         super().refuse_occupied()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.distributed.device import autocast
-from jcl.distributed.group import SharedGradients, average_statistics
+from jcl.distributed.group import GradientBuffer, average_statistics
 from jcl.evaluate.detection.batches import DetectionBatch, Hardware
 from jcl.random import DETECTION_REGIONS, hash_words
 from jcl.runs.checkpoint import Progress
@@ -43,7 +43,7 @@ class DetectionTask(TrainingTask):
         self.module, self.optimizer, self.settings = detector, optimizer, settings
         self.steps_per_epoch, self.batch_size = settings.iterations, settings.batch_size
         self._parts, self._hardware = parts, hardware
-        self._gradients = SharedGradients(detector.parameters(), hardware.ranks)
+        self._gradients = GradientBuffer(detector.parameters(), hardware.ranks)
         self._synchronized = any(isinstance(part, nn.SyncBatchNorm) for part in detector.modules())
         detector.train()
 

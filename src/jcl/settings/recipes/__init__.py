@@ -12,7 +12,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.settings.schema import Settings, put, read_yaml, settings_from
+from jcl.settings.schema import Settings, read_yaml, set_value, settings_from
 
 
 def recipe_names() -> list[str]:
@@ -48,11 +48,11 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
     values = dict(values or {})
     method = values.get("method.name", method)
     if isinstance(method, str):
-        put(nested, "method.name", method)
+        set_value(nested, "method.name", method)
         for name, value in METHODS[method].recipe.items() if method in METHODS else ():
-            put(nested, name, value)
+            set_value(nested, name, value)
     for name, value in values.items():
-        put(nested, name, value)
+        set_value(nested, name, value)
     return settings_from(
         nested, f"the recipe {recipe} with your changes" if values or method else f"the recipe {recipe}"
     )
