@@ -1,4 +1,4 @@
-# Everything a newcomer needs: `make demo` and `make test`. Both install into .venv first.
+# Start with `make demo` and `make test`. Both install into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,17 +8,17 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/jcl demo
 
-# Without bytecode every process of the tests would compile the package and rewrite the tests' assertions anew.
+# Without bytecode every process of the tests would compile the package and rewrite the tests' assertions again.
 unexport PYTHONDONTWRITEBYTECODE
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-# Runs killed at many moments, and disks that fill up or turn read-only; those need the right to mount.
+# Killed runs, lost hosts, and disks that fill up or turn read-only, which need the right to mount.
 test-faults: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m faults
 
-# On a machine with a GPU; uses the Python given, so that an environment that holds a CUDA build of PyTorch can be used.
+# Needs a GPU; uses $(PYTHON), so that you can choose an environment with a CUDA build of PyTorch.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
@@ -27,7 +27,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check src tests benchmarks examples docs hubconf.py
 	$(BIN)/mypy
 
-# The pages as a site in build/docs; a broken link or a page that no other leads to is an error.
+# Build the site in build/docs; broken links and orphan pages are errors.
 docs: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --group docs
 	$(BIN)/python -m sphinx -W --keep-going --quiet docs build/docs
@@ -36,7 +36,7 @@ docs: $(VENV)/.installed
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "jcl needs Python 3.11 or newer; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "jcl needs Python 3.11 or newer; choose one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable .

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-# Never broken, so that it can be copied: a word (a path), a command between back quotes, and how to install.
+# Kept on one line, so that they can be copied: words (paths), commands in back quotes and `pip install`.
 _UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
@@ -22,27 +22,27 @@ class RobustConsole(Console):
     """A console that is silent, and does not raise, once its output is lost.
 
     Training does not end because a pipe or terminal was closed (`| head -1`) or the disk of a log is full. `failure`
-    is the error with which output was lost, except to a reader that has left.
+    is the error that lost it; a closed pipe is none.
     """
 
     failure: OSError | None = None
 
     def on_broken_pipe(self) -> None:
-        self._fall_silent()
+        self._silence()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:  # every print ends here
             super().__exit__(kind, error, trace)
         except OSError as failure:
             self.failure = failure
-            self._fall_silent()
+            self._silence()
 
-    def _fall_silent(self) -> None:
+    def _silence(self) -> None:
         self.quiet = True
-        with contextlib.suppress(OSError, ValueError):  # not a file of the system
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.file.fileno())  # or Python would try to flush the rest at exit
-            os.close(nowhere)
+        with contextlib.suppress(OSError, ValueError):  # no file descriptor
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.file.fileno())  # or Python would try to flush the rest at exit
+            os.close(null)
 
 
 class StderrConsole(RobustConsole):
@@ -60,14 +60,14 @@ def print_line(console: Console, text: str, *, lead: str = "") -> None:
     """
     shown = escape_controls(lead + text)
     if console.is_terminal:
-        shown = "\n".join(_broken(line, console.width) for line in shown.split("\n"))
+        shown = "\n".join(_wrap(line, console.width) for line in shown.split("\n"))
     line = Text(shown)
     line.stylize("bold red", 0, len(lead))
     console.print(line, soft_wrap=True)
 
 
 def warn_skipped(console: Console, skipped: Mapping[str, str], what: str = "Left out") -> None:
-    """Which images could not be read, if any, and `what` becomes of them: the first one, why, and how many more."""
+    """Print the first unreadable image, the reason and the number of others, if any; `what` was done with them."""
     for name, reason in list(skipped.items())[:1]:
         more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
         print_line(console, f"{what}, because it cannot be read: {name} ({reason}){more}.")
@@ -75,7 +75,7 @@ def warn_skipped(console: Console, skipped: Mapping[str, str], what: str = "Left
 
 def escape_controls(text: str) -> str:
     """The text with control characters escaped, except line ends."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
+    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
@@ -88,13 +88,13 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
-def unique_names(names: Sequence[str], between: str) -> list[str]:
+def unique_names(names: Sequence[str], separator: str) -> list[str]:
     """The names, with a number added to those that repeat."""
     given: list[str] = []
     for name in names:
         number, unique = 2, name
         while unique in given:
-            unique, number = f"{name}{between}{number}", number + 1
+            unique, number = f"{name}{separator}{number}", number + 1
         given.append(unique)
     return given
 
@@ -125,13 +125,13 @@ def format_bytes(count: float) -> str:
     return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
-def _broken(line: str, width: int) -> str:
+def _wrap(line: str, width: int) -> str:
     """The line wrapped to `width` columns, unless a word is longer, with a hanging indent."""
     if cell_len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
     parts, part = [], indent
-    end = len(indent)  # of what has been taken
+    end = len(indent)  # of the text so far
     for word in _UNBROKEN.finditer(line):
         gap = line[end : word.start()]
         if part.strip() and cell_len(part + gap + word[0]) > width:

@@ -395,7 +395,7 @@ def test_an_empty_test_folder_stops_no_training(call, tmp_path):
 
 def test_a_folder_that_is_called_like_a_data_set_is_told_how_to_be_meant(call, monkeypatch):
     write_image_folder(Path("demo"))
-    said = "demo is the data set of that name, not the folder here; for the folder write ./demo.\n"
+    said = "Using the data set demo, not the folder; for the folder write ./demo.\n"
     assert call("recipes")[2] == ""
     code, out, err = call("check", "demo")
     assert code == 0 and err == said and "2,500" in out

@@ -81,7 +81,7 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert "--precision" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half", exit_code=2)
     assert "no feature file" in refused("neighbours", "--row", 0, "--index", "f.npz")
     assert "not a feature file" in refused("neighbours", "--row", 0, "--index", "mine.npz")
-    assert "does not end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")
+    assert "must end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")
     assert sorted(entry.name for entry in Path().iterdir()) == ["mine.npz"]
     assert call("embed", run_folder, npz, "-o", "mine.npz", "--force", "--device", "cpu")[0] == 0
     assert "nothing to search for" in refused("neighbours", "--index", "mine.npz")

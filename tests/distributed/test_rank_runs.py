@@ -258,7 +258,7 @@ def test_a_rank_that_keeps_others_waiting_is_named(tmp_path, what):
     assert ended["seconds"] < 25
     assert "the newest checkpoint is" in ended["said"] and "`jcl resume" in ended["said"]
     if what == "rank":
-        assert "No sign of life from rank 1 (on " in ended["said"]
+        assert "No heartbeat from rank 1 (on " in ended["said"]
     else:
         assert "All ranks are alive; waiting for rank 1 (on " in ended["said"]
         assert "which is reading the images of step" in ended["said"]

@@ -1,4 +1,4 @@
-"""The command line as a whole: its groups of commands, its consoles and the check of `--json`."""
+"""The Typer app: groups of commands, consoles and the check of `--json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange
 
 
 def _own_rank() -> int:
-    """The rank of this process; commands that use ranks report what is wrong with a launcher's variables."""
+    """The rank of this process; 0 if the launcher's variables are invalid, which commands that use ranks report."""
     try:
         return launch_environment().rank
     except SettingsError:
@@ -55,7 +55,7 @@ def check_json_file(path: Path | None) -> Path | None:
 
     # The summary of a run marks it as finished.
     if path.name in ("summary.json", "result.json") and RunFolder(path.parent).holds_run():
-        raise SettingsError(f"{path} is the run's own file; choose another name, which its page shows as well.")
+        raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")
     if path.exists() and (path.is_dir() or path.suffix != ".json"):
         raise SettingsError(f"{path} already exists and is not a .json file; choose another name.")
     if path.exists() and not holds_results(path):

@@ -1,6 +1,6 @@
-"""Runs the command line: the program `jcl` from its arguments to its exit code.
+"""The program `jcl`, from its arguments to its exit code.
 
-Errors of the user become one sentence and an exit code; other exceptions keep their traceback.
+User errors become a message and an exit code; other exceptions keep their traceback.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from jcl.distributed.launch import report_to_launcher
 from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError
 from jcl.paths import expand_user
 
-INTERRUPTED = 130  # the exit code of a command that Ctrl-C ended
+INTERRUPTED = 130  # exit code after Ctrl-C
 _OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
-_CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the RuntimeError with which torch reports that memory is full
-# The parser's errors have no public name in Typer, which in some versions takes them from another package.
+_CPU_ALLOCATOR = "DefaultCPUAllocator"  # in torch's RuntimeError when memory is full
+# Click's UsageError, which some versions of Typer vendor.
 _ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -32,14 +32,14 @@ def main() -> None:
     """Run the command line and exit."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # letters that the encoding lacks are no reason to fail
+            stream.reconfigure(errors="backslashreplace")  # do not fail for characters that the encoding lacks
     try:
-        sys.argv[1:] = normalize_argv(sys.argv[1:])  # which --devices hands on
+        sys.argv[1:] = normalize_argv(sys.argv[1:])  # in place, because the launcher of --devices passes them on
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
             _exit_interrupted()
         if out.failure is not None:
-            raise JclError(f"cannot write to standard output: {out.failure.strerror}. Everything else is done.")
+            raise JclError(f"cannot write to standard output: {out.failure.strerror}. The command itself has finished.")
         sys.exit(code or 0)
     except _ParserError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
@@ -50,7 +50,7 @@ def main() -> None:
     except JclError as error:
         _exit_with(error)
     except RuntimeError as error:
-        # torch is not imported before it is needed, so its error is known by its name.
+        # Compared by name, because torch may not have been imported.
         if type(error).__name__ != "OutOfMemoryError" and _CPU_ALLOCATOR not in str(error):
             raise
         _exit_with(_out_of_memory(error))
@@ -64,10 +64,10 @@ def normalize_argv(arguments: Sequence[str]) -> list[str]:
     An empty argument usually comes from an unset shell variable, and as a path it would be the current folder.
     """
     normalized = []
-    for place, argument in enumerate(arguments):
+    for index, argument in enumerate(arguments):
         option = _OPTION_WITH_VALUE.fullmatch(argument)
         if argument == "" or (option is not None and option[2] == ""):
-            where = option[1] if option is not None else shlex.join(["jcl", *arguments[:place]])
+            where = option[1] if option is not None else shlex.join(["jcl", *arguments[:index]])
             raise SettingsError(f"empty argument after `{where}`; is a shell variable not set?")
         if option is not None and option[2].startswith("~"):
             argument = f"{option[1]}={expand_user(option[2])}"
@@ -100,7 +100,7 @@ def _exit_interrupted() -> NoReturn:
 
 
 def _out_of_memory(error: RuntimeError) -> JclError:
-    """How much memory was requested, from a message that fills a screen."""
+    """A short message: how much memory was requested, and what to do."""
     if _CPU_ALLOCATOR in str(error):
         wanted = str(error).partition("you tried to allocate ")[2].split(" ")[0]
         more = f": tried to allocate {int(wanted):,} bytes" if wanted.isdecimal() else ""

@@ -48,7 +48,7 @@ class WrongUsage(JclError):
 
 
 class LazyGroup(TyperGroup):
-    """Builds the options of a command when it is called, not to list it."""
+    """Builds the options of a command only when it is called, so that listing commands is fast."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)
@@ -69,10 +69,10 @@ def command(name: str, model: str, *, group: str) -> Callable[[CommandFunction],
     """Register a command whose options are the model `model` of `jcl.settings`, in a group of `jcl --help`."""
 
     def register(function: CommandFunction) -> CommandFunction:
-        def listed() -> None:
-            """Stands for the command in the list of commands."""
+        def placeholder() -> None:
+            """For the list of commands; `LazyGroup` builds the command when it is called."""
 
-        app.command(name, help=function.__doc__, rich_help_panel=group)(listed)
+        app.command(name, help=function.__doc__, rich_help_panel=group)(placeholder)
         _COMMANDS[name] = (model, function)
         return function
 
@@ -80,8 +80,8 @@ def command(name: str, model: str, *, group: str) -> Callable[[CommandFunction],
 
 
 def _build(name: str) -> Any:
-    place, function = _COMMANDS[name]
-    module, _, class_name = place.rpartition(".")
+    path, function = _COMMANDS[name]
+    module, _, class_name = path.rpartition(".")
     model: type[Options] = getattr(importlib.import_module(f"jcl.settings.{module}"), class_name)
 
     def run(context: typer.Context, **values: Any) -> None:
@@ -90,13 +90,13 @@ def _build(name: str) -> Any:
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     run.__signature__ = inspect.Signature([context, *_parameters(model)])  # type: ignore[attr-defined]
-    alone = typer.Typer(add_completion=False, **_STYLE)
-    alone.command(name, help=function.__doc__)(run)
-    return typer.main.get_command(alone)
+    single = typer.Typer(add_completion=False, **_STYLE)
+    single.command(name, help=function.__doc__)(run)
+    return typer.main.get_command(single)
 
 
 def _run(function: CommandFunction, options: Options) -> None:
-    """Call the command, on several devices where --devices asks for them, and write its results to --json."""
+    """Call the command, as several ranks with --devices, and write its results to --json."""
     from jcl.cli.app import check_json_file
     from jcl.cli.printing import warn_ambiguous_data, write_json
 
@@ -129,7 +129,7 @@ def _validated(context: typer.Context, model: type[Options], values: dict[str, A
     except ValidationError as error:
         problems = error.errors()
     field = problems[0]["loc"][0] if problems[0]["loc"] else ""
-    if not field:  # of the options together
+    if not field:  # about several options
         raise WrongUsage(problems[0]["msg"].removeprefix("Value error, "), context.command_path)
     of_field = [problem for problem in problems if problem["loc"][0] == field]
     flag = _flags(str(field), model.model_fields[str(field)])[-1]
@@ -137,7 +137,7 @@ def _validated(context: typer.Context, model: type[Options], values: dict[str, A
 
 
 def _parameters(model: type[Options]) -> list[inspect.Parameter]:
-    """The parameters that Typer makes options of: arguments first, then options by panel, shared ones last."""
+    """The parameters of the command for Typer: arguments first, then options by panel, shared ones last."""
     from jcl.settings.options import PANELS, Options, cli_field
 
     shared = {
@@ -171,7 +171,7 @@ def _parameter(name: str, field: FieldInfo, cli: CliField) -> inspect.Parameter:
 
 
 def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """The flags of an option, the one that messages use last; for an argument, its name in the usage line."""
+    """The flags of an option, last the one that messages use; for an argument, its name in the usage line."""
     from jcl.settings.options import cli_field
 
     cli = cli_field(field)

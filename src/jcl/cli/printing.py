@@ -1,4 +1,4 @@
-"""What commands print and write. Of several ranks only the first does."""
+"""Output of the commands. Of several ranks, only the first prints and writes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
 
 
 def check_picture_path(picture: Path | None, *, force: bool) -> None:
-    """Before anything is done: a picture is a .png file, and never takes the place of another file unasked."""
+    """Raise, before any work, if the path does not end in .png, or if the file exists and `force` is not set."""
     from jcl.runs.atomic import refuse_overwrite
 
     if picture is None:
         return
     if picture.suffix.lower() != ".png":
-        raise SettingsError(f"{picture} does not end in .png, which is how the picture is written.")
+        raise SettingsError(f"{picture} must end in .png.")
     refuse_overwrite(picture, force=force)
 
 
 def escape_cell(text: str) -> str:
-    """Text from outside as it goes into a table: on one line, without markup or control characters."""
+    """Escape text for a table cell: one line, without markup or control characters."""
     return escape(escape_controls(text).replace("\n", "\\n"))
 
 
@@ -45,7 +45,7 @@ def echo(text: str) -> None:
 
 
 def print_unseen_classes(count: int) -> None:
-    """How many test images no classifier could get right, beside accuracies."""
+    """Print how many test images have classes unseen in training, if any."""
     if count:
         images = pluralize(count, "test image has a class", "test images have classes")
         echo(f"{images} unseen in training; counted as errors.")
@@ -59,25 +59,20 @@ def tested_on(figures: Mapping[str, Any]) -> str:
     return f"Tested on {pluralize(figures['test_images'], 'image')}{source}."
 
 
-def say_aside(text: str) -> None:
-    """Print a line to standard error, where progress and remarks go."""
-    print_line(err, text)
-
-
 def warn_ambiguous_data(location: str | None) -> None:
-    """Say so if DATA is the name of a data set and of a folder here."""
-    first = rank == 0 and ERROR_FOLDER not in os.environ  # the launcher has said it
+    """Warn if DATA is the name of both a data set and a folder here."""
+    first = rank == 0 and ERROR_FOLDER not in os.environ  # else the launcher has warned
     if location is None or not first or not Path(location).is_dir():
         return
     from jcl.data.named import KNOWN_SETS
 
     if location in KNOWN_SETS:
-        say_aside(f"{location} is the data set of that name, not the folder here; for the folder write ./{location}.")
+        print_line(err, f"Using the data set {location}, not the folder; for the folder write ./{location}.")
 
 
 @contextlib.contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar in a terminal; gives a function that takes how many are done and how many there are."""
+    """A progress bar in a terminal; yields its update function, called with the numbers done and in total."""
     from rich.progress import Progress
 
     with Progress(console=err, transient=True, disable=rank > 0 or not err.is_terminal) as bar:

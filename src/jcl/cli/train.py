@@ -80,7 +80,7 @@ def _whole(number: float) -> str:
     return f"{number:,}"
 
 
-# By their names in summary.json; the title has the others.
+# Rows by name in summary.json.
 _ROWS: dict[str, tuple[str, _Write]] = {
     "knn_top1": ("kNN top-1", _percent),
     "knn_top5": ("kNN top-5", _percent),
@@ -98,7 +98,7 @@ _ROWS: dict[str, tuple[str, _Write]] = {
 
 
 def run_table(summary: Mapping[str, Any]) -> Table:
-    """The results of a run, without those that it does not have: accuracies first, then costs."""
+    """The results that a run has: accuracies first, then costs."""
     table = Table("figure", title=escape_cell(f"{summary['method']} on {Path(summary['data']).name}"))
     table.add_column("value", justify="right")
     for name, (words, write) in _ROWS.items():

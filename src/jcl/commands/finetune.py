@@ -59,7 +59,7 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
 
 
 def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> FinetuneSettings:
-    """The settings for a number of labels; what is given stays, and the rest follows it."""
+    """The settings for a number of labels: given values are kept, the others derived from them."""
     batch_size = default_batch_size(labels) if options.batch_size is None else options.batch_size
     root = math.sqrt(batch_size / 256)
     lr = round(DEFAULT_LR * root, 6) if options.lr is None else options.lr

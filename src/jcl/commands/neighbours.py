@@ -139,7 +139,7 @@ def draw_matches(matches: Matches, path: Path) -> Path:
 def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], Tensor]:
     """The images of some rows of an index by split and name, read from the data it was made from."""
     location = table.info.data
-    # The file is not trusted: an address in it could be a command to run.
+    # The file may be untrusted, so URLs in it are not opened.
     if location not in KNOWN_SETS and not Path(location).is_absolute():
         raise DataError(f"the images of the index are from {location}, which is not fetched again.")
     data = open_data(location, download=False)

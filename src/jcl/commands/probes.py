@@ -110,7 +110,7 @@ def measure_linear(
     if options.out is None:
         return probe.report()
     refuse_inside_data(options.out, data_location(options.weights, options.data))
-    return probe.report_kept_in(ProbeFolder(options.out))
+    return probe.report_with_folder(ProbeFolder(options.out))
 
 
 def _fast_probe(
@@ -199,7 +199,7 @@ class PaperProbe:
             folder.save_classifier(network.fc, self.task.class_names)
         return found
 
-    def report_kept_in(self, folder: ProbeFolder) -> LinearReport:
+    def report_with_folder(self, folder: ProbeFolder) -> LinearReport:
         """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
         log = partial(print_line, self.console)
         probe = self.description()

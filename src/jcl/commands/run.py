@@ -1,4 +1,4 @@
-"""A run: its folder as Python users see it, the files that describe it, its learner, and where it is trained."""
+"""A run: `jcl.Run`, the files that describe a run, its learner, and the ranks and device it trains on."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def open_trained(path: Path) -> TrainedRun:
 
 @dataclass(frozen=True)
 class RunContext:
-    """As which rank, on which device, and who is told."""
+    """The ranks, the device of this rank, and the console to print to."""
 
     ranks: Ranks
     device: torch.device
@@ -163,16 +163,17 @@ class RunContext:
 
     @contextlib.contextmanager
     def new_folder(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
-        """The folder of work that starts now, as `new_folder` has it; the first rank makes it and names it."""
-        with contextlib.ExitStack() as made:
+        """Create a folder like the function `new_folder`, on the first rank only; all ranks get its path."""
+        with contextlib.ExitStack() as stack:
             folder = new_folder(wanted, numbered=numbered)
-            path = fail_together(self.ranks, lambda: made.enter_context(folder) if self.ranks.first else wanted)
+            path = fail_together(self.ranks, lambda: stack.enter_context(folder) if self.ranks.first else wanted)
             yield Path(self.ranks.broadcast_bytes(str(path).encode()).decode())
 
     def folder_to_continue(self, find: Callable[[], TrainingFolder | None]) -> Path | None:
-        """The folder to continue if a launcher has restarted all ranks, as the first rank finds it."""
-        again = self.ranks.any(launch_environment().restarts > 0)  # a launcher that itself was restarted does not know
-        folder = find() if again and self.ranks.first else None
+        """The folder to resume if a launcher has restarted all ranks, found by the first rank; else None."""
+        # A launcher that was itself restarted counts no restarts, but another machine's may.
+        restarted = self.ranks.any(launch_environment().restarts > 0)
+        folder = find() if restarted and self.ranks.first else None
         path = str(folder.path) if folder is not None and folder.settings_file.exists() else ""
         path = self.ranks.broadcast_bytes(path.encode()).decode()
         return Path(path) if path else None
@@ -180,9 +181,9 @@ class RunContext:
     @contextlib.contextmanager
     def locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of the folder; the first rank holds the lock for all."""
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             lock = RunLock(folder, warn=self.log)
-            fail_together(self.ranks, lambda: held.enter_context(lock) if self.ranks.first else None)
+            fail_together(self.ranks, lambda: stack.enter_context(lock) if self.ranks.first else None)
             yield
 
 

@@ -1,4 +1,4 @@
-"""The images of a run, opened as its settings say."""
+"""Opening the images of a run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def refuse_inside_data(folder: Path, location: str) -> None:
 
 
 def data_facts(source: ImageSource) -> DataFacts:
-    """What automatic settings depend on."""
+    """The facts about a source that automatic settings depend on."""
     if isinstance(source, ArrayImages):
         return DataFacts(images=len(source), short_side=min(source.pixels.shape[2:]), decoded=True)
     return DataFacts(images=len(source), short_side=_median_short_side(source), decoded=False)

@@ -68,5 +68,5 @@ def open_target(
 
 
 def data_location(weights: Path, location: str | None) -> str:
-    """Where the data of an evaluation is."""
+    """The location of the data to evaluate on."""
     return RunFolder(weights).settings().data.location if location is None else location

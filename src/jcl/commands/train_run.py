@@ -39,7 +39,7 @@ _SECTIONS = ("views.", "model.", "method.", "train.")
 
 @dataclass
 class RunParts:
-    """What takes part in the steps of a run."""
+    """The objects that the training steps of a run use."""
 
     learner: ContrastiveLearner
     feature_width: int
@@ -49,7 +49,7 @@ class RunParts:
 
 
 def build_parts(settings: ResolvedSettings, data: ImageData, context: RunContext) -> RunParts:
-    """Build the parts of a run. Settings that cannot work raise here, before anything is written."""
+    """Build the parts of a run. Invalid settings raise here, before anything is written."""
     train, device = settings.train, context.device
     learner, width = build_learner(settings, device, context.ranks)
     loader = BatchLoader(
@@ -187,7 +187,7 @@ def _report_changed_images(progress: Progress, data: ImageData, log: Callable[[s
         changed = [what for what, found in now.items() if before.get(what, found) != found]
         if not changed:
             continue
-        # With another listing other images are sampled, so their content says nothing.
+        # With another listing other images are sampled, so their content cannot be compared.
         what = "number, names or labels" if changed[0].endswith("listing") else "pixels"
         why = "" if changed[0].endswith("listing") else " (or the image library has)"
         log(
@@ -249,7 +249,8 @@ def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None
         write_report([folder.path], folder.report_file, device=str(context.device), data=data, force=True)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Stopped: the run is finished, but not its page; write it with `jcl report {shell_quote(folder.path)}`."
+            f"Stopped: the run is finished, only its page is missing; "
+            f"write it with `jcl report {shell_quote(folder.path)}`."
         ) from None
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -20,8 +20,8 @@ class ImageBatch:
     """Images of different sizes on canvases of one size.
 
     pixels (n, 3, C, C) uint8, each image in the top left corner and zeros around it; sizes (n, 2) int64, its height and
-    width; samples (n,) int64, its index in the source. On one of several ranks the n images are a part of a larger
-    batch of N, and local_rows (N,) int64 is the row of each image of that batch here, -1 if it is on another rank.
+    width; samples (n,) int64, its index in the source. On several ranks the n images are those of a batch of N
+    that this rank holds, and local_rows (N,) int64 is the row of each image of that batch, -1 if it is not held here.
     """
 
     pixels: Tensor
@@ -68,7 +68,7 @@ class ImageReader:
         self._source = source
         self.canvas = canvas
         self._substitute = substitute
-        self._unreadable: dict[int, str] = {}  # reasons, so that no image is tried twice
+        self._unreadable: dict[int, str] = {}  # with the reasons; not tried again
 
     @property
     def source_module(self) -> str:
@@ -125,7 +125,7 @@ def _copy_to_canvas(image: Tensor, canvas: Tensor) -> None:
 
 
 def canvas_for(source: ImageSource, canvas: int) -> int:
-    """The canvas to use: the one asked for, or less where the images do not fill it.
+    """The canvas to use: `canvas`, or less if the images are smaller.
 
     Estimated from images evenly spaced in the source, so it is the same on every run; larger images are scaled down.
     """
@@ -188,7 +188,7 @@ class DecodedCache:
         """The indices not decoded yet."""
         return torch.nonzero(self._samples < 0).flatten().tolist()
 
-    def completed(self, device: torch.device) -> ResidentImages:
+    def to_resident(self, device: torch.device) -> ResidentImages:
         return ResidentImages(self._pixels, device, self._sizes, self._samples)
 
 

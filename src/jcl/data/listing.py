@@ -76,7 +76,7 @@ class TableCache:
             return None
 
     def save(self, value: Any, count: int, changed: int) -> None:
-        """Save atomically, unless it is small or what it describes changed (in ns) too recently to notice a change.
+        """Save atomically, unless it has few entries, or changed (time in ns) too recently for later changes to show.
 
         Errors are ignored: the cache is optional.
         """

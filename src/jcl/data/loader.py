@@ -1,4 +1,4 @@
-"""Batches of images in an order that is a function of (seed, epoch), from wherever the images are."""
+"""Batches of images, in an order that is a function of (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ class BatchLoader:
                 self._store = DecodedCache(len(source), canvas)
         reader = ImageReader(source, canvas, substitute=True)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
-        self._stream: Iterator[Decoded] = iter(())  # of all epochs to come, so that workers do not pause between two
+        self._stream: Iterator[Decoded] = iter(())  # endless, so that workers do not pause between epochs
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of its next batch
 
     def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
-        """Yield the batches of one epoch from step `start` on; ends the epoch yielded before."""
+        """Yield the batches of one epoch from step `start` on; ends the previous epoch."""
         if self._store is not None and not self._store.missing():
-            self._resident, self._store = self._store.completed(self._device), None
+            self._resident, self._store = self._store.to_resident(self._device), None
             self.close()  # every image is decoded, so the workers are done
         if self._resident is not None:
             return prefetch_to_device(self._device, self._resident_batches(self._resident, number, start))
@@ -118,7 +118,7 @@ class BatchLoader:
             yield exchange.run(batch, exchange.plan(step))
 
     def _raising_together(self, batches: Iterator[ImageBatch]) -> Iterator[ImageBatch]:
-        """Raise on all ranks if one cannot read an image, before the others wait for it."""
+        """Raise on all ranks if one cannot read an image, so that none waits for it."""
         while True:
             batch, error = None, ""
             try:
@@ -215,7 +215,7 @@ def _record_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> 
 
 
 def _lasting(batch: ImageBatch, device: torch.device) -> ImageBatch:
-    """A batch that outlives the workers' memory: a copy on the CPU; for a GPU `prefetch_to_device` copies."""
+    """Copy a batch from the workers' memory, which is reused; for a GPU `prefetch_to_device` does that."""
     return batch if device.type == "cuda" else batch.clone()
 
 

@@ -80,7 +80,7 @@ class ImageSource(Protocol):
 class ArrayImages:
     """Images of one size in memory: pixels (n, 3, h, w) uint8, labels (n,) int64.
 
-    `numbers` (n,) is what they are called, by default 0, 1, 2, ...
+    `numbers` (n,) identify them in messages (default: 0, 1, 2, ...).
     """
 
     pixels: Tensor
@@ -201,5 +201,5 @@ def _content_parts(source: ImageSource) -> Iterator[bytes]:
             yield error.reason.encode()
 
 
-def _spaced(count: int, most: int) -> range:
-    return range(0, count, max(1, -(-count // most)))
+def _spaced(count: int, limit: int) -> range:
+    return range(0, count, max(1, -(-count // limit)))

@@ -44,7 +44,7 @@ def catch_lost_contact() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # the backends have no narrower type
-        reason = re.sub(r"\[\S+:\d+\] ", "", " ".join(str(error).split()))  # drops the line in the backend's source
+        reason = re.sub(r"\[\S+:\d+\] ", "", " ".join(str(error).split()))  # without the backend's source line
         raise LostContact(f"contact with another rank was lost ({reason[:200].rstrip('.')}).") from error
 
 
@@ -224,14 +224,14 @@ def process_group(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ra
 def _init_process_group(device: torch.device, timeout: datetime.timedelta) -> None:
     try:
         store, rank, count = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
-    except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or no number
-        raise SettingsError(f"the ranks cannot meet: {error}. Start them with torchrun or --devices.") from None
+    except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or invalid
+        raise SettingsError(f"cannot initialize the process group: {error}. Use torchrun or --devices.") from None
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # The launcher's store outlives the ranks: restarted ranks must not find addresses of before.
+        # The launcher's store outlives the ranks: restarted ranks must not find old addresses.
         # With several launchers, whose counts may differ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same.
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"start-{start}", store)  # type: ignore[attr-defined]
-    # CPU tensors are exchanged whatever the device, hence gloo besides NCCL.
+    # CPU tensors are exchanged on every device, hence gloo besides NCCL.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
 

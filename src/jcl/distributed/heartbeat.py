@@ -17,7 +17,7 @@ from jcl.distributed.group import Ranks
 
 SECONDS = 2.0  # between two beats
 _WAITING = "waiting for another rank"
-_STORE_SECONDS = 10.0  # in which the store answers, if at all
+_STORE_SECONDS = 10.0  # timeout of the store
 
 
 class Heartbeat:
@@ -49,7 +49,7 @@ class Heartbeat:
             self._thread.join(timeout=SECONDS)  # a store that does not answer would block it forever
 
     def describe_other_ranks(self) -> str:
-        """A sentence that names the ranks the others wait for, if that can be found out; takes a few seconds."""
+        """A sentence that names the ranks the others wait for, if known; takes a few seconds."""
         self._at = _WAITING
         if self._store is None:
             return "The state of the other ranks is unknown."
@@ -62,8 +62,8 @@ class Heartbeat:
             return "The state of the other ranks is unknown: the machine of rank 0 does not answer."
         before, after = beats
         others = [rank for rank in range(self._ranks.count) if rank != self._ranks.rank]
-        if silent := [rank for rank in others if after.get(rank) == before.get(rank)]:  # or never heard of
-            return f"No sign of life from {_names(silent, after)}."
+        if silent := [rank for rank in others if after.get(rank) == before.get(rank)]:  # or it never reported
+            return f"No heartbeat from {_names(silent, after)}."
         if slow := [rank for rank in others if after[rank]["at"] != _WAITING]:
             return f"All ranks are alive; waiting for {_names(slow, after)}, which is {after[slow[0]]['at']}."
         return "All ranks are alive."

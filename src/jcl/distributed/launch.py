@@ -18,11 +18,11 @@ from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, JclError, RunError, SettingsError
 
 ERROR_FOLDER = "JCL_ERROR_FOLDER"
-"""Environment variable with the folder in which ranks leave their errors, so that the launcher prints one of them."""
+"""Environment variable: the folder to which ranks write their errors, of which the launcher prints one."""
 RESTARTS = "JCL_RESTARTS"
-"""Environment variable with the number of times our launcher has restarted the ranks."""
+"""Environment variable: how often our launcher has restarted the ranks."""
 
-_HEALTHY_SECONDS = 3600.0  # after which the count of restarts begins anew
+_HEALTHY_SECONDS = 3600.0  # a start that lasts longer resets the count of restarts
 _SECONDS_TO_SAVE = "300"  # before ranks that were asked to stop are killed; 30 by default
 
 
@@ -77,7 +77,7 @@ _LOST, _NAMED, _OWN = range(3)
 
 
 def report_to_launcher(error: JclError, rank: int) -> bool:
-    """Leave the error this rank ends with to our launcher; False where none started it."""
+    """Write the error that ends this rank to a file for our launcher; False if that did not start it."""
     folder = os.environ.get(ERROR_FOLDER)
     if folder is None:
         return False
@@ -97,7 +97,7 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
     """Run `jcl ARGUMENTS`, without its `--devices`, as `devices` ranks.
 
     When a rank is killed or stops answering, all are restarted and resume the run. An error that a rank reports would
-    only come again and ends all. For several machines use torchrun, which is the same launcher.
+    only recur, so it ends all ranks. For several machines use torchrun, which is the same launcher.
     """
     # By default, each rank would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // devices)))
@@ -120,7 +120,7 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
 
 
 def _launch_once(command: list[str], devices: int, restarts: int) -> None:
-    """Start the ranks and wait for them. A new rendezvous keeps them from finding addresses of a start before."""
+    """Start the ranks and wait for them. A new rendezvous keeps them from finding old addresses."""
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -164,12 +164,12 @@ def _own_failure(errors: list[_RankError]) -> RankFailed | None:
 
 
 def _failure(errors: list[_RankError], codes: Mapping[int, int]) -> RankFailed:
-    """Why the ranks with these exit codes ended: own errors go before deaths, and deaths before lost contact."""
+    """Why the ranks with these exit codes ended: first a rank's own error, then killed ranks, then lost contact."""
     if own := _own_failure(errors):
         return own
     reported = {error.rank for error in errors}
     for rank, code in codes.items():
-        if code > 0 and rank not in reported:  # it has printed a trace
+        if code > 0 and rank not in reported:  # it has printed a traceback
             return RankFailed(f"rank {rank} ended with exit code {code}.", code)
     # The launcher ends the remaining ranks by SIGTERM.
     killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM] or list(codes)
@@ -180,7 +180,7 @@ def _failure(errors: list[_RankError], codes: Mapping[int, int]) -> RankFailed:
 
 
 def _without_devices(arguments: Sequence[str]) -> list[str]:
-    """The same command for one rank."""
+    """The arguments of one rank: without `--devices`."""
     kept, rest = [], iter(arguments)
     for argument in rest:
         if argument == "--devices":

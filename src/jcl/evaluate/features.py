@@ -63,7 +63,7 @@ class FeatureSettings:
     ) -> Features:
         """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
 
-        The backbone is moved to `device` and runs in evaluation mode; each of its modules gets its mode back.
+        The backbone is moved to `device` and runs in evaluation mode; each of its modules then returns to its own mode.
         `precision` bfloat16 uses autocast. The default `batch_size` depends on the device. Unreadable images are left
         out; `strict` raises. `progress` is called with the number of images done and their total.
         """

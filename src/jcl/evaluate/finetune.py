@@ -35,13 +35,13 @@ class FinetuneSettings(Section):
 
     @field_validator("labels")
     @classmethod
-    def _can_be_read(cls, text: str) -> str:
+    def _check_labels(cls, text: str) -> str:
         label_amount(text)
         return text
 
 
 def default_batch_size(images: int) -> int:
-    """128, or less for few images, so that an epoch has eight steps; at least 8 if there are as many images."""
+    """128, or less for few images, so that an epoch has eight steps; at least 8 if there are that many images."""
     return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
 
 

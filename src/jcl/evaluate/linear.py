@@ -54,7 +54,7 @@ class ProbeGrid:
         return [(lr, decay) for lr in self.learning_rates for decay in self.weight_decays]
 
     def edges(self, cell: tuple[float, float]) -> tuple[str, ...]:
-        """The ends of the grid that a cell is at, beyond which there may be a better one."""
+        """The edges of the grid that a cell lies on; there may be a better one beyond them."""
         found = []
         for name, value, values in (
             ("learning rate", cell[0], self.learning_rates),

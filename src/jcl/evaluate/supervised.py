@@ -177,7 +177,7 @@ def train_and_evaluate(
             )
             trainer.checkpoints, trainer.resume_hint = folder.checkpoints, folder.how_to_resume
             trainer.save_seconds = CHECKPOINT_SECONDS
-            # However training ends: after a stop it may not read them again.
+            # However training ends: a resumed training may not read them again.
             open_files.callback(_list_skipped, folder, loader, console)
         trainer.run()
     warn_skipped(console, loader.skipped)

@@ -21,7 +21,7 @@ from jcl.settings.schema import Settings
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-_USUAL_ARGS = (("in_chans", 3), ("global_pool", "avg"), ("global_pool", "token"))  # written by timm 1.0.31
+_USUAL_ARGS = (("in_chans", 3), ("global_pool", "avg"), ("global_pool", "token"))  # as timm 1.0.31 writes them
 
 
 def read_hub_config(folder: Path) -> dict[str, Any]:

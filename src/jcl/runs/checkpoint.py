@@ -27,7 +27,7 @@ FORMAT = "jcl-checkpoint-2"
 _GROUP = "group."
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
-# Which settings shape which tensors of a learner. A part determines those after it, which are then not to blame.
+# Settings that determine the shapes of each part. A part affects those after it, so the first mismatch is reported.
 _SETTINGS = {
     "_encoder.backbone.": "model.backbone, model.stem or views.image_size",
     "_encoder.head.": "model.head, model.head_width or model.embedding_dim",
@@ -43,7 +43,7 @@ _CHUNK = 1 << 20
 
 @dataclass
 class Progress:
-    """How far a run is; with the weights and the optimizer state, all there is to restore."""
+    """The progress of a run. With weights and optimizer state, this is all that a checkpoint restores."""
 
     step: int = 0  # steps done
     seconds: float = 0.0  # spent training, over all resumptions
@@ -64,23 +64,23 @@ class Snapshot:
     tensors: dict[str, Tensor]
     copied: torch.cuda.Event | None  # after which the tensors may be read
     metadata: dict[str, str]
-    optimizer: dict[str, Any]  # its state that is not tensors
+    optimizer: dict[str, Any]  # its state other than tensors
 
 
 def take_snapshot(
-    learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, before: Snapshot | None = None
+    learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, previous: Snapshot | None = None
 ) -> Snapshot:
     """Copy the state as it is now; training may continue at once.
 
     From a GPU it is copied into pinned memory on the current stream: after the last step that was launched and before
-    the next one, also if that is the replay of a CUDA graph. Pinned memory is slow to allocate, so that of `before`,
+    the next one, also if that is the replay of a CUDA graph. Pinned memory is slow to allocate, so that of `previous`,
     which must no longer be needed, is reused.
     """
     tensors = {f"model.{name}": value for name, value in learner.state_dict().items()}
     optimizer_tensors, optimizer_rest = _split_optimizer(optimizer)
     tensors |= optimizer_tensors | {"progress.window": progress.window}
     metadata = {name: json.dumps(getattr(progress, name)) for name in _progress_fields()}
-    pinned = {} if before is None else before.tensors
+    pinned = {} if previous is None else previous.tensors
     with torch.no_grad():
         copies = {name: _copy_to_host(value, pinned.get(name)) for name, value in tensors.items()}
     copied: torch.cuda.Event | None = None

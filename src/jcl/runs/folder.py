@@ -1,4 +1,4 @@
-"""The folders of runs and other trainings: where their files are, and that none is overwritten."""
+"""The folders of runs and other trainings: the paths of their files, and protection against overwriting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrainingFolder:
 
     @property
     def how_to_resume(self) -> str:
-        """How to continue, to end a sentence with."""
+        """How to resume, as the end of a sentence."""
         raise NotImplementedError
 
     @property
@@ -93,7 +93,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def resumable(self) -> Iterator[None]:
-        """Turn Ctrl-C into a sentence that says how to continue, if there is a checkpoint."""
+        """Turn Ctrl-C into a message that says how to resume, if there is a checkpoint."""
         try:
             yield
         except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""JSON objects in files, and the figures in them."""
+"""Reading, writing and comparing JSON objects."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Self
 from jcl.errors import RunError
 
 NAME = ".lock"
-_HELD = (errno.EAGAIN, errno.EACCES)
+_BUSY = (errno.EAGAIN, errno.EACCES)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _MAX_OWNER_BYTES = 4096
 
@@ -31,7 +31,7 @@ def is_locked(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        return not try_lock(descriptor, fcntl.LOCK_SH)  # shared, so that several can ask at once
+        return not try_lock(descriptor, fcntl.LOCK_SH)  # shared, so that several processes can check at once
     except OSError:
         return False
     finally:
@@ -43,7 +43,7 @@ def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _HELD:
+        if error.errno in _BUSY:
             return False
         raise
     return True
@@ -54,7 +54,7 @@ class RunLock:
 
     It is the kernel's lock (`flock`), so a dead process never holds it. The file only names the owner. On a file
     system without locks `warn` is called instead. `filelock` cannot replace it: it opens the file for writing, which
-    keeps a disk from being remounted read-only, and has no shared lock to ask with.
+    keeps a disk from being remounted read-only, and has no shared lock to check with.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
@@ -79,7 +79,7 @@ class RunLock:
 
     def __exit__(self, *exception: object) -> None:
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # before closing: once unlocked, the file may be another's
+            with contextlib.suppress(OSError):  # before closing: once unlocked, the file may belong to another process
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,1 +1,1 @@
-"""Typed settings of a run, the built-in recipes, and how `auto` is resolved."""
+"""Settings of a run, recipes, automatic values, and the options of the commands."""

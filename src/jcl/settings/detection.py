@@ -103,8 +103,8 @@ class DetectionSettings(Section):
     @property
     def short_sides(self) -> tuple[int, ...]:
         """The short sides that training chooses from: 640, 672, ..., 800."""
-        least, most = self.short_side
-        return (*range(least, most, _SHORT_SIDE_STEP), most)
+        smallest, largest = self.short_side
+        return (*range(smallest, largest, _SHORT_SIDE_STEP), largest)
 
     @property
     def milestones(self) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def learning_rate(settings: DetectionSettings, iteration: int) -> float:
 
 
 def _settings_options() -> type[Options]:
-    """An option for each setting that is declared as one, None unless given."""
+    """A model with an option for each setting that has a description; all default to None."""
     fields: dict[str, Any] = {}
     for name, field in DetectionSettings.model_fields.items():
         if field.description:
@@ -166,7 +166,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         return {name: value for name in names if (value := getattr(self, name, None)) is not None}
 
     def settings(self, **start: Any) -> DetectionSettings:
-        """Complete settings; `start` has what the initial backbone decides: `backbone`, `mean`, `std` and `label`."""
+        """Complete settings; `start` is determined by the initial backbone: `backbone`, `mean`, `std` and `label`."""
         iterations = ITERATIONS[self.schedule or "1x"]
         values = start | {"iterations": iterations} | self.values | {"backbone": start["backbone"]}
         values["coco"] = self.coco() or CocoSettings()

@@ -58,7 +58,7 @@ class LinearOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
 
 
 class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
-    """Options of `jcl finetune`; what is None is chosen from the number of labels."""
+    """Options of `jcl finetune`; None is replaced by a value for the number of labels."""
 
     weights: Path | None = argument("RUN_OR_WEIGHTS", _WEIGHTS, None)
     data: str | None = argument("DATA", _LABELLED, None)

@@ -88,17 +88,17 @@ class ResolvedSettings(Settings):
 
 
 def describe_views(settings: ResolvedSettings) -> str:
-    """`, 3 keys and 2 queries an image`, to follow the name of the method; nothing for one of each."""
+    """`, 3 keys and 2 queries per image`, to follow the name of the method; empty for one of each."""
     keys, queries = settings.method.num_keys, settings.method.num_queries
     if keys == queries == 1:
         return ""
     further = f" and {queries} queries" if queries > 1 else ""
-    return f", {pluralize(keys, 'key')}{further} an image"
+    return f", {pluralize(keys, 'key')}{further} per image"
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the choices depend on."""
+    """What automatic values depend on."""
 
     images: int
     short_side: int  # typical, in pixels
@@ -108,7 +108,7 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Choice:
-    """The value that an "auto" became."""
+    """The value that replaced an "auto"."""
 
     name: str
     value: Any
@@ -155,7 +155,7 @@ def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettin
     return fitted, [Choice("model.bn_groups", fitting, reason)]
 
 
-_COLLECTION = 100_000  # fewer images are treated as a small collection, more like ImageNet
+_SMALL_DATASET = 100_000  # images; larger sets are treated like ImageNet
 _SMALL_VIEW = 32  # px
 _WARMUP_EPOCHS = 5.0  # of long runs
 _AS_CIFAR = f"as for CIFAR, whose views have {_SMALL_VIEW} px"
@@ -209,18 +209,18 @@ def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
     size = values["views.image_size"]
     if facts.decoded:
         return facts.short_side, "arrays are used at their own size"
-    return max(32, round(size * 10 / 7)), f"enough detail for crops of {size} px views at a bounded size"
+    return max(32, round(size * 10 / 7)), f"10/7 of the {size} px views, so that crops keep enough detail"
 
 
 @_rule("data.workers")
 def _workers(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:
         return 0, "the images are already in memory"
-    cores, most = cpu_cores(), f"{MAX_WORKERS} at most"
+    cores, limit = cpu_cores(), f"{MAX_WORKERS} at most"
     if facts.ranks_on_machine > 1:
         share = max(1, min(MAX_WORKERS, cores // facts.ranks_on_machine))
-        return share, f"this rank's share of the {cores} cores, {most}"
-    return default_workers(), f"one per CPU core, {most} ({pluralize(cores, 'core')} here)"
+        return share, f"this rank's share of the {cores} cores, {limit}"
+    return default_workers(), f"one per CPU core, {limit} ({pluralize(cores, 'core')} here)"
 
 
 @_rule("train.batch_size")
@@ -252,10 +252,10 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
 def _lr(values: Values, facts: DataFacts) -> tuple[float, str]:
     batch = values["train.batch_size"]
     if _small(values):
-        rate, whose = 0.24, ", as for CIFAR"
+        rate, source = 0.24, ", as for CIFAR"
     else:
-        rate, whose = (0.06, "") if facts.images < _COLLECTION else (0.03, ", the paper's")
-    return round(rate * batch / 256, 6), f"{rate} for a batch of 256{whose}, scaled to {batch}"
+        rate, source = (0.06, "") if facts.images < _SMALL_DATASET else (0.03, ", the paper's")
+    return round(rate * batch / 256, 6), f"{rate} for a batch of 256{source}, scaled to {batch}"
 
 
 @_rule("train.warmup_epochs")
@@ -284,8 +284,8 @@ def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 @_rule("method.key_momentum")
 def _key_momentum(values: Values, facts: DataFacts) -> tuple[float, str]:
     steps = values["train.epochs"] * max(1, facts.images // values["train.batch_size"])
-    for momentum, least_steps in ((0.999, 100_000), (0.99, 1_000)):
-        if steps >= least_steps:
+    for momentum, min_steps in ((0.999, 100_000), (0.99, 1_000)):
+        if steps >= min_steps:
             return momentum, f"the key encoder averages over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
     return 0.95, f"a short run of {pluralize(steps, 'step')} needs a key encoder that follows quickly"
 
@@ -313,7 +313,7 @@ def _covariance_scale(values: Values, facts: DataFacts) -> tuple[float, str]:
     scale, reason = 4.0, "the paper's"
     if _small(values):
         scale, reason = 0.5, _AS_CIFAR
-    elif facts.images < _COLLECTION:
+    elif facts.images < _SMALL_DATASET:
         scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
     used = METHODS[values["method.name"]].uses_covariance and values["method.num_keys"] > 1  # one key has no covariance
     return scale, reason if used else ""
@@ -348,7 +348,7 @@ _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
 
 
 def _pixels_of_keys(values: Values) -> int:
-    """Pixels of a batch's keys as the layers behind the stem see them: the small stem keeps 16 times as many."""
+    """Pixels of a batch's keys after the stem, relative to ImageNet's: the small stem keeps 16 times as many."""
     views = values["train.batch_size"] * values["method.num_keys"]
     pixels = views * values["views.image_size"] ** 2 * (16 if values["model.stem"] == "small" else 1)
     return int(pixels)

@@ -39,7 +39,7 @@ BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
 
-_MAX_PROBLEMS = 3  # that a message lists
+_MAX_PROBLEMS = 3  # in a message
 _MAX_VALUE_LENGTH = 200  # characters of an invalid value
 
 
@@ -159,7 +159,7 @@ class Settings(Section):
     record: RecordSettings = RecordSettings()
 
     @model_validator(mode="after")
-    def _values_fit_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if not METHODS[self.method.name].several_keys and self.method.num_keys not in (1, "auto"):
             raise ValueError(
                 f"{self.method.name} uses exactly one key per image, but method.num_keys is {self.method.num_keys}; "
@@ -193,7 +193,7 @@ def validated(kind: type[Kind], values: Mapping[str, Any], origin: str) -> Kind:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise SettingsError(_sentences(error.errors(), origin)) from None
+        raise SettingsError(_error_message(error.errors(), origin)) from None
 
 
 def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
@@ -202,7 +202,7 @@ def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, which need not be trusted."""
+    """Read the mapping in a YAML file, which may be untrusted."""
     if path.exists() and not path.is_file():  # reading a pipe could block forever
         raise SettingsError(f"cannot read settings from {path}: not a regular file.")
     try:
@@ -226,7 +226,7 @@ def parse_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data only, without aliases, which settings do not need and a few of which can fill the memory."""
+    """Reads plain data only, without aliases, a few of which can expand to fill the memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -266,7 +266,7 @@ _NO_EFFECT = {
 
 
 def affects_results(name: str) -> bool:
-    """Whether a setting changes what a run learns or measures, and not only where and how it is carried out."""
+    """Whether a setting changes what a run learns or measures, not only where and how fast it runs."""
     if name.startswith("record."):
         return name in ("record.knn_k", "record.knn_temperature")
     return name not in _NO_EFFECT
@@ -319,7 +319,7 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all"
 
 
-def _sentences(problems: list[Any], origin: str) -> str:
+def _error_message(problems: list[Any], origin: str) -> str:
     """What is wrong with the first few settings; a value that may be of several types fails once for each of them."""
     by_name: dict[str, list[Any]] = {}
     for problem in problems:

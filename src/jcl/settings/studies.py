@@ -68,7 +68,7 @@ class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonO
     """For commands that encode many views of images."""
 
     batch_size: PositiveInt = option(512, "Views per forward pass.", panel=HARDWARE)
-    precision: str = option("auto", "Of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
+    precision: str = option("auto", "Precision of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
 
 
 class DistributionOptions(ViewOptions):

@@ -42,12 +42,12 @@ RUN_SETTINGS = (
     "data.subset",
     "train.device",
 )
-"""The settings that have an option of their own."""
+"""The settings with an option."""
 RUN_PANELS = {"train.on_nan": SETTINGS, "data.strict": DATA, "data.subset": DATA, "train.device": HARDWARE}
 
 
 class RunOptions(Options):
-    """What decides the settings of a run."""
+    """Options that determine the settings of a run."""
 
     recipe: str | None = option(None, "Recipe name (see `jcl recipes`) or YAML file.")
     assignments: tuple[str, ...] = option(
@@ -96,7 +96,7 @@ class DemoOptions(SeedOptions, JsonOptions):
 
 
 def _recipe_of(location: object) -> str:
-    """The recipe named after a data set; a folder that happens to have the name of a recipe does not count."""
+    """The recipe named after a known data set, else `folder`; the names of folders do not matter."""
     from jcl.data.named import KNOWN_SETS
 
     return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"

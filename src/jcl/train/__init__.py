@@ -1,1 +1,1 @@
-"""The training loop and what it needs: schedules, checkpoints, devices, records."""
+"""The training loop, the pre-training task, schedules and the progress display."""

@@ -1,4 +1,4 @@
-"""From resolved settings to the parts of a run."""
+"""Builds the learner, optimizer, step options and view recipe of a run from its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jcl.views import ViewRecipe, view_recipe
 def build_learner(
     settings: ResolvedSettings, device: torch.device, ranks: Ranks = ALONE
 ) -> tuple[ContrastiveLearner, int]:
-    """The learner, initialised from the seed, and the width of its features."""
+    """The learner, initialized from the seed, and the width of its features."""
     method, model, train = settings.method, settings.model, settings.train
     torch.manual_seed(train.seed)
     backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=settings.views.image_size)
@@ -62,7 +62,7 @@ def build_optimizer(
 
 
 def step_options(settings: ResolvedSettings, device: torch.device) -> StepOptions:
-    """By default steps are compiled and recorded on a GPU, and neither on a CPU."""
+    """How steps run: by default compiled and recorded as a CUDA graph on a GPU, neither on a CPU."""
     compiled, recorded = settings.train.compile, settings.train.cuda_graph
     on_gpu = device.type == "cuda"
     return StepOptions(
@@ -75,7 +75,6 @@ def step_options(settings: ResolvedSettings, device: torch.device) -> StepOption
 
 
 def run_view_recipe(settings: ResolvedSettings) -> ViewRecipe:
-    """The view recipe of a run."""
     views = settings.views
-    least = float(views.min_scale)
-    return view_recipe(views.recipe, views.image_size, min_scale=least, mean=views.mean, std=views.std)
+    min_scale = float(views.min_scale)
+    return view_recipe(views.recipe, views.image_size, min_scale=min_scale, mean=views.mean, std=views.std)

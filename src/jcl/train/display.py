@@ -1,4 +1,4 @@
-"""Progress of a training: a bar in a terminal, a line now and then in a log file, and its state in words."""
+"""Training progress: a bar in a terminal, occasional lines in a log, and a line about the state of training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jcl.train.step import STEPS_BEFORE_RECORDING
 
 LOG_SECONDS = 30.0  # between lines where there is no terminal
 MAX_LOG_SECONDS = 600.0
-# The first steps after a start compile, choose kernels and are recorded; they do not count for the time left.
+# The first steps after a start compile, choose kernels and are recorded; the estimate of the time left ignores them.
 WARMUP_STEPS = STEPS_BEFORE_RECORDING + 3
 MIN_TIMED_STEPS = 2
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
@@ -29,7 +29,7 @@ def format_speed(images_per_second: float) -> str:
 
 
 class LogTimer:
-    """When the next line of a log is due: often at first, seldom in runs of days, never beside a bar."""
+    """Decides when to write a line to a log: often at first, rarely in runs of days, never beside a bar."""
 
     def __init__(self, console: Console) -> None:
         self._silent = console.is_terminal
@@ -45,7 +45,7 @@ class LogTimer:
 
 
 class MetricsColumn(ProgressColumn):
-    """The column beside a bar: the newest figures, or that a stop was requested."""
+    """The column beside the bar: the newest metrics, or a note that a stop was requested."""
 
     def __init__(self) -> None:
         super().__init__(Column(no_wrap=True))
@@ -59,7 +59,7 @@ class MetricsColumn(ProgressColumn):
 class Display:
     """Shows step, figures, speed and time left for the duration of a `with` block.
 
-    `describe` puts the newest figures into words for log lines. A task of one epoch (detection) is shown by its steps.
+    `describe` summarizes the newest metrics for log lines. A task of one epoch (detection) is shown by its steps.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Display:
             self._print_progress(line["step"])
 
     def report(self, step: int) -> None:
-        """Print the newest figures in words, if there are any."""
+        """Print a summary of the newest metrics, if there are any."""
         if "loss" in self.newest:
             self._print(step, self.health())
 

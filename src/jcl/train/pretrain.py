@@ -65,10 +65,10 @@ class PretrainTask(TrainingTask):
     def problem(self) -> str | None:
         if self.training_step.skipped_in_a_row() < MAX_SKIPPED_IN_A_ROW:
             return None
-        return f"more than {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
+        return f"at least {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
 
     def before_stop(self) -> None:
-        """Tell every rank which images the others could not read, so that the first can list them all."""
+        """Merge the unreadable images of all ranks, so that the first can list them."""
         for skipped in self.training_step.ranks.gather_objects(self.loader.skipped):
             self.loader.skipped.update(skipped)
 
@@ -81,13 +81,13 @@ class PretrainTask(TrainingTask):
         if self.evaluate is None:
             trainer.display.report(step)
             return
-        measured = trainer.record.newest.get("knn", {}).get("step") == step  # before a stop right after it
+        measured = trainer.record.newest.get("knn", {}).get("step") == step  # if training stopped right after it
         if trainer.ranks.any(trainer.ranks.first and measured):
             return
         trainer.clock.lap()
         try:
             figures = self.evaluate()
-        except DataError as error:  # on all ranks, which share the features; training needs no labels
+        except DataError as error:  # raised on all ranks; training itself needs no labels
             self.evaluate = None
             trainer.display.warn(f"kNN is skipped from now on: {error}")
             trainer.display.report(step)

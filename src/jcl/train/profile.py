@@ -33,7 +33,7 @@ def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, 
     """Time the parts of some training steps; the learner should not be used afterwards.
 
     The step must not be recorded: a recorded step takes a little less than the sum shown here. On a GPU the parts are
-    timed with CUDA events, without synchronising.
+    timed with CUDA events, without synchronization.
     """
     clock = _PartClock(step.options.device)
     methods = (

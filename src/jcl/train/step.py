@@ -22,7 +22,7 @@ from jcl.distributed.device import autocast
 from jcl.distributed.group import GradientBuffer, Ranks, average_statistics
 from jcl.views import ViewMaker, ViewRecipe
 
-STEPS_BEFORE_RECORDING = 3  # they compile, choose kernels and create the optimizer's state
+STEPS_BEFORE_RECORDING = 3  # to compile, choose kernels and create the optimizer's state
 MAX_SKIPPED_IN_A_ROW = 100
 
 # (step, pixels, sizes, samples, rows, numbers) -> views
@@ -106,10 +106,10 @@ class TrainingStep:
     def _run(self) -> None:
         assert self.batch is not None
         if self.options.skip_nonfinite:
-            if self.guard is None:  # only now is the state complete, including a loaded checkpoint's
+            if self.guard is None:  # not earlier, since a checkpoint may be loaded after __init__
                 self.guard = NonFiniteGuard(self.learner, self.optimizer, self.ranks)
-            self.guard.remember()
-        # On several ranks, `local_rows` holds the images of the whole batch that this rank needs.
+            self.guard.save_state()
+        # On several ranks `local_rows` has one entry per image of the whole batch, which the ranks share equally.
         queries = len(self.batch) if self.batch.local_rows is None else len(self.batch.local_rows) // self.ranks.count
         with autocast(self.options.device, self.options.precision):
             result = self.learner(self._views, queries, self.step, self.scale)
@@ -121,7 +121,7 @@ class TrainingStep:
         self.optimizer.step()
         figures = result.figures(self.ranks)
         if self.guard is not None:
-            skipped = self.guard.settle(result.loss)
+            skipped = self.guard.undo_if_nonfinite(result.loss)
             figures = torch.cat([torch.where(skipped > 0, 0.0, figures), skipped[None]])
         self.figures.copy_(figures)
 
@@ -175,7 +175,7 @@ class TrainingStep:
 
 @contextlib.contextmanager
 def cudnn_benchmark() -> Iterator[None]:
-    """Let cuDNN choose kernels by trying them, which pays for training steps, whose shapes never change."""
+    """Let cuDNN benchmark its kernels, which pays off because the shapes of training steps never change."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -209,20 +209,20 @@ class NonFiniteGuard:
         self.in_a_row = torch.zeros((), device=state[0].device)  # steps undone since the last good one
 
     @torch.no_grad()
-    def remember(self) -> None:
+    def save_state(self) -> None:
         """Copy the state before a step."""
         for block in self._blocks:
-            block.keep()
+            block.save()
 
     @torch.no_grad()
-    def settle(self, loss: Tensor) -> Tensor:
+    def undo_if_nonfinite(self, loss: Tensor) -> Tensor:
         """Undo the step if necessary; return whether it was undone, as a scalar 0 or 1."""
         good = torch.isfinite(loss.detach())
         for block in self._blocks:
             good = good & block.is_finite()
         skipped = self._ranks.average((~good).float()).ceil()  # if any rank must, all do
         for block in self._blocks:
-            block.choose(skipped == 0)
+            block.restore_unless(skipped == 0)
         self.in_a_row.add_(1.0).mul_(skipped)
         return skipped
 
@@ -236,7 +236,7 @@ class _Block:
         self._sizes = [row.numel() for row in self._rows]
         self._kept = torch.cat(self._rows)
 
-    def keep(self) -> None:
+    def save(self) -> None:
         torch.cat(self._rows, out=self._kept)
 
     def is_finite(self) -> Tensor:
@@ -245,7 +245,7 @@ class _Block:
             return torch.ones((), dtype=torch.bool, device=self._kept.device)
         return torch.isfinite(nn.utils.get_total_norm(self._rows))
 
-    def choose(self, good: Tensor) -> None:
-        """Keep the tensors if `good`, else restore the copy."""
+    def restore_unless(self, good: Tensor) -> None:
+        """Restore the saved copy unless `good`."""
         chosen = torch.where(good, torch.cat(self._rows), self._kept)
         torch._foreach_copy_(self._rows, list(torch.split(chosen, self._sizes)))

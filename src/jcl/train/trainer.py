@@ -1,7 +1,7 @@
 """The training loop of pre-training, the paper's linear probe, fine-tuning and detection.
 
 `Trainer` owns what they share: metric windows, finite checks, checkpoints, signals, ranks and the progress display.
-A `TrainingTask` owns what differs: its batches, one optimisation step, and the names of its figures.
+A `TrainingTask` owns what differs: its batches, one optimization step, and the names of its metrics.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jcl.runs.metrics import NullRecord, Record
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.train.display import Display
 
-STEPS_BETWEEN_STOP_CHECKS = 10  # on several GPUs, where asking all ranks makes the host wait
+STEPS_BETWEEN_STOP_CHECKS = 10  # on several GPUs, where the check makes the host wait
 
 
 class TrainingTask(ABC):
@@ -51,14 +51,14 @@ class TrainingTask(ABC):
 
     @abstractmethod
     def step(self, batch: Any, step: int, lr: float) -> Tensor:
-        """Do one optimisation step; return its figures on the device, the loss first. Must not synchronise."""
+        """Do one optimization step; return its metrics on the device, the loss first. Must not synchronize."""
 
     @abstractmethod
     def figures(self, progress: Progress) -> dict[str, float]:
-        """Name the figures summed up in `progress.window` over `progress.window_steps` steps."""
+        """Metrics by name, from the sums in `progress.window` over `progress.window_steps` steps."""
 
     def problem(self) -> str | None:
-        """Why training cannot go on, if anything but a non-finite loss is wrong; asked after each metric window."""
+        """Why training must stop, apart from a non-finite loss; called after each metric window."""
         return None
 
     def end_epoch(self, trainer: Trainer) -> None:  # noqa: B027
@@ -122,7 +122,7 @@ class Trainer:
         except (RunError, Interrupted) as error:
             if self.ranks.first:
                 raise
-            elsewhere = OtherRankFailed()  # all ranks have the same figures, and the first one reports
+            elsewhere = OtherRankFailed()  # raised on all ranks; the first one reports it
             elsewhere.exit_code = error.exit_code
             raise elsewhere from None
 
@@ -150,7 +150,7 @@ class Trainer:
                     self._save()
 
     def _step(self, batch: Any) -> None:
-        """One step; its figures are summed on the device and fetched only every `log_every` steps."""
+        """One step; its metrics are summed on the device and fetched only every `log_every` steps."""
         progress = self.progress
         lr = self.task.learning_rate(progress.step)
         figures = self.task.step(batch, progress.step, lr)
@@ -177,7 +177,7 @@ class Trainer:
             raise RunError(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
 
     def _check_finite(self) -> None:
-        """A sum that is not finite stays so, hence checking the window's loss now and then misses nothing."""
+        """Raise if the loss is not finite. A non-finite sum stays so, hence checking the window's sum suffices."""
         if not bool(torch.isfinite(self.progress.window[0])):
             raise RunError(
                 f"the loss is not finite after step {self.progress.step:,}; {self._last_checkpoint()}. "
@@ -231,8 +231,8 @@ class Trainer:
     def _save_before(self, error: DataError) -> JclError:
         """Save before an unreadable image ends training, and return the error to raise.
 
-        If only one rank knows of it, the others may be waiting for it in the next step: then it saves alone if it is
-        the first rank, and else not at all.
+        If only one rank has the error, the others may be waiting for it in the next step: then only the first rank
+        can save, without them.
         """
         everywhere = isinstance(error, CollectiveDataError)
         can_save = self.checkpoints is not None and self.progress.step > 0
@@ -292,7 +292,7 @@ class TrainingClock:
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a request that the training loop honours after the current step.
+    """Turns SIGINT and SIGTERM into a request that the training loop obeys after the current step.
 
     A second SIGINT interrupts at once. Outside the main thread signals cannot be caught, and nothing changes.
     """

@@ -1,4 +1,4 @@
-"""Where each image is in a set of local shards, so that any of them is one read away; and the file `index.json`.
+"""The offset of each image in a set of local shards, for random access; and the file `index.json`.
 
 The index is built from the headers of the tar files and their small label files in one pass. For large sets it is
 cached, and valid while every shard has the size and modification time it was indexed with. Nothing is extracted, and

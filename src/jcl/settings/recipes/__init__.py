@@ -1,4 +1,4 @@
-"""Named settings: design decisions of the paper, of its released script, and ours, as YAML files beside this one."""
+"""Recipes: settings of the paper, of its released script and our own, as YAML files in this folder."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def recipe_summary(name: str) -> str:
 
 
 def build_settings(recipe: str, *, method: str | None = None, values: Mapping[str, Any] | None = None) -> Settings:
-    """A recipe, then what the method implies, then the user's own values by dotted name; the later wins."""
+    """A recipe, then what the method implies, then the user's values by dotted name; later ones win."""
     nested = recipe_values(recipe)
     nested["recipe"] = recipe
     values = dict(values or {})
