@@ -41,7 +41,7 @@ def test_linear_fast(call, pretrained, npz):
 
 def test_linear_says_that_the_choice_lies_at_the_edge(call, pretrained):
     code, out, _ = call("linear", pretrained, "--lr", 1e-9, "--lr", 1e-8, "--weight-decay", 0, "--epochs", 2)
-    assert code == 0 and "lies at its edge" in out and "est learning rate" in out
+    assert code == 0 and "edge of the grid" in out and "est learning rate" in out
     code, out, _ = call("linear", pretrained, "--lr", 0.1, "--weight-decay", 0, "--epochs", 2)
     assert code == 0 and "edge" not in out
 

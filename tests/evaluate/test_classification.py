@@ -11,13 +11,13 @@ from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import (
     LabelAmount,
-    balanced_split,
     class_positions,
     classification_task,
+    hold_out_split,
     label_amount,
     label_subset,
-    leave_out_split,
     scores,
+    stratified_split,
 )
 
 # 100 images of class 0, 40 of class 3, 7 of class 5, 1 of class 9, 12 without a label, mixed up.
@@ -71,12 +71,12 @@ def test_every_image_of_a_class_is_chosen_equally_often():
 
 
 def test_a_balanced_split_has_every_class_on_both_sides_but_single_images():
-    kept, held_out = balanced_split(LABELS, seed=0)
+    kept, held_out = stratified_split(LABELS, seed=0)
     assert counts(held_out) == {0: 20, 3: 8, 5: 1}
     assert counts(kept) == {0: 80, 3: 32, 5: 6, 9: 1}
     assert not set(kept.tolist()) & set(held_out.tolist())
-    assert balanced_split(torch.tensor([0, 0, 1, 1]), seed=0)[1].numel() == 2  # a fifth of two is one, not none
-    assert balanced_split(torch.tensor([0, 1, 2]), seed=0)[1].numel() == 0
+    assert stratified_split(torch.tensor([0, 0, 1, 1]), seed=0)[1].numel() == 2  # a fifth of two is one, not none
+    assert stratified_split(torch.tensor([0, 1, 2]), seed=0)[1].numel() == 0
 
 
 def test_a_part_of_arrays_is_an_array_that_keeps_names_and_labels():
@@ -109,7 +109,7 @@ def test_a_task_without_a_test_set_holds_out_the_images_that_knn_does():
     labels = torch.cat([torch.arange(60) % 3, torch.tensor([-1, -1])])
     source = ArrayImages(torch.zeros(62, 3, 4, 4, dtype=torch.uint8), labels)
     task = classification_task(ImageData("x", source))
-    kept, left_out = leave_out_split(labels, seed=0)
+    kept, left_out = hold_out_split(labels, seed=0)
     assert task.held_out and task.class_names == ("0", "1", "2")
     assert [task.test.name_of(index) for index in range(len(task.test))] == [f"number {row}" for row in left_out]
     assert len(task.train) == len(kept) == 54 and (task.train.labels >= 0).all()

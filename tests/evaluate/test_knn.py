@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jcl.data import ImageSource, open_data
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import classification_task, leave_out_split
+from jcl.evaluate.classification import classification_task, hold_out_split
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import evaluate_knn, knn_accuracy
 from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
@@ -246,18 +246,18 @@ def test_bad_input_is_named(changes: dict[str, object], error: type[Exception], 
 @settings(max_examples=40, deadline=None)
 def test_leave_out_split_parts_the_labelled_rows(count: int, seed: int) -> None:
     labels = torch.cat([torch.full((7,), -1), torch.arange(count)])
-    bank, queries = leave_out_split(labels, seed, limit=20)
+    bank, queries = hold_out_split(labels, seed, limit=20)
     assert sorted(bank.tolist() + queries.tolist()) == list(range(7, count + 7))
     assert len(queries) == min(max(round(count / 10), 1), 20)
-    again = leave_out_split(labels, seed, limit=20)
+    again = hold_out_split(labels, seed, limit=20)
     assert torch.equal(bank, again[0]) and torch.equal(queries, again[1])
 
 
 def test_leave_out_split_follows_the_seed_and_needs_two_rows() -> None:
     labels = torch.zeros(1000, dtype=torch.int64)
-    assert not torch.equal(leave_out_split(labels, 1)[1], leave_out_split(labels, 2)[1])
+    assert not torch.equal(hold_out_split(labels, 1)[1], hold_out_split(labels, 2)[1])
     with pytest.raises(DataError, match="two labelled images"):
-        leave_out_split(torch.tensor([-1, 3]), 0)
+        hold_out_split(torch.tensor([-1, 3]), 0)
 
 
 @pytest.mark.gpu

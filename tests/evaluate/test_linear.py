@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.classification import balanced_split
+from jcl.evaluate.classification import stratified_split
 from jcl.evaluate.linear import ProbeGrid, Standardizer, linear_probe, train_probes
 
 SMALL_GRID = ProbeGrid((0.003, 0.03), (0.0, 1e-3, 1e-1))
@@ -105,7 +105,7 @@ def test_the_choice_is_the_best_on_the_held_out_training_rows(problem):
     grid = ProbeGrid((0.01, 3.0), (0.0, 0.1))
     result = linear_probe(x_train, y_train, x_test, y_test, grid=grid, epochs=10, seed=2)
     features = Standardizer.of(x_train)(x_train)
-    kept, held_out = balanced_split(y_train, 2)
+    kept, held_out = stratified_split(y_train, 2)
     judged = {}
     for cell in grid.cells:
         probe = train_probes(features[kept], y_train[kept], 6, [cell], epochs=10, batch_size=256, seed=2)

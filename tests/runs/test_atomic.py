@@ -7,16 +7,16 @@ import pytest
 
 from fault_tools import be_killed_writing
 from jcl.errors import RunError
-from jcl.runs.atomic import remove_partial_files, replacing, write_atomically
+from jcl.runs.atomic import atomic_open, remove_partial_files, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path):
     """As two programs at once: the file is always what one of them wrote, and in the end what the later one did."""
     file = tmp_path / "features.npz"
-    with replacing(file) as first:
+    with atomic_open(file) as first:
         first.write(b"a" * 1000)
         first.flush()
-        with replacing(file) as second:
+        with atomic_open(file) as second:
             second.write(b"b" * 10)
         assert file.read_bytes() == b"b" * 10
         first.write(b"a" * 1000)
@@ -25,7 +25,7 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path):
 
 
 def test_a_half_written_file_is_known_as_one(tmp_path):
-    with pytest.raises(RunError, match="could not be written"), replacing(tmp_path / "file"):
+    with pytest.raises(RunError, match="could not be written"), atomic_open(tmp_path / "file"):
         assert len(list(tmp_path.iterdir())) == 1
         remove_partial_files(tmp_path)
         assert not list(tmp_path.iterdir())
@@ -46,7 +46,7 @@ def test_old_partial_files_of_killed_writers_are_removed_by_the_next_write(tmp_p
 
 def test_a_file_that_is_being_checked_is_still_its_writer_s(tmp_path):
     file = tmp_path / "file"
-    with replacing(file, check=lambda _: write_atomically(file, b"other")) as stream:
+    with atomic_open(file, check=lambda _: write_atomically(file, b"other")) as stream:
         stream.write(b"new")
     assert file.read_bytes() == b"new" and list(tmp_path.iterdir()) == [file]
 

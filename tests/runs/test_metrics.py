@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.metrics import Record, read_metrics
+from jcl.runs.metrics import MetricsWriter, read_metrics
 
 
 def test_lines_are_whole_objects_at_once(tmp_path):
-    with Record(tmp_path, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, tensorboard=False) as record:
         line = record.write("train", 3, 0.75, {"loss": 1.5})
         assert read_metrics(tmp_path / "metrics.jsonl") == [line]
         record.write("knn", 4, 1.0, {"knn_top1": 50.0})
@@ -17,7 +17,7 @@ def test_lines_are_whole_objects_at_once(tmp_path):
 
 
 def test_figures_that_are_not_finite_become_null(tmp_path):
-    with Record(tmp_path, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, tensorboard=False) as record:
         record.write("train", 1, 0.1, {"loss": float("nan"), "lr": float("inf"), "speed": 1.0})
     text = (tmp_path / "metrics.jsonl").read_text()
     assert "NaN" not in text and "Infinity" not in text
@@ -25,10 +25,10 @@ def test_figures_that_are_not_finite_become_null(tmp_path):
 
 
 def test_resuming_drops_what_is_about_to_be_done_again(tmp_path):
-    with Record(tmp_path, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, tensorboard=False) as record:
         for step in (3, 6, 9, 12):
             record.write("train", step, step / 10, {"loss": float(step)})
-    with Record(tmp_path, resumed_at=6, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, resumed_at=6, tensorboard=False) as record:
         record.write("train", 9, 0.9, {"loss": -9.0})
     assert [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "metrics.jsonl")] == [
         (3, 3.0),
@@ -39,12 +39,12 @@ def test_resuming_drops_what_is_about_to_be_done_again(tmp_path):
 
 @pytest.mark.parametrize("torn", ['{"kind": "train", "st', '{"kind": "train"', "\x00\x00\x00"])
 def test_a_torn_last_line_is_left_out_and_written_over(tmp_path, torn):
-    with Record(tmp_path, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, tensorboard=False) as record:
         record.write("train", 3, 0.3, {"loss": 1.0})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write(torn)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
-    with Record(tmp_path, resumed_at=3, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, resumed_at=3, tensorboard=False) as record:
         record.write("train", 6, 0.6, {"loss": 2.0})
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [3, 6]
 
@@ -52,10 +52,10 @@ def test_a_torn_last_line_is_left_out_and_written_over(tmp_path, torn):
 def test_tensorboard_events_hold_the_same_figures(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with Record(tmp_path) as record:
+    with MetricsWriter(tmp_path) as record:
         for step in (1, 2, 3):
             record.write("train", step, step / 10, {"loss": float(step)})
-    with Record(tmp_path, resumed_at=2) as record:  # step 3 is done again
+    with MetricsWriter(tmp_path, resumed_at=2) as record:  # step 3 is done again
         record.write("train", 3, 0.3, {"loss": 30.0})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.0), (2, 2.0), (3, 30.0)]
@@ -64,7 +64,7 @@ def test_tensorboard_events_hold_the_same_figures(tmp_path):
 def test_lines_that_cannot_be_written_are_said_once_and_kept(tmp_path):
     """Something else takes the file's place for a while, as a disk may be full for a while."""
     said: list[str] = []
-    with Record(tmp_path, tensorboard=False, warn=said.append) as record:
+    with MetricsWriter(tmp_path, tensorboard=False, warn=said.append) as record:
         record.write("train", 1, 0.1, {"loss": 1.0})
         record.path.rename(tmp_path / "aside")
         record.path.mkdir()
@@ -86,7 +86,7 @@ def test_lines_that_cannot_be_written_are_said_once_and_kept(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_full_disk_loses_no_line(tmp_path):
     said: list[str] = []
-    with Record(tmp_path, tensorboard=False, warn=said.append) as record:
+    with MetricsWriter(tmp_path, tensorboard=False, warn=said.append) as record:
         own, record.path = record.path, Path("/dev/full")
         record.write("train", 1, 0.1, {"loss": 1.0})
         record.write("train", 2, 0.2, {"loss": 1.0})
@@ -98,7 +98,7 @@ def test_a_full_disk_loses_no_line(tmp_path):
 
 def test_tensorboard_events_that_cannot_be_written_are_said_once(tmp_path, capfd):
     said: list[str] = []
-    with Record(tmp_path, warn=said.append) as record:
+    with MetricsWriter(tmp_path, warn=said.append) as record:
         record.write("train", 1, 0.1, {"loss": 1.0})
         for file in (tmp_path / "tensorboard").iterdir():
             file.unlink()
@@ -108,7 +108,7 @@ def test_tensorboard_events_that_cannot_be_written_are_said_once(tmp_path, capfd
             record.write("train", step, step / 10, {"loss": 1.0})
     assert [line["step"] for line in read_metrics(record.path)] == [1, 2, 3, 4, 5]
     assert len(said) == 1 and "TensorBoard events" in said[0]
-    with Record(tmp_path, resumed_at=5, warn=said.append) as record:
+    with MetricsWriter(tmp_path, resumed_at=5, warn=said.append) as record:
         record.write("train", 6, 0.6, {"loss": 1.0})
     assert len(said) == 2
     assert "Traceback" not in capfd.readouterr().err
@@ -117,7 +117,7 @@ def test_tensorboard_events_that_cannot_be_written_are_said_once(tmp_path, capfd
 def test_metrics_that_cannot_be_read_are_a_sentence(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RunError, match="cannot be read"):
-        Record(tmp_path, tensorboard=False)
+        MetricsWriter(tmp_path, tensorboard=False)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_metrics_that_cannot_be_read_are_a_sentence(tmp_path):
 def test_lines_that_belong_nowhere_stop_no_resumption(tmp_path, odd):
     lines = ['{"kind": "train", "step": 1, "epoch": 0.5}', odd, '{"kind": "train", "step": 2, "epoch": 1.0}']
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    with Record(tmp_path, resumed_at=5, tensorboard=False) as record:
+    with MetricsWriter(tmp_path, resumed_at=5, tensorboard=False) as record:
         assert record.newest["train"]["step"] == 2
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
 
@@ -146,6 +146,6 @@ def test_a_damaged_line_costs_no_other(tmp_path, damage):
     whole = [json.dumps({"kind": "train", "step": step, "epoch": step / 10}).encode() for step in (1, 2, 3, 4)]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([whole[0], damage, *whole[1:]]) + b"\n")
     assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
-    with Record(tmp_path, resumed_at=3, tensorboard=False):
+    with MetricsWriter(tmp_path, resumed_at=3, tensorboard=False):
         pass
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(whole[:3]) + b"\n"

@@ -12,7 +12,7 @@ from torch import nn
 
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
-from jcl.runs.metrics import Record, read_metrics
+from jcl.runs.metrics import MetricsWriter, read_metrics
 from jcl.runs.saver import CheckpointSaver
 from jcl.train import trainer
 from jcl.train.display import Display
@@ -66,7 +66,7 @@ def train(folder: Path, at=None, **options) -> Regression:
         progress = load_checkpoint(checkpoint, task.module, task.optimizer, torch.device("cpu"))
     folder.mkdir(exist_ok=True)
     with (
-        Record(folder, resumed_at=progress.step, tensorboard=False) as record,
+        MetricsWriter(folder, resumed_at=progress.step, tensorboard=False) as record,
         CheckpointSaver(folder / "checkpoints", 2, print) as saver,
     ):
         Trainer(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @command("knn", "evaluation.KnnOptions", group=EVALUATE)
 def knn(options: KnnOptions) -> dict[str, Any]:
-    """Measure frozen features by weighted k-nearest neighbours."""
+    """Evaluate frozen features with weighted k-nearest neighbours."""
     from jcl.commands.probes import measure_knn
 
     with progress_bar("features") as progress:
@@ -31,7 +31,7 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     out.print(table)
     best = results[0]
     if any(result.neighbours < result.k for result in results):
-        echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, however large k is.")
+        echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
     echo(f"{pluralize(best.queries, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
     print_unseen_classes(best.unseen_class_images)
     return _knn_figures(results)
@@ -48,7 +48,7 @@ def _knn_figures(results: list[Any]) -> dict[str, float]:
 
 @command("linear", "evaluation.LinearOptions", group=EVALUATE)
 def linear(options: LinearOptions) -> dict[str, Any]:
-    """Measure frozen features by a linear classifier.
+    """Evaluate frozen features with a linear classifier.
 
     Test labels are used once, at the end: everything is chosen on a part of the training images.
     """
@@ -129,8 +129,8 @@ def _print_linear(report: LinearReport) -> None:
     print_unseen_classes(scores.unseen_class_images)
     if report.edges:
         echo(
-            f"The best of the grid lies at its edge ({' and '.join(report.edges)}), so there may be better beyond it: "
-            "give other values with --lr and --weight-decay."
+            f"The best cell lies at the edge of the grid ({' and '.join(report.edges)}); "
+            "try values beyond it with --lr and --weight-decay."
         )
 
 

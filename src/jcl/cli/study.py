@@ -69,7 +69,7 @@ def ablate_cell(options: AblateCellOptions) -> dict[str, Any]:
     stop_with_parent()
     result = run_cell(options.folder, workers=options.workers, console=err)
     echo(f"linear top-1 {result['linear_top1']:.2f} %, kNN top-1 {result['knn_top1']:.2f} %")
-    print_unseen_classes(result.get("unseen_class_images", 0))  # older versions did not write it
+    print_unseen_classes(result.get("unseen_class_images", 0))  # older versions do not write it
     return result
 
 
@@ -111,7 +111,7 @@ def _mean(point: Point, metric: str) -> str:
 
 @command("distribution", "studies.DistributionOptions", group=STUDY)
 def distribution(options: DistributionOptions) -> None:
-    """Compare how similar the views of an image are to networks (Figure 3).
+    """Compare networks by the similarity of the views of an image (Figure 3).
 
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
@@ -240,7 +240,7 @@ def _warn_about_scales(row: BoundRow) -> None:
 
 @command("cost", "studies.CostOptions", group=STUDY)
 def cost(options: CostOptions) -> None:
-    """Measure memory and time of a step over the number of keys.
+    """Measure memory and time of a step for different numbers of keys.
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
     """

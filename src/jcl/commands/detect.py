@@ -20,7 +20,7 @@ from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, LOG_ITERATIONS, DetectionTask
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
-from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.detection import RANK_TIMEOUT, DetectionSettings, DetectOptions
 from jcl.train.display import Display
@@ -133,10 +133,10 @@ def _train(
             )
         progress.ranks = ranks.count
     job.announce(folder.path)
-    record: Record | NullRecord = NullRecord()
+    record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
     saver: CheckpointSaver | NullSaver = NullSaver()
     if ranks.first:
-        record = Record(folder.path, resumed_at=progress.step, tensorboard=False, warn=context.log)
+        record = MetricsWriter(folder.path, resumed_at=progress.step, tensorboard=False, warn=context.log)
         saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.log)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
     with record, saver, contextlib.closing(batches):

@@ -1,4 +1,4 @@
-"""Compares how similar the views of an image are to several networks (Figure 3)."""
+"""Compares networks by the similarity of the views of an image (Figure 3)."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class LinearReport:
     scores: Scores
     class_names: tuple[str, ...]
     figures: dict[str, Any]
-    edges: tuple[str, ...] = ()  # of the grid at which the chosen cell lies
+    edges: tuple[str, ...] = ()  # of the grid, on which the chosen cell lies
 
 
 def measure_linear(

@@ -24,7 +24,7 @@ from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
-from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of
@@ -86,10 +86,10 @@ def train_run(
     describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
     display = Display(context.console, label or settings.method.name, describe)
     backbone = parts.learner.query_encoder.backbone
-    record: Record | NullRecord = NullRecord()
+    record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
     saver: CheckpointSaver | NullSaver = NullSaver()
     if ranks.first:
-        record = Record(
+        record = MetricsWriter(
             folder.path, resumed_at=progress.step, tensorboard=settings.record.tensorboard, warn=display.warn
         )
         saver = CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn)

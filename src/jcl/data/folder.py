@@ -38,7 +38,7 @@ class FolderImages:
         self.unsupported = _count_extensions(listing)
         self.unlisted = {_printable(folder): reason for folder, reason in listing.unlisted.items()}
         self._files = listing.files
-        self._skipped = _about_skipped(listing)
+        self._skipped = _describe_skipped(listing)
 
     @property
     def description(self) -> str:
@@ -75,7 +75,7 @@ class FolderImages:
         found = [f"{note} below {self.root}." for note in self._skipped]
         if stray := self.stray_images():
             more = f" and {pluralize(len(stray) - 1, 'other image')}" if len(stray) > 1 else ""
-            found.append(f"No labels, because images lie outside of class folders below {self.root}: {stray[0]}{more}.")
+            found.append(f"No labels, because images are outside of class folders below {self.root}: {stray[0]}{more}.")
         return found
 
 
@@ -90,14 +90,14 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
     train_root, test_root = _splits(root)
     listing = _list_classes(train_root, classes, strict)
     if not len(listing.files):
-        raise DataError(f"{_about_empty(train_root, listing)}.")
+        raise DataError(f"{_explain_empty(train_root, listing)}.")
     class_names = _class_names(listing.files) if classes is None else tuple(classes)
     train = FolderImages(train_root, listing, class_names)
     if test_root is None:
         return ImageData(root.name, train)
     listing = _list_classes(test_root, classes, strict)
     if not len(listing.files):  # pre-training needs no test images
-        return ImageData(root.name, train, why_untested=f"{_about_empty(test_root, listing)}. {NO_TEST_IMAGES}")
+        return ImageData(root.name, train, why_untested=f"{_explain_empty(test_root, listing)}. {NO_TEST_IMAGES}")
     test_classes = _class_names(listing.files)
     if test_classes is not None:  # the training classes keep their labels
         test_classes = tuple(dict.fromkeys((class_names or ()) + test_classes))
@@ -135,21 +135,23 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
     if missing := sorted(wanted - {_class_of(name) for name in files}):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         problem = f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}; each class of the "
-        raise DataError(". ".join([f"{problem}class list needs a sub-folder of that name", *_about_skipped(listing)]))
+        raise DataError(
+            ". ".join([f"{problem}class list needs a sub-folder of that name", *_describe_skipped(listing)])
+        )
     return listing
 
 
-def _about_empty(root: Path, listing: Listing) -> str:
+def _explain_empty(root: Path, listing: Listing) -> str:
     """Why a folder has no images, without the full stop."""
     if "" in listing.unlisted:
         return f"The folder {root} cannot be listed: {listing.unlisted['']}"
     if any(root.glob("*.tar")):
         return f"The folder {root} holds .tar files; to use them as shards, give {shell_quote(root / '*.tar')}"
     problem = f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"
-    return ". ".join([problem, *_about_skipped(listing)])
+    return ". ".join([problem, *_describe_skipped(listing)])
 
 
-def _about_skipped(listing: Listing) -> list[str]:
+def _describe_skipped(listing: Listing) -> list[str]:
     """A note about files of unsupported formats and one about folders that cannot be listed, without full stops."""
     notes = []
     if counts := _count_extensions(listing):

@@ -139,7 +139,7 @@ class BatchLoader:
             self._stream = self._pool.decode(self._requests(epoch, start, endless=True))
         for step in range(start, self.steps_per_epoch):
             self._stream_at = None  # until the batch has been received
-            batch = _lasting(self._checked(next(self._stream), self._own_size), self._device)
+            batch = _copy_from_workers(self._checked(next(self._stream), self._own_size), self._device)
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
 
@@ -149,7 +149,7 @@ class BatchLoader:
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
             batch = self._checked(decoded, len(indices))
             store.add(indices, batch)
-            yield _lasting(batch, self._device)
+            yield _copy_from_workers(batch, self._device)
         requests = _in_batches(store.missing(), self._own_size)
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
             store.add(indices, self._checked(decoded, len(indices)))
@@ -201,7 +201,7 @@ def read_all(
                     skipped.update(decoded.skipped)
                 if len(decoded.batch):
                     any_read = True
-                    yield _lasting(decoded.batch, device)
+                    yield _copy_from_workers(decoded.batch, device)
             if not any_read:
                 raise NoReadableImages(source.description, own_skipped)
 
@@ -214,7 +214,7 @@ def _record_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> 
     skipped.update(decoded.skipped)
 
 
-def _lasting(batch: ImageBatch, device: torch.device) -> ImageBatch:
+def _copy_from_workers(batch: ImageBatch, device: torch.device) -> ImageBatch:
     """Copy a batch from the workers' memory, which is reused; for a GPU `prefetch_to_device` does that."""
     return batch if device.type == "cuda" else batch.clone()
 

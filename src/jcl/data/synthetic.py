@@ -132,7 +132,7 @@ _PLACE, _SCALE, _TURN, _PHASE, _LIGHT = slice(0, 2), 2, 3, slice(4, 6), slice(6,
 _OBJECT_COLORS, _GROUND_COLORS, _GROUND_TURN, _NOISE = slice(9, 15), slice(15, 21), 21, 22
 _CLUTTER, _CLUTTER_PIECES, _CLUTTER_NUMBERS = 23, 4, 9
 _TABLE_WIDTH = _CLUTTER + _CLUTTER_PIECES * _CLUTTER_NUMBERS
-_TINT = 0.045  # how far colors stray from gray; vivid ones would identify pictures whatever they show
+_TINT = 0.045  # saturation; vivid colors would identify a picture regardless of its class
 _CHUNK = 100  # pictures drawn together, so that they fit into the processor's cache
 
 
@@ -157,28 +157,28 @@ def _draw(table: Floats, labels: NDArray[np.int64], noise: Floats) -> NDArray[np
     size = noise.shape[-1]
     centres = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)  # of the pixels, in a square from -1 to 1
     grid = np.stack(np.meshgrid(centres, centres))  # (2, size, size)
-    slope, _ = _turned(grid[0], grid[1], table[:, _GROUND_TURN])
-    picture = _blended(table[:, _GROUND_COLORS], (0.5 + 0.3 * slope).clip(0, 1))
+    slope, _ = _rotate(grid[0], grid[1], table[:, _GROUND_TURN])
+    picture = _blend(table[:, _GROUND_COLORS], (0.5 + 0.3 * slope).clip(0, 1))
     for numbers in np.split(table[:, _CLUTTER:], _CLUTTER_PIECES, axis=1):
         _add_clutter(picture, numbers, grid)
     for label, (shape, texture) in enumerate(CLASSES.values()):  # each shape and texture is computed where it is shown
         rows = np.flatnonzero(labels == label)
         picture[rows] = _with_object(picture[rows], table[rows], grid, shape, texture)
-    slope, _ = _turned(grid[0], grid[1], table[:, _LIGHT.start])
+    slope, _ = _rotate(grid[0], grid[1], table[:, _LIGHT.start])
     light = table[:, _LIGHT, None, None]
     picture *= (0.75 + 0.35 * light[:, 1] + 0.3 * light[:, 2] * slope)[:, None]
     picture += (noise - 0.5) * (0.04 + 0.1 * table[:, _NOISE, None, None, None])
     return (picture.clip(0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def _turned(across: Floats, down: Floats, turn: Floats) -> tuple[Floats, Floats]:
+def _rotate(across: Floats, down: Floats, turn: Floats) -> tuple[Floats, Floats]:
     """The same points in axes rotated by ``turn`` ``(n,)`` of a circle: ``(n, size, size)`` each."""
     angle = (2 * math.pi * turn)[:, None, None]
     cosine, sine = np.cos(angle), np.sin(angle)
     return cosine * across + sine * down, cosine * down - sine * across
 
 
-def _blended(numbers: Floats, weight: Floats) -> Floats:
+def _blend(numbers: Floats, weight: Floats) -> Floats:
     """Two colors from six numbers, the second with the given weight ``(n, size, size)``: ``(n, 3, size, size)``.
 
     They are at least 0.35 apart in lightness, so that they differ in gray too.
@@ -198,7 +198,7 @@ def _add_clutter(picture: Floats, numbers: Floats, grid: Floats) -> None:
     lightness = numbers[:, 6:9].mean(1, keepdims=True)
     color = lightness + 4 * _TINT * (numbers[:, 6:9] - lightness)
     place = numbers[:, :2, None, None] * 2.4 - 1.2
-    along, aside = _turned(grid[0] - place[:, 0], grid[1] - place[:, 1], numbers[:, 2])
+    along, aside = _rotate(grid[0] - place[:, 0], grid[1] - place[:, 1], numbers[:, 2])
     numbers = numbers[:, :, None, None]
     distance = np.maximum(np.abs(along) - (0.1 + 0.6 * numbers[:, 3]), np.abs(aside) - (0.04 + 0.18 * numbers[:, 4]))
     cover = _coverage(distance * (grid.shape[-1] / 2)) * (0.35 + 0.5 * numbers[:, 5])
@@ -209,8 +209,8 @@ def _with_object(picture: Floats, numbers: Floats, grid: Floats, shape: Shape, t
     """The pictures with an object of one class over each."""
     radius = (0.55 + 0.5 * numbers[:, _SCALE])[:, None, None]
     place = (numbers[:, _PLACE, None, None] - 0.5) * 0.6
-    x, y = _turned(grid[0] - place[:, 0], grid[1] - place[:, 1], numbers[:, _TURN])
+    x, y = _rotate(grid[0] - place[:, 0], grid[1] - place[:, 1], numbers[:, _TURN])
     x, y = x / radius, y / radius
     pixel = radius * (grid.shape[-1] / 2)  # pixels per unit of the object's own axes
-    surface = _blended(numbers[:, _OBJECT_COLORS], texture(x, y, numbers[:, _PHASE, None, None], pixel))
+    surface = _blend(numbers[:, _OBJECT_COLORS], texture(x, y, numbers[:, _PHASE, None, None], pixel))
     return picture + (surface - picture) * _coverage(shape(x, y) * pixel)[:, None]

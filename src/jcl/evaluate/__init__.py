@@ -1,6 +1,6 @@
 """Evaluation of pooled features by neighbours, linear probes, fine-tuning and detection."""
 
-from jcl.evaluate.classification import LabelAmount, balanced_split, label_amount, label_subset, leave_out_split
+from jcl.evaluate.classification import LabelAmount, hold_out_split, label_amount, label_subset, stratified_split
 from jcl.evaluate.features import Features, FeatureSettings, extract_features
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import LinearResult, ProbeGrid, linear_probe
@@ -14,12 +14,12 @@ __all__ = [
     "LinearResult",
     "Neighbours",
     "ProbeGrid",
-    "balanced_split",
     "extract_features",
+    "hold_out_split",
     "knn_accuracy",
     "label_amount",
     "label_subset",
-    "leave_out_split",
     "linear_probe",
     "nearest_neighbours",
+    "stratified_split",
 ]

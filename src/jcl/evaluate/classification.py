@@ -20,7 +20,7 @@ LAST = torch.iinfo(torch.int64).max  # the rank of a true class that cannot be p
 class ClassificationTask:
     """Training images with their labels (n,), and test images, some of which may have no label.
 
-    `classes` (c,) int64 are the labels in ascending order; output i of a classifier stands for classes[i]. `held_out`
+    `classes` (c,) int64 are the labels in ascending order; output i of a classifier is classes[i]. `held_out`
     says that the test images were taken from the training images.
     """
 
@@ -48,7 +48,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
     if data.test is not None and data.test.labels is not None:
         rows, test, held_out = (labels >= 0).nonzero().squeeze(1), data.test, False
     else:
-        rows, test_rows = leave_out_split(labels)
+        rows, test_rows = hold_out_split(labels)
         test, held_out = select_images(data.train, test_rows), True
     classes = torch.unique(labels[rows])
     if len(classes) < 2:
@@ -168,14 +168,14 @@ def label_subset(labels: Tensor, amount: LabelAmount, seed: int) -> Tensor:
     return rows[positions < amount.of(counts)].sort().values
 
 
-def balanced_split(labels: Tensor, seed: int, *, share: float = 0.2) -> tuple[Tensor, Tensor]:
-    """Sorted rows (kept, held out): a share of each class is held out, at least one image and never all of them."""
+def stratified_split(labels: Tensor, seed: int, *, share: float = 0.2) -> tuple[Tensor, Tensor]:
+    """Sorted rows (kept, held out): a share of each class is held out, at least one image but not all of them."""
     rows, positions, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
     held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
     return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
 
 
-def leave_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit: int = 10_000) -> tuple[Tensor, Tensor]:
+def hold_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit: int = 10_000) -> tuple[Tensor, Tensor]:
     """Sorted rows (train, test) for labelled data without a test split.
 
     A share of the labelled rows, at least one and at most `limit`, become the test. Evaluations keep the default seed,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter
 
 from jcl.data import UNLABELLED
 from jcl.errors import DataError, SettingsError
-from jcl.runs.atomic import refuse_overwrite, replacing
+from jcl.runs.atomic import atomic_open, refuse_overwrite
 
 _ROW_GROUP: Final = 4096  # rows of Parquet that are written and read at a time
 _INFO_KEY, _CLASSES_KEY = b"jcl.info", b"jcl.class_names"
@@ -78,7 +78,7 @@ def write_feature_file(file: Path, parts: Iterable[FeatureTable]) -> None:
     Parquet is written as the parts come; a `.npz` file is collected in memory first.
     """
     write = _write_parquet if _is_parquet(file) else _write_npz
-    with replacing(file) as stream:
+    with atomic_open(file) as stream:
         write(stream, parts)
 
 

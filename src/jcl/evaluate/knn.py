@@ -19,7 +19,7 @@ from jcl.data.source import NoReadableImages
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
-from jcl.evaluate.classification import LAST, class_positions, labelled_rows, leave_out_split, rank_of_true_class
+from jcl.evaluate.classification import LAST, class_positions, hold_out_split, labelled_rows, rank_of_true_class
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks, labels_of
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolve import ResolvedSettings
@@ -157,9 +157,9 @@ def _hold_out(features: Features, labels: Tensor) -> tuple[Features, Features]:
 
     An unreadable image does not change the split, unless no query is readable.
     """
-    held_out = torch.isin(features.samples, leave_out_split(labels)[1])
+    held_out = torch.isin(features.samples, hold_out_split(labels)[1])
     if not (held_out & (features.labels >= 0)).any():
-        held_out = torch.isin(torch.arange(len(features)), leave_out_split(features.labels)[1])
+        held_out = torch.isin(torch.arange(len(features)), hold_out_split(features.labels)[1])
     bank, queries = (
         replace(features, values=features.values[rows], labels=features.labels[rows], samples=features.samples[rows])
         for rows in (~held_out, held_out)

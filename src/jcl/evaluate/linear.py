@@ -1,6 +1,6 @@
 """Linear probes: a grid of them on cached, standardized features, and the settings of the paper's probe.
 
-The grid is made of learning rates and weight decays. The probes of all its cells lie in one tensor and see the same
+The grid combines learning rates and weight decays. The probes of all its cells are one tensor and see the same
 batches. Their losses are added, so their gradients are independent and a batch is one matrix product. The best cell is
 chosen on held-out training images and trained again on all of them; the test images are used once, at the end.
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.evaluate.classification import Scores, balanced_split, labelled_rows, scores
+from jcl.evaluate.classification import Scores, labelled_rows, scores, stratified_split
 from jcl.evaluate.supervised import Classifier
 from jcl.random import PROBE_ORDER, permutation
 from jcl.settings.schema import TrainSettings, settings_from
@@ -207,7 +207,7 @@ def _choose(
     grid: ProbeGrid, features: Tensor, targets: Tensor, classes: int, epochs: int, batch_size: int, seed: int
 ) -> tuple[tuple[float, float], float]:
     """The cell with the best accuracy on held-out training rows, ties by lower loss, and that accuracy in percent."""
-    kept, held_out = balanced_split(targets, seed)
+    kept, held_out = stratified_split(targets, seed)
     if not len(held_out):
         raise DataError(
             "every class has a single training image, so none can be held out to choose the learning rate; "

@@ -27,7 +27,7 @@ from jcl.evaluate.folders import ClassifierFolder
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import add_skipped, read_skipped
-from jcl.runs.metrics import Record
+from jcl.runs.metrics import MetricsWriter
 from jcl.runs.saver import CheckpointSaver
 from jcl.settings.schema import TrainSettings
 from jcl.train.display import Display
@@ -171,7 +171,9 @@ def train_and_evaluate(
             task, Display(console, training.title), progress, log_every=min(LOG_STEPS, loader.steps_per_epoch)
         )
         if folder is not None:
-            trainer.record = open_files.enter_context(Record(folder.path, resumed_at=progress.step, tensorboard=False))
+            trainer.record = open_files.enter_context(
+                MetricsWriter(folder.path, resumed_at=progress.step, tensorboard=False)
+            )
             trainer.saver = open_files.enter_context(
                 CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=trainer.display.warn)
             )

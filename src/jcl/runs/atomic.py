@@ -19,7 +19,7 @@ _DAY = 24 * 3600.0  # a partial file unchanged for so long belongs to a killed p
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, atomically and durably."""
-    with replacing(path) as file:
+    with atomic_open(path) as file:
         file.write(content)
 
 
@@ -32,7 +32,7 @@ def refuse_overwrite(path: Path, *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[BinaryIO]:
+def atomic_open(path: Path, check: Callable[[Path], object] | None = None) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends without an error.
 
     `check` gets the new file, once it is on the disk, and raises if it is not valid. Links, pipes and devices such as

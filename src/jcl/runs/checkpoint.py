@@ -21,7 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.runs.atomic import replacing
+from jcl.runs.atomic import atomic_open
 
 FORMAT = "jcl-checkpoint-2"
 _GROUP = "group."
@@ -221,7 +221,7 @@ def save_with_checksum(path: Path, tensors: dict[str, Tensor], metadata: dict[st
     header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     digits = _DIGEST.search(content, 0, header_end)
     assert digits is not None, "safetensors writes its header as compact JSON"
-    with replacing(path, check=_verify_written) as file:
+    with atomic_open(path, check=_verify_written) as file:
         file.write(content[: digits.start(1)])
         file.write(hashlib.sha256(content).hexdigest().encode())
         file.write(content[digits.end(1) :])

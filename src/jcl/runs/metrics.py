@@ -22,7 +22,7 @@ def print_warning(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-class Record:
+class MetricsWriter:
     """Appends metrics to a run's files.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
@@ -100,8 +100,8 @@ class Record:
             self._end = end + len(content)
 
 
-class NullRecord:
-    """A record that writes nothing, for ranks other than the first."""
+class NullMetricsWriter:
+    """A writer that writes nothing, for ranks other than the first."""
 
     def __init__(self) -> None:
         self.newest: dict[str, dict[str, Any]] = {}

@@ -30,7 +30,7 @@ from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.random import IMAGE_CHOICE, permutation
-from jcl.runs.atomic import replacing
+from jcl.runs.atomic import atomic_open
 from jcl.settings.studies import ViewOptions
 from jcl.views import ViewMaker, ViewRecipe
 
@@ -237,7 +237,7 @@ class DistributionReport:
             columns[f"{name}_similarity"] = spread.similarity.numpy()
             columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
             columns[f"{name}_variance"] = spread.variance.numpy()
-        with replacing(path) as file:
+        with atomic_open(path) as file:
             if path.suffix.lower() == ".npz":
                 np.savez(file, **columns)  # type: ignore[arg-type]
                 return

@@ -33,11 +33,11 @@ class LogTimer:
 
     def __init__(self, console: Console) -> None:
         self._silent = console.is_terminal
-        self._begun = self._last = time.monotonic()
+        self._started = self._last = time.monotonic()
 
     def due(self) -> bool:
         now = time.monotonic()
-        wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._begun) / 20))
+        wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._started) / 20))
         return not self._silent and now - self._last > wait
 
     def restart(self) -> None:
@@ -71,7 +71,7 @@ class Display:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
         self._describe = describe
-        self._pace = LogTimer(console)
+        self._log_timer = LogTimer(console)
         self._figures = MetricsColumn()
         self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
             TextColumn("{task.description}"),
@@ -111,7 +111,7 @@ class Display:
         else:
             self._timed_since = time.monotonic()
             self._bar.reset(self._task, completed=step, description=description)
-        if self._pace.due():
+        if self._log_timer.due():
             self._print_progress(step)
 
     def show(self, line: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ class Display:
             self._figures.text = f"loss {self.newest['loss']:.3f}  {format_speed(self.newest['images_per_second'])}"
         if line["kind"] == "knn":
             self._print(line["step"], f"kNN top-1 {line['knn_top1']:.1f} %; {self.health()}")
-        elif self._pace.due():
+        elif self._log_timer.due():
             self._print_progress(line["step"])
 
     def report(self, step: int) -> None:
@@ -156,7 +156,7 @@ class Display:
         self._print(step, f"step {step:,} of {self._total:,}{left}{figures}")
 
     def _print(self, step: int, text: str) -> None:
-        self._pace.restart()
+        self._log_timer.restart()
         epoch = "" if self._total == self._steps_per_epoch else f" epoch {step / self._steps_per_epoch:.3g}"
         print_line(self.console, f"{self.label}{epoch}: {text}")
 

@@ -192,7 +192,7 @@ class NonFiniteGuard:
 
     The state is copied before each step and selected after it on the device (`torch.where`), so that a step has no
     branch and can be recorded as a CUDA graph. This takes one more copy of the state in memory, and another two during
-    the selection. All ranks come to the same decision.
+    the selection. All ranks decide alike.
     """
 
     def __init__(self, learner: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:

@@ -25,7 +25,7 @@ from jcl.distributed.group import ALONE, LostContact, Ranks, SilentRank, fail_to
 from jcl.distributed.heartbeat import Heartbeat
 from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
-from jcl.runs.metrics import NullRecord, Record
+from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.train.display import Display
 
@@ -84,7 +84,7 @@ class Trainer:
     display: Display
     progress: Progress = field(default_factory=Progress)
     ranks: Ranks = ALONE
-    record: Record | NullRecord = field(default_factory=NullRecord)
+    record: MetricsWriter | NullMetricsWriter = field(default_factory=NullMetricsWriter)
     saver: CheckpointSaver | NullSaver = field(default_factory=NullSaver)
     checkpoints: Path | None = None
     resume_hint: str = ""

@@ -141,7 +141,7 @@ def _fetch(url: str, file: Path) -> None:
     except ImportError as error:
         install = "pip install 'joint-contrastive-learning[shards]'"
         raise DataError(f"Downloading {name} needs an optional library ({error}); for http use {install}.") from error
-    except Exception as error:  # each file system of fsspec has errors of its own
+    except Exception as error:  # each file system of fsspec has its own errors
         raise DataError(f"The shard {name} cannot be downloaded into {file.parent}: {_reason(error)}.") from error
     finally:
         partial.unlink(missing_ok=True)
