@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import RunError
+from jcl.runs.json_object import read_object
 from jcl.runs.metrics import MetricsWriter, read_metrics
 
 
@@ -149,3 +150,14 @@ def test_a_damaged_line_costs_no_other(tmp_path, damage):
     with MetricsWriter(tmp_path, resumed_at=3, tensorboard=False):
         pass
     assert (tmp_path / "metrics.jsonl").read_bytes() == b"\n".join(whole[:3]) + b"\n"
+
+
+def test_a_device_in_the_place_of_metrics_is_not_read(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_the_former_name_of_a_figure_is_read(tmp_path):
+    (tmp_path / "summary.json").write_text('{"strangers": 4}')
+    assert read_object(tmp_path / "summary.json") == {"unseen_class_images": 4}

@@ -131,8 +131,6 @@ class ProbeFolder(ClassifierFolder):
 
     def scores(self) -> Scores:
         stored = read_object(self.scores_file)
-        if "strangers" in stored:  # written before 0.1.0
-            stored["unseen_class_images"] = stored.pop("strangers")
         try:
             stored |= {name: tuple(stored[name]) for name in ("class_images", "class_top1")}
             return Scores(**stored)

@@ -157,6 +157,8 @@ class _EventFile:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The valid lines of a `metrics.jsonl`; torn or damaged lines are skipped."""
+    if path.exists() and not path.is_file():  # reading a device might never end
+        raise RunError(f"{path} cannot be read: not a regular file.")
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
