@@ -272,7 +272,7 @@ class TestFromElsewhere:
         assert search_checkpoints(broken_off / "checkpoints").newest == good
         for path in list_checkpoints(broken_off / "checkpoints"):
             torch.save({"model": Hostile()}, path)
-        with pytest.raises(RunError, match="all checkpoints in"):
+        with pytest.raises(RunError, match="All checkpoints in"):
             resume(broken_off, console=QUIET)
         assert not (tmp_path / "hacked").exists()
 

@@ -12,7 +12,9 @@ class JclError(Exception):
 
 
 class SettingsError(JclError):
-    """A setting is unknown, invalid or conflicts with another."""
+    """An option or setting is unknown, invalid or conflicts with another."""
+
+    exit_code = 2
 
 
 class DataError(JclError):

@@ -151,7 +151,7 @@ def test_linear_refuses(refused, pretrained, npz, tmp_path):
     assert "--lr" in refused("linear", pretrained, "--protocol", "paper", "--lr", 1, "--lr", 2)
     assert "--lr" in refused("linear", pretrained, "--protocol", "paper", "--weight-decay", 0.1)
     assert "train.lr" in refused("linear", pretrained, "--protocol", "paper", "--lr", -1)
-    assert "unknown device" in refused("linear", pretrained, "--device", "gpu")
+    assert "Unknown device" in refused("linear", pretrained, "--device", "gpu")
     assert "--protocol paper" in refused("linear", pretrained, "--out", tmp_path / "probe")
 
 
@@ -187,7 +187,7 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
 def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     (tmp_path / "file").write_text("mine")
-    assert "give the weights to fine-tune" in refused("finetune")
+    assert "Give the weights to fine-tune" in refused("finetune")
     assert "no run or weights file" in refused("finetune", tmp_path / "missing", npz)
     assert "has no labels" in refused("finetune", pretrained, tmp_path / "bare.npz")
     assert "weights file" in refused("finetune", pretrained / "backbone.safetensors")

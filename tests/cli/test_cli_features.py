@@ -84,7 +84,7 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert "must end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")
     assert sorted(entry.name for entry in Path().iterdir()) == ["mine.npz"]
     assert call("embed", run_folder, npz, "-o", "mine.npz", "--force", "--device", "cpu")[0] == 0
-    assert "nothing to search for" in refused("neighbours", "--index", "mine.npz")
+    assert "Nothing to search for" in refused("neighbours", "--index", "mine.npz")
     assert "no row 99" in refused("neighbours", "--row", 99, "--index", "mine.npz")
     asked = Path("asked.png")
     asked.write_text("mine")

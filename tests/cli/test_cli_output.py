@@ -36,7 +36,7 @@ def test_output_for_which_there_is_no_room_is_a_sentence(image_folder, tmp_path,
     arguments = [command, image_folder, "--json", tmp_path / "figures.json"] if command == "check" else [command]
     with Path("/dev/full").open("w") as full:
         code, err = printed_into(full.fileno(), *arguments)
-    assert code == 1 and err.startswith("Error: cannot write to standard output: No space")
+    assert code == 1 and err.startswith("Error: Cannot write to standard output: No space")
     assert err.count("\n") == 1
     if command == "check":
         assert json.loads((tmp_path / "figures.json").read_text())["train_images"] == 26

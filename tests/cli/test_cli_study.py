@@ -102,10 +102,10 @@ def test_a_folder_is_called_by_its_whole_name(call, runs, tmp_path):
 def test_distribution_refuses(refused, runs, npz, tmp_path):
     run = runs["jcl"]
     np.savez(tmp_path / "single.npz", x_train=drawn_pixels(1))
-    assert "at least two" in refused("distribution", run, tmp_path / "single.npz")
-    assert "at least two" in refused("distribution", run, "--images", 1)
+    assert "At least two" in refused("distribution", run, tmp_path / "single.npz")
+    assert "At least two" in refused("distribution", run, "--images", 1)
     assert "--views-per-image" in refused("distribution", run, "--views-per-image", 1)
-    assert "unknown precision 'half'" in refused("distribution", run, "--precision", "half")
+    assert "Unknown precision 'half'" in refused("distribution", run, "--precision", "half")
     assert "twice" in refused("distribution", run, run)
     assert "missing" in refused("distribution", tmp_path / "missing")
     assert "missing" in refused("distribution", run, tmp_path / "missing")
@@ -119,7 +119,7 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     shutil.copy(npz, tmp_path / "mine.npz")  # a slip of the pen must not cost the images themselves
     assert "--force" in refused("distribution", run, tmp_path / "mine.npz", "--values", tmp_path / "mine.npz")
     assert (tmp_path / "mine.npz").read_bytes() == Path(npz).read_bytes()
-    assert "unknown device" in refused("distribution", run, "--device", "gpu")
+    assert "Unknown device" in refused("distribution", run, "--device", "gpu")
 
 
 def test_the_last_argument_may_be_data(runs, npz):
@@ -210,7 +210,7 @@ def test_bound_refuses(refused, runs, tmp_path):
     run = runs["jcl"]
     assert "no projection head, key encoder or queue" in refused("bound", run / "backbone.safetensors")
     assert "missing" in refused("bound", tmp_path / "missing")
-    assert "at least two" in refused("bound", run, "--images", 1)
+    assert "At least two" in refused("bound", run, "--images", 1)
     assert "--keys" in refused("bound", run, "--keys", 5)
     assert "--scales" in refused("bound", "--scales", "1;4")
     assert "--scales" in refused("bound", "--scales", "-1")
@@ -248,5 +248,5 @@ def test_cost_refuses(refused):
     assert "--keys" in refused("cost", "--keys", "0,1")
     assert "--keys" in refused("cost", "--keys", "one")
     assert "no recipe called" in refused("cost", "--recipe", "nothing")
-    assert "unknown device" in refused("cost", "--device", "gpu")
+    assert "Unknown device" in refused("cost", "--device", "gpu")
     assert ".png" in refused("cost", "-o", "cost.svg")

@@ -13,10 +13,10 @@ import pytest
         (["detect", "--short-side", "128"], "--short-side"),
         (["detect", "--task", "boxes"], "'box', 'mask'"),
         (["bound", "--draws", "5"], "--draws"),
-        (["linear", "run", "--least-crop", "2"], "invalid value 2 for --least-crop: must be at most 1."),
+        (["linear", "run", "--least-crop", "2"], "Invalid value 2 for --least-crop: must be at most 1."),
         (
             ["knn", "run", "-k", "2", "-k", "some"],
-            "invalid value some for -k: must be an integer.",
+            "Invalid value some for -k: must be an integer.",
         ),
         (["knn", "run", "--workers"], "--workers"),
         (["check"], "See `jcl check --help`."),
@@ -45,4 +45,4 @@ def test_odd_launcher_variables_silence_nothing(value):
     listed = jcl("recipes")
     assert listed.returncode == 0 and "cifar10" in listed.stdout and listed.stderr == ""
     refused = jcl("pretrain", "demo")
-    assert refused.returncode == 1 and refused.stderr.startswith("Error: ") and "RANK" in refused.stderr
+    assert refused.returncode == 2 and refused.stderr.startswith("Error: ") and "RANK" in refused.stderr

@@ -56,7 +56,7 @@ def test_an_error_of_a_rank_ends_all_without_a_restart(ranks_do):
     starts = ranks_do(
         f"if [ $RANK = 1 ]; then echo '[1, \"no images.\", 3, 2]' > ${ERROR_FOLDER}/1.json; exit 3; fi; sleep 60"
     )
-    with pytest.raises(RankFailed, match="on rank 1: no images") as caught:
+    with pytest.raises(RankFailed, match="On rank 1: no images") as caught:
         launch(["pretrain", "photos"], 2)
     assert caught.value.exit_code == 3 and len(starts.read_text().splitlines()) == 2
 
@@ -82,13 +82,13 @@ def test_own_errors_go_before_deaths_and_deaths_before_lost_contact(tmp_path: Pa
     killed = _failure(lost, {0: 69, 1: -9, 2: -15})
     assert "Rank 1" in str(killed) and "SIGKILL" in str(killed) and (killed.exit_code, killed.retry) == (137, True)
     defect = _failure(lost, {0: 69, 1: 1})  # it has shown a trace
-    assert "rank 1" in str(defect) and (defect.exit_code, defect.retry) == (1, False)
+    assert "Rank 1" in str(defect) and (defect.exit_code, defect.retry) == (1, False)
     assert report_to_launcher(SilentRank("rank 2 is silent."), 1)
     named = _failure(_read_errors(str(tmp_path)), {0: 69, 1: 69, 2: -9})
     assert (str(named), named.retry) == ("rank 2 is silent.", True)
     assert report_to_launcher(DataError("the disk is gone."), 2)
     own = _failure(_read_errors(str(tmp_path)), {0: 69, 1: 69, 2: 1})
-    assert (str(own), own.exit_code, own.retry) == ("on rank 2: the disk is gone.", 1, False)
+    assert (str(own), own.exit_code, own.retry) == ("On rank 2: the disk is gone.", 1, False)
 
 
 def test_without_our_launcher_a_rank_reports_its_own_error():

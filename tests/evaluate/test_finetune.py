@@ -264,7 +264,7 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
         with pytest.raises(Interrupted):
             finetune(weights, str(image_folder), out=tmp_path / "run", **options)
     (image_folder / "cats" / "000.png").rename(image_folder / "cats" / "new.png")
-    with pytest.raises(RunError, match="the data has changed"):
+    with pytest.raises(RunError, match="The data has changed"):
         resume_finetuning(tmp_path / "run", workers=0, console=QUIET)
 
 

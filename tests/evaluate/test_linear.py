@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import stratified_split
 from jcl.evaluate.linear import ProbeGrid, Standardizer, linear_probe, train_probes
 
@@ -200,7 +200,7 @@ def test_a_cell_that_goes_astray_is_not_chosen(problem):
 
 @pytest.mark.parametrize("rates", [(1e30,), (1e30, 1e35)])
 def test_a_grid_that_goes_astray_as_a_whole_is_a_sentence(problem, rates):
-    with pytest.raises(SettingsError, match="diverged"):
+    with pytest.raises(RunError, match="diverged"):
         linear_probe(*problem, grid=ProbeGrid(rates, (1e10,)), epochs=3)
 
 
@@ -228,7 +228,7 @@ def test_what_cannot_be_probed_is_a_sentence(problem):
         linear_probe(x_train / 0, y_train, x_test, y_test)
     with pytest.raises(DataError, match="600 rows of features"):
         linear_probe(x_train, y_train[:5], x_test, y_test)
-    with pytest.raises(DataError, match="no readable test image"):
+    with pytest.raises(DataError, match="No readable test image"):
         linear_probe(x_train, y_train, x_test, torch.full((600,), -1), grid=SMALL_GRID, epochs=1)
 
 

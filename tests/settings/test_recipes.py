@@ -104,7 +104,7 @@ def test_unknown_names_come_with_the_nearest():
         build_settings("imagenet-papr")
     with pytest.raises(SettingsError, match="no recipe called 'zzz'; there are cifar10"):
         build_settings("zzz")
-    with pytest.raises(SettingsError, match=r"unknown setting 'train.learning-rate'"):
+    with pytest.raises(SettingsError, match=r"Unknown setting 'train.learning-rate'"):
         build_settings("folder", values={"train.learning-rate": 1})
     with pytest.raises(SettingsError, match=r"did you mean train.batch_size"):
         build_settings("folder", values={"train.batch": 1})

@@ -107,7 +107,7 @@ def test_unknown_sections_and_things_that_are_no_sections():
 
 @pytest.mark.parametrize("name", ["train", "lr", "train.learningrate", "train.lr.x", ""])
 def test_with_values_takes_dotted_names_only(name):
-    with pytest.raises(SettingsError, match=f"unknown setting '{name}'"):
+    with pytest.raises(SettingsError, match=f"Unknown setting '{name}'"):
         with_values(Settings(), {name: 1})
 
 

@@ -121,7 +121,7 @@ def test_too_little_to_compare_is_refused() -> None:
         view_spreads([viewer], images(), torch.arange(11), sampler, 1)
     with pytest.raises(DataError, match="1"):
         sample_rows(images(1), 50, 0)
-    with pytest.raises(DataError, match="at least two"):
+    with pytest.raises(DataError, match="At least two"):
         sample_rows(images(), 1, 0)
 
 

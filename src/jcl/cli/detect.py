@@ -57,7 +57,7 @@ def detect_table(options: DetectTableOptions) -> None:
         if file is not None:
             refuse_overwrite(file, force=options.force)
     if len({folder.resolve() for folder in options.folders}) < len(options.folders):
-        raise SettingsError("a folder is given twice.")
+        raise SettingsError("A folder is given twice.")
     summaries = [DetectionFolder(folder).summary() for folder in options.folders]
     table = detection_table(summaries, options.folders)
     echo(to_markdown(*table).rstrip())

@@ -39,7 +39,7 @@ def main() -> None:
         if code == INTERRUPTED:  # typer has caught the signal
             _exit_interrupted()
         if out.failure is not None:
-            raise JclError(f"cannot write to standard output: {out.failure.strerror}. The command itself has finished.")
+            raise JclError(f"Cannot write to standard output: {out.failure.strerror}. The command itself has finished.")
         sys.exit(code or 0)
     except _ParserError as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been shown
@@ -68,7 +68,7 @@ def normalize_argv(arguments: Sequence[str]) -> list[str]:
         option = _OPTION_WITH_VALUE.fullmatch(argument)
         if argument == "" or (option is not None and option[2] == ""):
             where = option[1] if option is not None else shlex.join(["jcl", *arguments[:index]])
-            raise SettingsError(f"empty argument after `{where}`; is a shell variable not set?")
+            raise SettingsError(f"Empty argument after `{where}`; is a shell variable not set?")
         if option is not None and option[2].startswith("~"):
             argument = f"{option[1]}={expand_user(option[2])}"
         normalized.append(argument)
@@ -105,7 +105,7 @@ def _out_of_memory(error: RuntimeError) -> JclError:
         wanted = str(error).partition("you tried to allocate ")[2].split(" ")[0]
         more = f": tried to allocate {int(wanted):,} bytes" if wanted.isdecimal() else ""
         return JclError(
-            f"out of memory{more}; use smaller batches (--batch-size), views (views.image_size) or a shorter queue "
+            f"Out of memory{more}; use smaller batches (--batch-size), views (views.image_size) or a shorter queue "
             "(method.queue_size)."
         )
     wanted = ". ".join(str(error).split(". ")[:2]).rstrip(".")

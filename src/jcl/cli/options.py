@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from jcl.errors import JclError
+from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -37,14 +37,12 @@ _STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "context_settings": {"help
 _METAVARS = {int: "<int>", float: "<float>", str: "<str>", Path: "<path>"}
 
 
-class WrongUsage(JclError):
+class WrongUsage(SettingsError):
     """The command line cannot be parsed."""
-
-    exit_code = 2
 
     def __init__(self, problem: str, command: str) -> None:
         end = "" if problem.endswith("?") else "."
-        super().__init__(f"{problem}{end} See `{command} --help`.")
+        super().__init__(f"{problem[:1].upper()}{problem[1:]}{end} See `{command} --help`.")
 
 
 class LazyGroup(TyperGroup):

@@ -87,7 +87,7 @@ def plan_ablation(axes: Axes, seeds: Sequence[int], build: Build, console: Conso
     if launch_environment().world_size > 1:
         raise SettingsError("`jcl ablate` starts its own processes; run it without a launcher such as torchrun.")
     if not axes:
-        raise SettingsError("give at least one --over, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
+        raise SettingsError("Give at least one --over, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
 
     def absolute(values: Mapping[str, Any]) -> Settings:
         return with_absolute_location(build(values))

@@ -76,7 +76,7 @@ def bound_along_training(
         similarities, negatives = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
         if bool((similarities.std(dim=1) < 1e-9).any()):
             raise RunError(
-                f"all keys of an image are identical at step {step} of {run}: "
+                f"All keys of an image are identical at step {step} of {run}: "
                 "the features have collapsed, or the run's views do not vary."
             )
         row = bound_row(similarities, negatives, scales)

@@ -79,7 +79,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
     settings = folder.settings()
     if checkpoint is None:
-        raise RunError(f"the detector in {folder.path} has no checkpoint yet. Train it for longer first.")
+        raise RunError(f"The detector in {folder.path} has no checkpoint yet. Train it for longer first.")
     output = None if options.out is None else DetectionFolder(options.out)
     if (coco := options.coco()) is not None:
         settings = settings.model_copy(update={"coco": coco, "overfit": None})

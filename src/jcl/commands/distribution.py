@@ -43,7 +43,7 @@ def compare_views(
         raise SettingsError(f"--views takes a view recipe; for {options.views} views use --views-per-image.")
     paths, location = split_arguments(options.weights)
     if len({path.resolve() for path in paths}) < len(paths):
-        raise SettingsError("a run is given twice; give each run or file once.")
+        raise SettingsError("A run is given twice; give each run or file once.")
     device = choose_device(options.device)
     settings = {path: RunFolder(path).settings() for path in paths if RunFolder(path).settings_file.is_file()}
     viewers, notes = _viewers(paths, settings, options, device)
@@ -118,7 +118,7 @@ def _source(paths: Sequence[Path], settings: RunSettings, location: str | None, 
     else:
         raise RunError(f"{paths[-1]} is a weights file; give the data after it.")
     if split not in ("train", "test"):
-        raise SettingsError(f"invalid value {split!r} for --split; use train or test.")
+        raise SettingsError(f"Invalid value {split!r} for --split; use train or test.")
     if split == "train":
         return data.train
     if data.test is None:

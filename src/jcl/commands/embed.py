@@ -101,9 +101,9 @@ def _tables(
         )
         for values, samples in batches:
             if values.shape[1] != width:
-                raise RunError(f"the network gives features of width {values.shape[1]}, but its file states {width}.")
+                raise RunError(f"The network gives features of width {values.shape[1]}, but its file states {width}.")
             if not values.isfinite().all():
-                raise RunError("the features are NaN or infinite; the training of the weights probably diverged.")
+                raise RunError("The features are NaN or infinite; the training of the weights probably diverged.")
             names = [source.name_of(sample) for sample in samples.tolist()]
             labels = labels_of(source, samples.cpu()).numpy()
             splits = [split] * len(names)

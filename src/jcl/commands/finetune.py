@@ -42,7 +42,7 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
     console = console or StderrConsole()
     weights, out = options.weights, options.out
     if weights is None:
-        raise SettingsError("give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
+        raise SettingsError("Give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
     amount = label_amount(options.labels)
     target = open_target(weights, options.data, options.device, console)
     task = classification_task(target.data)

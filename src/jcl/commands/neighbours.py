@@ -71,10 +71,10 @@ def find_neighbours(options: NeighboursOptions) -> Matches:
     queries = tuple(_image_query(table, name) for name in options.images)
     for row in options.row:
         if not 0 <= row < len(table):
-            raise SettingsError(f"the index has no row {row}; its rows are 0 to {len(table) - 1}.")
+            raise SettingsError(f"The index has no row {row}; its rows are 0 to {len(table) - 1}.")
         queries += (Query(table.names[row], row),)
     if not queries:
-        raise SettingsError("nothing to search for; give an image, or a row of the index with --row.")
+        raise SettingsError("Nothing to search for; give an image, or a row of the index with --row.")
     bank = torch.from_numpy(table.features)
     values = bank[[query.row or 0 for query in queries]]
     files = [place for place, query in enumerate(queries) if query.row is None]
@@ -88,7 +88,7 @@ def _image_query(table: FeatureTable, name: str) -> Query:
         return Query(str(expand_user(name)), None)
     rows = [row for row, known in enumerate(table.names) if known == name]
     if len(rows) > 1:
-        raise SettingsError(f"the index has several images named {name}; choose one with --row, for example {rows[0]}.")
+        raise SettingsError(f"The index has several images named {name}; choose one with --row, for example {rows[0]}.")
     if not rows:
         close = difflib.get_close_matches(name, table.names[:20_000], n=1)
         hint = f"; did you mean {close[0]}?" if close else "."
@@ -141,7 +141,7 @@ def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], T
     location = table.info.data
     # The file may be untrusted, so URLs in it are not opened.
     if location not in KNOWN_SETS and not Path(location).is_absolute():
-        raise DataError(f"the images of the index are from {location}, which is not fetched again.")
+        raise DataError(f"The images of the index are from {location}, which is not fetched again.")
     data = open_data(location, download=False)
     wanted = {(table.splits[row], table.names[row]) for row in rows}
     images = {}
@@ -150,5 +150,5 @@ def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], T
             if source is not None and (image := (split, source.name_of(sample))) in wanted:
                 images[image] = source.read(sample, _CANVAS)
     for _, name in wanted - images.keys():
-        raise DataError(f"the image {name} of the index is no longer in {location}.")
+        raise DataError(f"The image {name} of the index is no longer in {location}.")
     return images

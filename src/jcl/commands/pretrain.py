@@ -104,7 +104,7 @@ def _open_data(settings: Settings, context: RunContext) -> ImageData:
     def compare() -> None:
         if own != first:
             raise DataError(
-                f"the images on {socket.gethostname()} ({data.train.description}) differ from the first rank's in "
+                f"The images on {socket.gethostname()} ({data.train.description}) differ from the first rank's in "
                 "number, names or labels. Every machine needs the same images under the same path."
             )
 

@@ -96,7 +96,7 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     keys, queries = settings.method.num_keys, settings.method.num_queries
     batch = next(iter(read_all(source, canvas=settings.data.canvas, batch_size=_VIEW_ROWS)), None)
     if batch is None:
-        raise DataError(f"none of the images can be read ({source.description}).")
+        raise DataError(f"None of the images can be read ({source.description}).")
     maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
     # The learner numbers the first query 0, then the keys, then further queries.
     numbers = torch.tensor([0, *range(keys + 1, keys + queries), *range(1, keys + 1)])

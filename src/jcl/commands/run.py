@@ -134,13 +134,13 @@ class TrainedRun:
 def open_trained(path: Path) -> TrainedRun:
     """Open a run folder, or one checkpoint file in it; other files hold no head, key encoder or queue."""
     if not path.exists():
-        raise RunError(f"there is no run or checkpoint at {path}.")
+        raise RunError(f"There is no run or checkpoint at {path}.")
     folder = RunFolder(path if path.is_dir() else path.resolve().parent.parent)
     found = list_checkpoints(folder.checkpoints)
     if path.is_dir():
         settings = folder.settings()
         if not found:
-            raise RunError(f"the run in {path} has no checkpoint yet.")
+            raise RunError(f"The run in {path} has no checkpoint yet.")
         return TrainedRun(path, settings, tuple(found))
     if path.resolve() not in found:
         raise RunError(

@@ -22,7 +22,7 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
     """The images that the settings name."""
     data = settings.data
     if not data.location:
-        raise SettingsError("give the images to train on, for example: jcl pretrain photos/.")
+        raise SettingsError("Give the images to train on, for example: jcl pretrain photos/.")
     return open_data(
         data.location,
         root=expand_user(data.root) if data.root else None,
@@ -60,7 +60,7 @@ def refuse_inside_data(folder: Path, location: str) -> None:
     """Raise if output would be written into the folder of the images, and be read as such next time."""
     data = Path(location)
     if data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
-        raise RunError(f"the folder {folder} is inside the image folder {data}; choose another --out.")
+        raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
 
 
 def data_facts(source: ImageSource) -> DataFacts:
@@ -78,5 +78,5 @@ def _median_short_side(source: ImageSource, probes: int = 32) -> int:
         with contextlib.suppress(UnreadableImage):
             sides.append(min(source.read(probe * len(source) // count).shape[1:]))
     if not sides:
-        raise DataError(f"no image could be read ({source.description}); `jcl check` lists the reasons.")
+        raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
     return sorted(sides)[len(sides) // 2]

@@ -139,7 +139,7 @@ def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progres
         try:
             return path.read_bytes() if path and ranks.count > 1 else b""
         except OSError as error:
-            raise RunError(f"the checkpoint {path} cannot be read: {error.strerror}.") from None
+            raise RunError(f"The checkpoint {path} cannot be read: {error.strerror}.") from None
 
     path = fail_together(ranks, lambda: checkpoint_to_resume(folder.checkpoints, context.log) if ranks.first else None)
     received = ranks.broadcast_bytes(fail_together(ranks, content))
@@ -208,7 +208,7 @@ def _check_schedule(
         )
     if progress.step > total:
         raise RunError(
-            f"the run is at step {progress.step:,}, beyond the {total:,} steps of {settings.train.epochs:,} epochs. "
+            f"The run is at step {progress.step:,}, beyond the {total:,} steps of {settings.train.epochs:,} epochs. "
             f"{changed + ' ' if changed else ''}Undo the change, or start a new run."
         )
     if changed:

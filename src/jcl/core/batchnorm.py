@@ -90,7 +90,7 @@ def group_batch_norm(module: ModuleType) -> ModuleType:
             kind = GROUPED.get(type(child))
             if kind is None or not child.affine or not child.track_running_stats or child.momentum is None:
                 raise SettingsError(
-                    f"the backbone has a {type(child).__name__} layer, which cannot be split into BN groups; "
+                    f"The backbone has a {type(child).__name__} layer, which cannot be split into BN groups; "
                     "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
                 )
             if child not in replaced:
@@ -121,7 +121,7 @@ def update_running_stats(passes: Sequence[Statistics]) -> None:
     layers = list(passes[0])
     if any(list(seen) != layers for seen in passes):
         raise SettingsError(
-            "the backbone uses a batch norm layer in only some passes, so the keys' statistics cannot be combined; "
+            "The backbone uses a batch norm layer in only some passes, so the keys' statistics cannot be combined; "
             "set train.key_passes=1."
         )
     if not layers:

@@ -86,7 +86,7 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
             width = int(network.eval()(torch.zeros(1, 3, image_size, image_size)).shape[1])
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise SettingsError(
-            f"the backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
+            f"The backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
             "choose another views.image_size or another backbone."
         ) from error
     if stem == "small":
@@ -128,7 +128,7 @@ def _timm_backbone(name: str, image_size: int) -> nn.Module:
     except ImportError:
         if name.startswith("timm/"):
             raise SettingsError(
-                f"the backbone {name!r} needs timm, which is not installed; "
+                f"The backbone {name!r} needs timm, which is not installed; "
                 "run: pip install 'joint-contrastive-learning[timm]'."
             ) from None
         raise SettingsError(_unknown_backbone(name, [])) from None
@@ -144,13 +144,13 @@ def _unknown_backbone(name: str, timm_names: list[str]) -> str:
     known = {*OWN_BACKBONES, *torchvision_networks(), *timm_names}  # many are in both
     nearest = difflib.get_close_matches(name.removeprefix("timm/"), known, n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
-    return f"unknown backbone {name!r}, neither in torchvision nor in timm; {hint}"
+    return f"Unknown backbone {name!r}, neither in torchvision nor in timm; {hint}"
 
 
 def _use_small_stem(network: nn.Module, name: str) -> None:
     first = getattr(network, "conv1", None)
     if not isinstance(first, nn.Conv2d) or not hasattr(network, "maxpool"):
-        raise SettingsError(f"the small stem is for ResNets only; set model.stem=imagenet for {name}.")
+        raise SettingsError(f"The small stem is for ResNets only; set model.stem=imagenet for {name}.")
     network.conv1 = _convolution(3, first.out_channels, stride=1)
     network.maxpool = nn.Identity()
 

@@ -25,11 +25,11 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise SettingsError(f"unknown device {name!r}; use auto, cpu, cuda or cuda:N.")
+        raise SettingsError(f"Unknown device {name!r}; use auto, cpu, cuda or cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(f"device {name} is not available: PyTorch finds no GPU here; use --device cpu or auto.")
+        raise SettingsError(f"Device {name} is not available: PyTorch finds no GPU here; use --device cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SettingsError(f"device {name} is not available: found {pluralize(torch.cuda.device_count(), 'GPU')}.")
+        raise SettingsError(f"Device {name} is not available: found {pluralize(torch.cuda.device_count(), 'GPU')}.")
     return device
 
 
@@ -42,7 +42,7 @@ def to_device(network: Network, device: torch.device) -> Network:
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on GPUs that support it; on most CPUs bfloat16 is slower than float32."""
     if name not in ("auto", "float32", "bfloat16"):
-        raise SettingsError(f"unknown precision {name!r}; use auto, float32 or bfloat16.")
+        raise SettingsError(f"Unknown precision {name!r}; use auto, float32 or bfloat16.")
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32

@@ -225,7 +225,7 @@ def _init_process_group(device: torch.device, timeout: datetime.timedelta) -> No
     try:
         store, rank, count = next(dist.rendezvous("env://", timeout=timeout))  # type: ignore[attr-defined]
     except ValueError as error:  # MASTER_ADDR or MASTER_PORT is missing or invalid
-        raise SettingsError(f"cannot initialize the process group: {error}. Use torchrun or --devices.") from None
+        raise SettingsError(f"Cannot initialize the process group: {error}. Use torchrun or --devices.") from None
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
         # The launcher's store outlives the ranks: restarted ranks must not find old addresses.
         # With several launchers, whose counts may differ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same.
@@ -243,7 +243,7 @@ def _rank_device(name: str) -> torch.device:
         return device
     environment = launch_environment()
     if ":" in name:
-        raise SettingsError(f"every rank needs its own GPU, so the device cannot be {name}; use --device cuda.")
+        raise SettingsError(f"Every rank needs its own GPU, so the device cannot be {name}; use --device cuda.")
     if environment.local_rank >= torch.cuda.device_count():
         raise SettingsError(
             f"{environment.local_world_size} ranks were started on a machine with "

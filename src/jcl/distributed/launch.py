@@ -41,7 +41,7 @@ def launch_environment() -> LaunchEnvironment:
     rank, world_size = _read_variable("RANK", 0), _read_variable("WORLD_SIZE", 1)
     if rank >= world_size:
         raise SettingsError(
-            f"the environment variable RANK is {rank}, but WORLD_SIZE is {world_size}; unset both, or use torchrun."
+            f"The environment variable RANK is {rank}, but WORLD_SIZE is {world_size}; unset both, or use torchrun."
         )
     restarts = max(_read_variable(RESTARTS, 0), _read_variable("TORCHELASTIC_RESTART_COUNT", 0))
     local_rank, local_world_size = _read_variable("LOCAL_RANK", 0), _read_variable("LOCAL_WORLD_SIZE", 1)
@@ -51,7 +51,7 @@ def launch_environment() -> LaunchEnvironment:
 def _read_variable(name: str, default: int) -> int:
     text = os.environ.get(name, "").strip()
     if text and not (text.isascii() and text.isdigit()):
-        raise SettingsError(f"invalid value {text!r} for the environment variable {name}; unset it or set a number.")
+        raise SettingsError(f"Invalid value {text!r} for the environment variable {name}; unset it or set a number.")
     return int(text) if text else default
 
 
@@ -145,7 +145,7 @@ def _launch_once(command: list[str], devices: int, restarts: int) -> None:
         except ChildFailedError as error:
             raise _failure(_read_errors(folder), {rank: at.exitcode for rank, at in error.failures.items()}) from None
         except OSError as error:
-            raise RunError(f"the ranks could not be started: {error}.") from None
+            raise RunError(f"The ranks could not be started: {error}.") from None
         finally:
             del os.environ[ERROR_FOLDER], os.environ[RESTARTS]
 
@@ -160,7 +160,7 @@ def _own_failure(errors: list[_RankError]) -> RankFailed | None:
     if not errors or errors[0].priority != _OWN:
         return None
     rank, message, code, _ = errors[0]
-    return RankFailed(message if rank == 0 else f"on rank {rank}: {message}", code)
+    return RankFailed(message if rank == 0 else f"On rank {rank}: {message}", code)
 
 
 def _failure(errors: list[_RankError], codes: Mapping[int, int]) -> RankFailed:
@@ -170,7 +170,7 @@ def _failure(errors: list[_RankError], codes: Mapping[int, int]) -> RankFailed:
     reported = {error.rank for error in errors}
     for rank, code in codes.items():
         if code > 0 and rank not in reported:  # it has printed a traceback
-            return RankFailed(f"rank {rank} ended with exit code {code}.", code)
+            return RankFailed(f"Rank {rank} ended with exit code {code}.", code)
     # The launcher ends the remaining ranks by SIGTERM.
     killed = [rank for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM] or list(codes)
     code = codes[killed[0]]

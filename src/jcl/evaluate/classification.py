@@ -53,7 +53,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
     classes = torch.unique(labels[rows])
     if len(classes) < 2:
         raise DataError(
-            f"a classifier needs labelled images of at least two classes, but got {len(rows)} images of "
+            f"A classifier needs labelled images of at least two classes, but got {len(rows)} images of "
             f"{len(classes)} ({data.train.description})."
         )
     return ClassificationTask(select_images(data.train, rows), labels[rows], test, classes, held_out)
@@ -62,7 +62,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
 def no_labels(data: ImageData) -> DataError:
     """The error for data without labels."""
     return DataError(
-        f"the data ({data.train.description}) has no labels. A folder needs two or more class folders and no images "
+        f"The data ({data.train.description}) has no labels. A folder needs two or more class folders and no images "
         "beside them, a .npz file needs y_train. `jcl embed` and `jcl neighbours` work without labels."
     )
 
@@ -90,7 +90,7 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
     labels = labels.to(logits.device)
     logits, labels = logits[labels >= 0], labels[labels >= 0]
     if not len(labels):
-        raise DataError("no readable test image has a label, so accuracy cannot be measured.")
+        raise DataError("No readable test image has a label, so accuracy cannot be measured.")
     truth = class_positions(labels, classes)
     rank = torch.where(logits.isnan().any(1), LAST, rank_of_true_class(logits, truth))
     members = torch.bincount(truth[truth >= 0], minlength=logits.shape[1])
@@ -109,10 +109,10 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
 def labelled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Features (n, d) and labels (n,) without the rows labelled -1."""
     if labels.shape != features.shape[:1]:
-        raise DataError(f"the {name} has {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
+        raise DataError(f"The {name} has {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
     keep = labels >= 0
     if not keep.any():
-        raise DataError(f"the {name} has no labelled rows, so accuracy cannot be measured.")
+        raise DataError(f"The {name} has no labelled rows, so accuracy cannot be measured.")
     return (features, labels) if keep.all() else (features[keep.to(features.device)], labels[keep])
 
 
@@ -156,7 +156,7 @@ def label_amount(text: str) -> LabelAmount:
             return LabelAmount(share=share)
     elif (match := re.fullmatch(r"(\d{1,18})-per-class", text.strip())) and int(match[1]) > 0:
         return LabelAmount(per_class=int(match[1]))
-    raise SettingsError(f"invalid value {text!r} for --labels; use for example 10% or 20-per-class.")
+    raise SettingsError(f"Invalid value {text!r} for --labels; use for example 10% or 20-per-class.")
 
 
 def label_subset(labels: Tensor, amount: LabelAmount, seed: int) -> Tensor:
@@ -183,7 +183,7 @@ def hold_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit: 
     """
     rows = (labels.cpu() >= 0).nonzero().squeeze(1)
     if len(rows) < 2:
-        raise DataError(f"at least two labelled images are needed to hold one out for testing, but got {len(rows)}.")
+        raise DataError(f"At least two labelled images are needed to hold one out for testing, but got {len(rows)}.")
     if not 0 < share < 1 or limit < 1:
         raise SettingsError(f"share must be between 0 and 1 and limit above 0, but got {share} and {limit}.")
     count = min(max(round(share * len(rows)), 1), limit, len(rows) - 1)

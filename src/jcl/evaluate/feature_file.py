@@ -89,7 +89,7 @@ def read_feature_file(file: Path) -> FeatureTable:
         _import_pyarrow()
         read = _read_parquet
     if not file.is_file():
-        raise DataError(f"there is no feature file {file}; write one with `jcl embed`.")
+        raise DataError(f"There is no feature file {file}; write one with `jcl embed`.")
     try:
         table = read(file)
         labels = table.labels
@@ -103,7 +103,7 @@ def read_feature_file(file: Path) -> FeatureTable:
 
 def _is_parquet(file: Path) -> bool:
     if file.suffix.lower() not in (".npz", ".parquet"):
-        raise SettingsError(f"the feature file {file} must end in .npz or .parquet.")
+        raise SettingsError(f"The feature file {file} must end in .npz or .parquet.")
     return file.suffix.lower() == ".parquet"
 
 

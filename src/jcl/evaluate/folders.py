@@ -79,7 +79,7 @@ class FinetuneFolder(ClassifierFolder):
         """Raise if the labelled images differ from those the fine-tuning started with."""
         if not self.labels_file.exists() or self.labels_file.read_bytes() != _lines(names):
             raise RunError(
-                f"the data has changed since {self.path} was started: {self.labels_file.name} lists other images. "
+                f"The data has changed since {self.path} was started: {self.labels_file.name} lists other images. "
                 "Start again in another folder with --out."
             )
 
@@ -110,7 +110,7 @@ class ProbeFolder(ClassifierFolder):
         differences = describe_differences(stored, {**probe, **{name: stored[name] for name in moved}})
         if differences:
             raise RunError(
-                f"the linear probe in {self.path} was started with {differences}; "
+                f"The linear probe in {self.path} was started with {differences}; "
                 "repeat that command to continue it, or choose another folder with --out."
             )
 

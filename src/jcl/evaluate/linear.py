@@ -45,9 +45,9 @@ class ProbeGrid:
 
     def __post_init__(self) -> None:
         if not self.learning_rates or not all(0 < lr < math.inf for lr in self.learning_rates):
-            raise SettingsError(f"learning rates must be above 0, but got {list(self.learning_rates)}.")
+            raise SettingsError(f"Learning rates must be above 0, but got {list(self.learning_rates)}.")
         if not self.weight_decays or not all(0 <= decay < math.inf for decay in self.weight_decays):
-            raise SettingsError(f"weight decays must be at least 0, but got {list(self.weight_decays)}.")
+            raise SettingsError(f"Weight decays must be at least 0, but got {list(self.weight_decays)}.")
 
     @property
     def cells(self) -> list[tuple[float, float]]:
@@ -134,10 +134,10 @@ def linear_probe(
     grid = grid or ProbeGrid()
     features, labels = labelled_rows(train_features, train_labels, "training set")
     if not features.isfinite().all():
-        raise DataError("the features are NaN or infinite; the training of the encoder probably diverged.")
+        raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
     classes, targets = torch.unique(labels, return_inverse=True)
     if len(classes) < 2:
-        raise DataError(f"a linear probe needs training images of at least two classes, but got {len(classes)}.")
+        raise DataError(f"A linear probe needs training images of at least two classes, but got {len(classes)}.")
     device, targets = torch.device(device), targets.to(device)
     standardize = Standardizer.of(features)
     features = standardize(features)
@@ -150,7 +150,7 @@ def linear_probe(
         cell, validation_top1 = _choose(grid, features, targets, len(classes), epochs, batch_size, seed)
     probe = train_probes(features, targets, len(classes), [cell], epochs=epochs, batch_size=batch_size, seed=seed)
     if not (probe.weights.isfinite().all() and probe.biases.isfinite().all()):
-        raise SettingsError("the probe diverged; give a lower --lr or --weight-decay.")
+        raise RunError("The probe diverged; give a lower --lr or --weight-decay.")
     logits = torch.cat([part[:, 0] for part in _logits(probe, standardize(test_features))])
     return LinearResult(
         scores=scores(logits, test_labels, classes),
@@ -210,7 +210,7 @@ def _choose(
     kept, held_out = stratified_split(targets, seed)
     if not len(held_out):
         raise DataError(
-            "every class has a single training image, so none can be held out to choose the learning rate; "
+            "Every class has a single training image, so none can be held out to choose the learning rate; "
             "give one --lr and one --weight-decay, or more images."
         )
     fit, fit_targets = features[kept.to(features.device)], targets[kept.to(targets.device)]
@@ -223,7 +223,7 @@ def _choose(
         losses = F.cross_entropy(logits.movedim(2, 1), truth[:, None].expand(-1, logits.shape[1]), reduction="none")
         loss += losses.sum(0, dtype=torch.float64).cpu()
     if not loss.isfinite().any():
-        raise SettingsError("all probes diverged; give a lower --lr or --weight-decay.")
+        raise RunError("All probes diverged; give a lower --lr or --weight-decay.")
     correct = correct.masked_fill(~loss.isfinite(), -1.0)  # never choose a probe that diverged
     best = min(range(len(correct)), key=lambda cell: (-float(correct[cell]), float(loss[cell])))
     return grid.cells[best], 100 * float(correct[best]) / len(held_out)
@@ -273,6 +273,6 @@ def check_frozen(before: dict[str, Tensor], backbone: nn.Module) -> None:
     moved = [name for name, value in before.items() if not torch.equal(value, now[name])]
     if moved:
         raise RunError(
-            f"the frozen backbone changed while the probe was trained ({', '.join(moved[:3])}). "
+            f"The frozen backbone changed while the probe was trained ({', '.join(moved[:3])}). "
             "Does one of its layers ignore evaluation mode?"
         )

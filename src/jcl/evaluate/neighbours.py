@@ -78,15 +78,15 @@ def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
     if k < 1 or chunk < 1:
         raise SettingsError(f"k and chunk must be at least 1, but k is {k} and chunk is {chunk}.")
     if len(queries) == 0 or len(bank) == 0:
-        raise DataError(f"nearest neighbours need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
+        raise DataError(f"Nearest neighbours need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
     if queries.shape[1:] != bank.shape[1:] or queries.dim() != 2:
         raise DataError(
-            f"queries and bank must have the same width, but have shapes {tuple(queries.shape)} and "
+            f"Queries and bank must have the same width, but have shapes {tuple(queries.shape)} and "
             f"{tuple(bank.shape)}; extract both with the same backbone."
         )
     # In parts, to save memory.
     if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
-        raise DataError("the features are NaN or infinite; the training of the encoder probably diverged.")
+        raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
 
 
 def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:

@@ -53,7 +53,7 @@ def export_backbone(
     """
     source, out = expand_user(source), expand_user(out)
     if target not in TARGETS:
-        raise SettingsError(f"unknown export target {target!r}; choose one of {', '.join(TARGETS)}.")
+        raise SettingsError(f"Unknown export target {target!r}; choose one of {', '.join(TARGETS)}.")
     suffix = _SUFFIXES.get(target)
     if suffix and out.suffix != suffix:
         raise SettingsError(f"{out} must end in {suffix} for {target}.")
@@ -70,7 +70,7 @@ def export_backbone(
     loaded = open_backbone(source, backbone)
     weights = loaded.network.state_dict()
     if not all(bool(value.isfinite().all()) for value in weights.values()):
-        raise RunError(f"the weights in {source} are NaN or infinite; the training probably diverged.")
+        raise RunError(f"The weights in {source} are NaN or infinite; the training probably diverged.")
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
     files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}
     for path, file in files.items():
@@ -218,7 +218,7 @@ def _require_timm_name(job: ExportJob) -> str:
         import timm
     except ImportError:
         raise SettingsError(
-            "exporting for timm needs timm, to compare the networks; "
+            "Exporting for timm needs timm, to compare the networks; "
             "run: pip install 'joint-contrastive-learning[timm]'."
         ) from None
     info, name = job.info, job.info.backbone.removeprefix("timm/")

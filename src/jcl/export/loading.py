@@ -63,7 +63,7 @@ def open_backbone(path: Path, backbone: str | None = None, image_size: int | Non
     """As `load_backbone`, with details of what the file held."""
     path = expand_user(path)
     if not path.exists():
-        raise RunError(f"there is no run or weights file at {path}.")
+        raise RunError(f"There is no run or weights file at {path}.")
     is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
     return _load(_read_run(RunFolder(path)) if is_run else read_weights(path), backbone, image_size)
 
@@ -76,7 +76,7 @@ def _read_run(folder: RunFolder) -> WeightsFile:
         return read_weights(folder.backbone_file)
     newest = newest_checkpoint(folder.checkpoints)
     if newest is None:
-        raise RunError(f"the run in {folder.path} has no checkpoint yet; let it train longer first.")
+        raise RunError(f"The run in {folder.path} has no checkpoint yet; let it train longer first.")
     prefix = "model.query_encoder.backbone."
     tensors, _ = read_tensors(newest)
     tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
@@ -102,7 +102,7 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
     size = image_size or described.image_size or _default_size(name, stem)
     if not 1 <= size <= _MAX_IMAGE_SIZE:
         raise RunError(
-            f"invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
+            f"Invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
             f"{_MAX_IMAGE_SIZE:,}."
         )
     network, width = build_backbone(name, stem=stem, image_size=size)
@@ -191,7 +191,7 @@ def _check_match(
     for part in shapes[:1]:
         problems.append(f"{part} is {(*found[part].shape,)} in the file and {(*expected[part].shape,)} in the network")
     if problems:
-        raise RunError(f"the tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
+        raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
     if special := [part for part in expected if part in found and not _is_plain(found[part])]:
         raise RunError(
             f"{weights.path} has sparse, quantized, complex or meta tensors ({_first(special)}); "

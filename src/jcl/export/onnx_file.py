@@ -79,7 +79,7 @@ def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> bool:
         wanted = network(images)
     difference = float((torch.from_numpy(features) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))
     if not difference <= _TOLERANCE:
-        raise RunError(f"features of onnxruntime and PyTorch differ by {difference:.1e}; nothing was written.")
+        raise RunError(f"Features of onnxruntime and PyTorch differ by {difference:.1e}; nothing was written.")
     return True
 
 

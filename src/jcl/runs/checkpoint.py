@@ -115,7 +115,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     optimizer = _move_group_values(snapshot.optimizer, tensors)
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise RunError(f"step {snapshot.step} was not saved: {name} is not finite.")
+            raise RunError(f"Step {snapshot.step} was not saved: {name} is not finite.")
     path = folder / f"step-{snapshot.step:09d}.safetensors"
     save_with_checksum(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimizer)})
     # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
@@ -205,7 +205,7 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
         log(f"Skipped checkpoint: {reason}")
     if newest is None and damaged:
         raise RunError(
-            f"all checkpoints in {folder} are damaged; restore one from a backup, "
+            f"All checkpoints in {folder} are damaged; restore one from a backup, "
             "or remove them to train from the first step."
         )
     log(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")

@@ -112,7 +112,7 @@ class TrainingFolder:
         if not self.summary_file.exists():
             if not self.settings_file.exists():
                 raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
-            raise RunError(f"the {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
+            raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
         return read_object(self.summary_file)
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class RunFolder(TrainingFolder):
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"the run folder {self.path} cannot be written: {error.strerror}.") from None
+            raise RunError(f"The run folder {self.path} cannot be written: {error.strerror}.") from None
         write_atomically(self.settings_file, settings_text(settings).encode())
 
     def holds_run(self) -> bool:
@@ -218,7 +218,7 @@ def _create_numbered(wanted: Path) -> Path:
                 return path
             number += 1
     except OSError as error:
-        raise RunError(f"the folder {path} cannot be written: {error.strerror}.") from None
+        raise RunError(f"The folder {path} cannot be written: {error.strerror}.") from None
 
 
 def _numbered(parent: Path, name: str, number: int) -> Path:

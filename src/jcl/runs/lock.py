@@ -70,7 +70,7 @@ class RunLock:
         except OSError as error:
             self.__exit__()
             if error.errno not in _UNSUPPORTED:
-                raise RunError(f"the run folder {self._folder} cannot be written: {error.strerror}.") from None
+                raise RunError(f"The run folder {self._folder} cannot be written: {error.strerror}.") from None
             self._warn(
                 f"The file system of {self._folder} does not support locks ({error.strerror}). "
                 "Make sure that no second process trains in this folder."

@@ -191,7 +191,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         if self.eval_only is not None and settings:
             raise SettingsError(f"--eval-only does not train; remove {_flag(settings)}.")
         if self.resume is None and self.eval_only is None and not {"task", "init"} <= self.values.keys():
-            raise SettingsError("give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
+            raise SettingsError("Give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
         if {"schedule", "iterations"} <= self.given:
             raise SettingsError("--schedule and --iterations exclude each other.")
 

@@ -140,7 +140,7 @@ def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettin
     batch, groups = settings.train.batch_size, settings.model.bn_groups
     if batch % ranks or batch < 2 * ranks:
         raise SettingsError(
-            f"a batch of {batch} images cannot be split over {ranks} ranks with at least 2 images each; "
+            f"A batch of {batch} images cannot be split over {ranks} ranks with at least 2 images each; "
             f"use a --batch-size that is a multiple of {ranks}, or another number of ranks."
         )
     if groups % ranks == 0:

@@ -204,11 +204,11 @@ def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file, which may be untrusted."""
     if path.exists() and not path.is_file():  # reading a pipe could block forever
-        raise SettingsError(f"cannot read settings from {path}: not a regular file.")
+        raise SettingsError(f"Cannot read settings from {path}: not a regular file.")
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SettingsError(f"cannot read settings from {path}: {error.strerror}.") from None
+        raise SettingsError(f"Cannot read settings from {path}: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):
@@ -278,13 +278,13 @@ def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     known = setting_names()
     if name not in known:
         hint = _nearest(name, known)
-        raise SettingsError(f"unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
+        raise SettingsError(f"Unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
     if not key:
         nested[section] = value
         return
     values = nested.setdefault(section, {})
     if not isinstance(values, dict):
-        raise SettingsError(f"the section {section!r} must contain settings as 'name: value', not {values!r}.")
+        raise SettingsError(f"The section {section!r} must contain settings as 'name: value', not {values!r}.")
     values[key] = str(value) if isinstance(value, Path) else value  # Python users may give a path
 
 

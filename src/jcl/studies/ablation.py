@@ -107,7 +107,7 @@ class AblationFolder:
         before = settings | existing.get("data", {})
         if differences := describe_differences(before, study["settings"] | study["data"]):
             raise RunError(
-                f"the ablation in {self.path} was started with {differences}. "
+                f"The ablation in {self.path} was started with {differences}. "
                 "Use the same settings and data, or choose another folder with --out."
             )
 

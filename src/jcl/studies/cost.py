@@ -287,7 +287,7 @@ def run_in_subprocess(work: Callable[..., Any], *arguments: Any) -> Any:
     except EOFError:
         process.join()
         if process.exitcode != -signal.SIGKILL:  # which the system sends when memory runs out
-            raise JclError(f"a measuring process exited with code {process.exitcode}; see its output.") from None
+            raise JclError(f"A measuring process exited with code {process.exitcode}; see its output.") from None
         answer = None
     finally:
         receiver.close()

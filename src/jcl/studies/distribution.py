@@ -45,7 +45,7 @@ def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
     """
     found = min(count, len(source))
     if found < 2:
-        raise DataError(f"at least two images are needed for a comparison, but got {found} ({source.description}).")
+        raise DataError(f"At least two images are needed for a comparison, but got {found} ({source.description}).")
     return permutation(seed, IMAGE_CHOICE, 0, len(source))[:count].sort().values
 
 
@@ -163,7 +163,7 @@ def view_spreads(
                 widths[number] = features.shape[2]
             samples.append(batch.samples)
     if not samples:
-        raise DataError(f"none of {pluralize(len(rows), 'image')} could be read ({source.description}).")
+        raise DataError(f"None of {pluralize(len(rows), 'image')} could be read ({source.description}).")
     spreads = []
     for viewer, parts, width in zip(viewers, found, widths, strict=True):
         similarity, variance = torch.cat(parts, dim=1).cpu()

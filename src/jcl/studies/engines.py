@@ -80,7 +80,7 @@ class CellProcess:
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
                 )
         except OSError as error:
-            raise RunError(f"cannot start the cell {path}: {error.strerror}.") from None
+            raise RunError(f"Cannot start the cell {path}: {error.strerror}.") from None
 
     def outcome(self) -> Outcome:
         """Wait for the process and return how it ended."""
@@ -184,7 +184,7 @@ def connect_ray(address: str | None) -> Iterator[Any]:
     except (OSError, ValueError, RuntimeError) as error:
         text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
         raise RunError(
-            f"cannot connect to Ray at {address or 'this machine'} ({text.splitlines()[0][:200].rstrip('.')}); "
+            f"Cannot connect to Ray at {address or 'this machine'} ({text.splitlines()[0][:200].rstrip('.')}); "
             "start a cluster with `ray start --head`, or give its address as in --address 10.0.0.1:6379."
         ) from None
     try:

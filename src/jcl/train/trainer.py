@@ -180,7 +180,7 @@ class Trainer:
         """Raise if the loss is not finite. A non-finite sum stays so, hence checking the window's sum suffices."""
         if not bool(torch.isfinite(self.progress.window[0])):
             raise RunError(
-                f"the loss is not finite after step {self.progress.step:,}; {self._last_checkpoint()}. "
+                f"The loss is not finite after step {self.progress.step:,}; {self._last_checkpoint()}. "
                 f"{self.task.advice}"
             )
 

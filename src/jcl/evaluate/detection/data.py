@@ -113,7 +113,7 @@ def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     elif coco.train_json is not None and coco.images is not None:
         found = CocoFiles(coco.train_json, coco.images, None, coco.images)
     else:
-        raise DataError("give the dataset with --coco, or with --train-json, --val-json and --images.")
+        raise DataError("Give the dataset with --coco, or with --train-json, --val-json and --images.")
     files = CocoFiles(
         train_json=coco.train_json or found.train_json,
         train_images=coco.images or found.train_images,
@@ -122,16 +122,16 @@ def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     )
     for file in (files.train_json, files.val_json):
         if file is not None and not file.is_file():
-            raise DataError(f"no annotation file {file}. Give it with --train-json or --val-json.")
+            raise DataError(f"No annotation file {file}. Give it with --train-json or --val-json.")
     for folder in (files.train_images, files.val_images):
         if not folder.is_dir():
-            raise DataError(f"no image folder {folder}. Give it with --images or --val-images.")
+            raise DataError(f"No image folder {folder}. Give it with --images or --val-images.")
     return files
 
 
 def _files_in_folder(folder: Path, task: Task, coco: CocoSettings) -> CocoFiles:
     if not folder.is_dir():
-        raise DataError(f"no folder {folder}; --coco takes the folder with COCO's annotations and images.")
+        raise DataError(f"No folder {folder}; --coco takes the folder with COCO's annotations and images.")
     kind, annotations = _ANNOTATION_FILES[task], folder / "annotations"
     train, val = (sorted(annotations.glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
     if len(train) > 1 or len(val) > 1:
@@ -171,7 +171,7 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
     try:
         dataset = _parse(file, model.model_validate_json(file.read_bytes()), images, task)
     except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}.") from None
+        raise DataError(f"Cannot read {file}: {error.strerror}.") from None
     except ValueError as error:
         reason = _first_problem(error) if isinstance(error, ValidationError) else str(error)
         raise DataError(f"{file} is not an annotation file in COCO format: {reason}.") from None
@@ -310,6 +310,6 @@ def _check_task(dataset: CocoDataset, task: Task) -> None:
     if task == "mask" and not any(entry.get("segmentation") for entry in annotations):
         raise DataError(f"{file} has boxes and no masks. Use --task box, or a file with segmentations.")
     if task == "keypoint" and len({category.keypoints for category in dataset.categories}) > 1:
-        raise DataError(f"the categories in {file} have different keypoints. Keep those of one kind.")
+        raise DataError(f"The categories in {file} have different keypoints. Keep those of one kind.")
     if task == "keypoint" and not any(entry["num_keypoints"] for entry in annotations):
         raise DataError(f"{file} has no keypoints. Use --task box or mask, or a file such as person_keypoints.json.")

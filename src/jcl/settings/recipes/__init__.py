@@ -30,7 +30,7 @@ def recipe_values(name: str) -> dict[str, Any]:
     if name not in recipe_names():
         nearest = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(recipe_names())}."
-        raise SettingsError(f"there is no recipe called {name!r}; {hint}")
+        raise SettingsError(f"There is no recipe called {name!r}; {hint}")
     values = _read_built_in(name)
     values.pop("summary", None)
     return values
