@@ -13,9 +13,9 @@ from jcl.commands.ablation_cell import run_cell
 from jcl.errors import Interrupted, JclError
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
+from jcl.signals import StopRequest
 from jcl.studies.cells import parse_axes
 from jcl.studies.engines import Engine, Outcome
-from jcl.train.trainer import StopRequest
 from small_runs import TINY_VALUES
 
 QUIET = Console(quiet=True)

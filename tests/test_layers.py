@@ -21,7 +21,7 @@ LAYERS = [  # from the top down
     "commands",
     "cli",
 ]
-SHARED = {"console", "cores", "errors", "paths", "random"}  # modules that every layer may use
+SHARED = {"console", "cores", "errors", "paths", "random", "signals"}  # modules that every layer may use
 
 
 def imported(file: Path) -> set[str]:

@@ -1,14 +1,20 @@
 """The command `jcl`, also as `python -m jcl`."""
 
+import os
 import sys
+
+from jcl import signals
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C during its import leaves no traceback either."""
+    """Run the command line; a signal during its import leaves no traceback either."""
+    signals.stop_with_parent()
+    if os.environ.get("WORLD_SIZE", "1") == "1":  # a rank that waits for others in C++ could not answer
+        signals.interrupt_on_signals()
     try:
         from jcl.cli import main as command_line
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(75 if signals.received else 130)
     command_line()
 
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from ablation_tools import ablated, holder, small_plan
+from jcl.signals import StopRequest
 from jcl.studies.ablation import CellFolder
 from jcl.studies.engines import (
     CellProcess,
@@ -19,7 +20,6 @@ from jcl.studies.engines import (
     local_slots,
     ray_engine,
 )
-from jcl.train.trainer import StopRequest
 from launch_tools import gone, settings_options, wait_until
 from small_runs import TINY_VALUES
 

@@ -14,9 +14,10 @@ from jcl.errors import DataError, Interrupted, RunError
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
 from jcl.runs.metrics import MetricsWriter, read_metrics
 from jcl.runs.saver import CheckpointSaver
+from jcl.signals import StopRequest
 from jcl.train import trainer
 from jcl.train.display import Display
-from jcl.train.trainer import StopRequest, Trainer, TrainingClock, TrainingTask
+from jcl.train.trainer import Trainer, TrainingClock, TrainingTask
 
 
 class Regression(TrainingTask):

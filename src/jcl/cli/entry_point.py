@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import typer
 
+from jcl import signals
 from jcl.cli.app import app, err, out, rank
 from jcl.cli.options import WrongUsage
 from jcl.console import print_line
@@ -94,6 +95,8 @@ def _exit_with(error: JclError) -> NoReturn:
 def _exit_interrupted() -> NoReturn:
     if err.is_terminal:
         err.print()  # ^C is on this line
+    if signals.received:
+        _exit_with(Interrupted(f"{signals.received} received: stopped before the end; repeat the command."))
     error = JclError("Interrupted.")
     error.exit_code = INTERRUPTED
     _exit_with(error)

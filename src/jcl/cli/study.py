@@ -64,9 +64,7 @@ def ablate_cell(options: AblateCellOptions) -> dict[str, Any]:
     `jcl ablate` starts this; so can the job arrays of a scheduler.
     """
     from jcl.commands.ablation_cell import run_cell
-    from jcl.studies.engines import stop_with_parent
 
-    stop_with_parent()
     result = run_cell(options.folder, workers=options.workers, console=err)
     echo(f"linear top-1 {result['linear_top1']:.2f} %, kNN top-1 {result['knn_top1']:.2f} %")
     print_unseen_classes(result.get("unseen_class_images", 0))  # older versions do not write it

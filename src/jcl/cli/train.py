@@ -31,7 +31,7 @@ def pretrain(options: PretrainOptions) -> dict[str, Any]:
 
     if options.profile:
         return _print_profile(profile(settings, console=err))
-    return _report_run(run_pretraining(settings, options.out, console=err))
+    return _report_run(run_pretraining(settings, options.out, resume=options.resume, console=err))
 
 
 @command("resume", "training.ResumeOptions", group=TRAIN)

@@ -36,6 +36,7 @@ from jcl.runs.lock import RunLock
 from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import Settings, values_of, with_values
 from jcl.settings.studies import AblateOptions
+from jcl.signals import StopRequest
 from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, as_csv, flat_results, points_of
 from jcl.studies.cells import (
     Axes,
@@ -52,7 +53,6 @@ from jcl.studies.cells import (
 )
 from jcl.studies.engines import Engine, connect_ray, default_share, local_engine, local_slots, ray_engine
 from jcl.train.build import build_learner, run_view_recipe
-from jcl.train.trainer import StopRequest
 
 _TAIL_BYTES = 4096  # of metrics.jsonl: more than a line
 _MAX_EPOCHS_SHOWN = 3

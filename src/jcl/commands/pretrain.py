@@ -6,8 +6,8 @@ import contextlib
 import json
 import socket
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -25,16 +25,24 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.runs.folder import RunFolder, unfinished_folder
+from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import Choice, ResolvedSettings, describe_views, fit_to_ranks, resolve
-from jcl.settings.schema import Settings, TrainSettings, validated, with_values
+from jcl.settings.schema import Settings, TrainSettings, setting_names, validated, values_of, with_values
 from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps
 
 
 def pretrain(
-    settings: Settings, out: str | Path | None = None, *, console: Console | None = None, label: str | None = None
+    settings: Settings,
+    out: str | Path | None = None,
+    *,
+    resume: Literal["never", "auto"] = "never",
+    console: Console | None = None,
+    label: str | None = None,
 ) -> Run:
     """Pre-train into the folder `out`, which must not hold a run yet (default: a new folder in `runs/`).
+
+    With `resume="auto"` an unfinished run with the same settings is continued, and a finished one in `out` is returned.
 
     Progress goes to `console` (default: standard error; `Console(quiet=True)` for none). If a launcher started several
     ranks, they train one model, and only the first writes files and prints.
@@ -51,9 +59,13 @@ def pretrain(
         wanted = RunFolder(Path("runs") / f"{settings.method.name}-{data.name}" if out is None else out)
 
         def find() -> RunFolder | None:
-            return wanted if out is not None else unfinished_folder(wanted, partial(_started_with, settings))
+            if out is None:
+                return unfinished_folder(wanted, lambda folder: not _differences(settings, folder))
+            if resume == "auto" and wanted.settings_file.exists() and (other := _differences(settings, wanted)):
+                raise RunError(f"{wanted.path} holds a run with other settings ({other}); choose another --out.")
+            return wanted
 
-        if (begun := context.folder_to_continue(find)) is not None:
+        if (begun := context.folder_to_continue(find, resume == "auto")) is not None:
             return _resume(begun, context)
         return _begin(settings, data, wanted, context, label, numbered=out is None)
 
@@ -78,16 +90,13 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
         return profile_steps(parts.step, parts.loader)
 
 
-def _started_with(settings: Settings, folder: RunFolder) -> bool:
-    """Whether the run was started with these settings."""
-    asked, found = with_absolute_location(settings).model_dump(), folder.settings().model_dump()
-    asked["model"]["bn_groups"] = "auto"  # may have been adapted to the ranks
-    sections = {section: values for section, values in asked.items() if isinstance(values, dict)}
-    return all(
-        value in ("auto", found[section][setting])
-        for section, values in sections.items()
-        for setting, value in values.items()
-    )
+def _differences(settings: Settings, folder: RunFolder) -> str:
+    """How these settings differ from those the run was started with; empty if they do not."""
+    # The number of batch-norm groups may have been adapted to the ranks.
+    names = [name for name in setting_names() if "." in name and name != "model.bn_groups"]
+    asked, found = values_of(with_absolute_location(settings), names), values_of(folder.settings(), names)
+    given = {name: value for name, value in asked.items() if value != "auto"}
+    return describe_differences({name: found[name] for name in given}, given)
 
 
 def _open_data(settings: Settings, context: RunContext) -> ImageData:

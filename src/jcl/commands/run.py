@@ -169,11 +169,11 @@ class RunContext:
             path = fail_together(self.ranks, lambda: stack.enter_context(folder) if self.ranks.first else wanted)
             yield Path(self.ranks.broadcast_bytes(str(path).encode()).decode())
 
-    def folder_to_continue(self, find: Callable[[], TrainingFolder | None]) -> Path | None:
-        """The folder to resume if a launcher has restarted all ranks, found by the first rank; else None."""
+    def folder_to_continue(self, find: Callable[[], TrainingFolder | None], asked: bool = False) -> Path | None:
+        """The folder to resume, found by the first rank, if `asked` or if a launcher has restarted all; else None."""
         # A launcher that was itself restarted counts no restarts, but another machine's may.
         restarted = self.ranks.any(launch_environment().restarts > 0)
-        folder = find() if restarted and self.ranks.first else None
+        folder = fail_together(self.ranks, lambda: find() if (asked or restarted) and self.ranks.first else None)
         path = str(folder.path) if folder is not None and folder.settings_file.exists() else ""
         path = self.ranks.broadcast_bytes(path.encode()).decode()
         return Path(path) if path else None

@@ -24,9 +24,9 @@ import torch
 
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
 from jcl.errors import DataError
+from jcl.signals import STOP_SIGNALS
 
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
-_GROUP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # terminals and schedulers send them to all processes
 _BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
 _ALIGNMENT: Final = 4096
 
@@ -39,7 +39,9 @@ class DecodingPool:
     """
 
     def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:
-        self._reader, self._workers, self._batch_size, self._pinned = reader, workers, batch_size, pinned
+        # A daemon, such as a process of a multiprocessing.Pool, may not start processes.
+        self._workers = 0 if multiprocessing.current_process().daemon else workers
+        self._reader, self._batch_size, self._pinned = reader, batch_size, pinned
         self._team: _WorkerGroup | None = None
         self._pass: Generator[Decoded, None, None] | None = None
 
@@ -92,11 +94,12 @@ class _WorkerGroup:
         self._unfinished = 0  # tasks submitted and not reported
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
-        self._tasks: Any = context.SimpleQueue()
+        self._tasks: Any = None
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
         try:
             with _without_main_module(reader), _signals_blocked():
+                self._tasks = context.SimpleQueue()
                 for _ in range(workers):
                     receiver, sender = context.Pipe(duplex=False)
                     process = context.Process(target=_work, args=(reader, self._ring, self._tasks, sender), daemon=True)
@@ -104,6 +107,12 @@ class _WorkerGroup:
                     sender.close()
                     self._reports.append(receiver)
                     self._processes.append(process)
+        except OSError as error:
+            self.close()
+            raise DataError(
+                f"The image decoding processes could not be started: {error.strerror or error}. Use data.workers=0, or "
+                "raise the limit (`ulimit -n` for open files, the size of /dev/shm for space)."
+            ) from None
         except BaseException:  # such as Ctrl-C, once signals are unblocked
             self.close()
             raise
@@ -174,7 +183,8 @@ class _WorkerGroup:
             process.close()
         for pipe in self._reports:
             pipe.close()
-        self._tasks.close()
+        if self._tasks is not None:
+            self._tasks.close()
 
 
 def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiprocessing.connection.Connection) -> None:
@@ -218,14 +228,15 @@ def _signals_blocked() -> Iterator[None]:
     The parent may need further images until the end of a step, and the forkserver would die of a Ctrl-C while it
     imports torch. Another thread of the parent may receive a signal, but Python handles it in the main thread.
     """
-    multiprocessing.resource_tracker.ensure_running()  # starting it later would unblock the signals
     in_main_thread = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in _GROUP_SIGNALS if in_main_thread}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS if in_main_thread}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
     received: list[int] = []
     for number in handlers:
         signal.signal(number, lambda number, _: received.append(number))
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    multiprocessing.resource_tracker.ensure_running()  # inherits blocked signals too, but unblocks some here
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:

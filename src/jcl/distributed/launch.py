@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, JclError, RunError, SettingsError
+from jcl.signals import SECONDS_TO_SAVE, STARTED_BY, caught_signals
 
 ERROR_FOLDER = "JCL_ERROR_FOLDER"
 """Environment variable: the folder to which ranks write their errors, of which the launcher prints one."""
@@ -23,7 +24,6 @@ RESTARTS = "JCL_RESTARTS"
 """Environment variable: how often our launcher has restarted the ranks."""
 
 _HEALTHY_SECONDS = 3600.0  # a start that lasts longer resets the count of restarts
-_SECONDS_TO_SAVE = "300"  # before ranks that were asked to stop are killed; 30 by default
 
 
 class LaunchEnvironment(NamedTuple):
@@ -101,7 +101,7 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
     """
     # By default, each rank would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // devices)))
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _SECONDS_TO_SAVE)
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.disable(logging.CRITICAL)  # the elastic launcher's messages repeat what the ranks report
     command = ["-m", "jcl", *_without_devices(arguments)]
     left, restarts = max_restarts, 0
@@ -133,9 +133,10 @@ def _launch_once(command: list[str], devices: int, restarts: int) -> None:
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
         max_restarts=0,
+        signals_to_handle=",".join(number.name for number in caught_signals()),
     )
     with tempfile.TemporaryDirectory(prefix="jcl-ranks-") as folder:
-        os.environ |= {ERROR_FOLDER: folder, RESTARTS: str(restarts)}
+        os.environ |= {ERROR_FOLDER: folder, RESTARTS: str(restarts), STARTED_BY: str(os.getpid())}
         try:
             elastic_launch(config, sys.executable)(*command)
         except SignalException as error:
@@ -147,7 +148,7 @@ def _launch_once(command: list[str], devices: int, restarts: int) -> None:
         except OSError as error:
             raise RunError(f"The ranks could not be started: {error}.") from None
         finally:
-            del os.environ[ERROR_FOLDER], os.environ[RESTARTS]
+            del os.environ[ERROR_FOLDER], os.environ[RESTARTS], os.environ[STARTED_BY]
 
 
 def _read_errors(folder: str) -> list[_RankError]:

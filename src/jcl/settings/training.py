@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -80,6 +80,7 @@ class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     """Options of `jcl pretrain`."""
 
     out: Path | None = option(None, "Folder of the run (default: a new one in runs/).")
+    resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run with the same settings.")
     profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
 
 

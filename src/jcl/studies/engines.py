@@ -14,31 +14,22 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError, SettingsError
+from jcl.signals import SECONDS_TO_SAVE, STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.ablation import CellFolder
 
-if TYPE_CHECKING:
-    from jcl.train.trainer import StopRequest
-
-PARENT_VARIABLE = "JCL_CELL_STARTED_BY"
-"""Environment variable with the id of the process that a cell must not outlive."""
-
 _POLL_SECONDS = 0.2
-_PARENT_POLL_SECONDS = 1.0
 _NODE_POLL_SECONDS = 5.0
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a person or scheduler stopped the process
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 _MAX_RETRIES = 10  # of a Ray task after its node died
-_SAVE_SECONDS = 300.0
 _CONNECT_SECONDS = 10.0
 
 
@@ -51,7 +42,7 @@ class Outcome:
     error: str = ""
 
 
-Engine = Callable[[Sequence[Path], "StopRequest"], Iterator[Outcome]]
+Engine = Callable[[Sequence[Path], StopRequest], Iterator[Outcome]]
 """Runs the cells in these folders, yields each outcome, and stops them gracefully on request."""
 
 
@@ -72,7 +63,7 @@ class CellProcess:
         self.folder.failure_file.unlink(missing_ok=True)
         command = [sys.executable, "-m", "jcl", "ablate-cell", str(path)]
         command += [] if slot.workers is None else ["--workers", str(slot.workers)]
-        environment = os.environ | slot.environment | {PARENT_VARIABLE: str(os.getpid()), "COLUMNS": "120"}
+        environment = os.environ | slot.environment | {STARTED_BY: str(os.getpid()), "COLUMNS": "120"}
         try:
             with self.folder.log_file.open("ab") as log:
                 # In a session of its own: Ctrl-C in the terminal goes to the parent, which passes it on.
@@ -89,7 +80,7 @@ class CellProcess:
         folder, code = self.folder, self.process.returncode
         if code == 0 and folder.result_file.exists():
             return Outcome(folder.path, "done")
-        if code == Interrupted.exit_code or -code in _STOP_SIGNALS:
+        if code == Interrupted.exit_code or -code in STOP_SIGNALS:
             return Outcome(folder.path, "stopped")
         error = folder.failure()
         if error is None:
@@ -103,18 +94,6 @@ def _exit_message(code: int, log: Path) -> str:
         return "its process was killed by SIGKILL, possibly because memory ran out; its checkpoints are intact."
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
     return f"its process {how}; see {log}."
-
-
-def stop_with_parent() -> None:
-    """Stop this process, as by SIGTERM, when the process named by `PARENT_VARIABLE` is gone."""
-
-    def watch(parent: int) -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_POLL_SECONDS)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    if PARENT_VARIABLE in os.environ:
-        threading.Thread(target=watch, args=(int(os.environ[PARENT_VARIABLE]),), daemon=True).start()
 
 
 def local_slots(device: str, at_once: int) -> list[Slot]:
@@ -223,7 +202,7 @@ def ray_engine(ray: Any, cpus: float, gpus: float, log: Callable[[str], None], w
         deadline, checked = None, time.monotonic()
         while pending:
             if stop.requested and deadline is None:
-                deadline = time.monotonic() + _SAVE_SECONDS
+                deadline = time.monotonic() + SECONDS_TO_SAVE
                 for reference in pending:
                     ray.cancel(reference, recursive=False)
             if deadline is not None and time.monotonic() > deadline:

@@ -7,15 +7,12 @@ A `TrainingTask` owns what differs: its batches, one optimization step, and the 
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +24,7 @@ from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, Ot
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
+from jcl.signals import StopRequest
 from jcl.train.display import Display
 
 STEPS_BETWEEN_STOP_CHECKS = 10  # on several GPUs, where the check makes the host wait
@@ -289,36 +287,3 @@ class TrainingClock:
         speed = (self._progress.step - self._first_step) / max(self._seconds, 1e-9)
         self._first_step, self._seconds = self._progress.step, 0.0
         return speed
-
-
-class StopRequest:
-    """Turns SIGINT and SIGTERM into a request that the training loop obeys after the current step.
-
-    A second SIGINT interrupts at once. Outside the main thread signals cannot be caught, and nothing changes.
-    """
-
-    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
-        """`on_request` is called from within the signal handler, so it may only set a flag."""
-        self.signal_name = ""
-        self._on_request = on_request
-        self._previous: dict[int, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        return bool(self.signal_name)
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal_name = signal.Signals(number).name
-        self._on_request()

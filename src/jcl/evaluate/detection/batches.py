@@ -28,6 +28,7 @@ from jcl.errors import DataError
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
 from jcl.random import DETECTION_AUGMENTATION, DETECTION_ORDER, hash_words, permutation, uniforms
 from jcl.settings.detection import DetectionSettings
+from jcl.signals import STOP_SIGNALS
 
 PIXEL_CENTER = 0.5
 """COCO gives the pixel of a keypoint; in box coordinates the center of pixel 3 is at 3.5."""
@@ -143,7 +144,7 @@ def load_images(
 
 def _ignore_signals(_worker: int) -> None:
     """The training process handles signals to the process group, and needs its workers until it has stopped."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -1,0 +1,93 @@
+"""Signals that ask a process to stop, and a parent process that is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final, Self
+
+STOP_SIGNALS: Final = (
+    signal.SIGINT,  # Ctrl-C
+    signal.SIGTERM,  # `kill`, and schedulers before they kill
+    signal.SIGHUP,  # the terminal or connection is gone
+    signal.SIGUSR1,  # SLURM before the time limit: --signal=USR1@120
+)
+"""Training saves and stops after its step; other work ends at once."""
+
+STARTED_BY: Final = "JCL_STARTED_BY"
+"""Environment variable with the id of the parent process that this one must not outlive."""
+
+SECONDS_TO_SAVE: Final = 300  # before a process that was asked to stop is killed
+_POLL_SECONDS: Final = 1.0
+
+received = ""  # the signal that `interrupt_on_signals` turned into KeyboardInterrupt
+
+
+def caught_signals() -> list[signal.Signals]:
+    """The stop signals, without SIGHUP under `nohup`."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (ignored and number == signal.SIGHUP)]
+
+
+def interrupt_on_signals() -> None:
+    """Let the other stop signals do what Ctrl-C does by default: raise KeyboardInterrupt."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        global received
+        received = signal.Signals(number).name
+        raise KeyboardInterrupt
+
+    for number in caught_signals():
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, interrupt)
+
+
+class StopRequest:
+    """Turns stop signals into a request that the training loop obeys after the current step.
+
+    A second SIGINT interrupts at once. Outside the main thread signals cannot be caught, and nothing changes.
+    """
+
+    def __init__(self, on_request: Callable[[], None] = lambda: None) -> None:
+        """`on_request` is called from within the signal handler, so it may only set a flag."""
+        self.signal_name = ""
+        self._on_request = on_request
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        return bool(self.signal_name)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in caught_signals():
+                self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal_name = signal.Signals(number).name
+        self._on_request()
+
+
+def stop_with_parent() -> None:
+    """Stop this process, as by SIGTERM, when the process named by `STARTED_BY` is gone; kill it if it does not."""
+
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(SECONDS_TO_SAVE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if (parent := os.environ.get(STARTED_BY, "")).isdecimal():
+        threading.Thread(target=watch, args=(int(parent),), daemon=True).start()

@@ -1,0 +1,97 @@
+"""Real signals to real processes: what a scheduler or a lost connection does to a run, and the same command again."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jcl.commands.run import Run
+from jcl.runs.checkpoint import list_checkpoints
+from jcl.signals import STOP_SIGNALS, StopRequest
+from launch_tools import JCL, LONG_VALUES, Launch, gone, settings_options, wait_until
+from run_tools import stop_after
+from small_runs import TINY_VALUES, write_image_folder
+
+BEFORE_IMPORT = """
+import os, signal, sys
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}: os.kill(os.getpid(), signal.{name})
+sys.meta_path.insert(0, Sender())
+from jcl.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("module", "name"), [("jcl.cli", "SIGTERM"), ("jcl.settings.training", "SIGUSR1")])
+def test_a_signal_during_start_up_can_be_retried(tmp_path: Path, module: str, name: str):
+    program = BEFORE_IMPORT.format(module=module, name=name)
+    command = [sys.executable, "-c", program, "pretrain", "photos", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 75 and "Traceback" not in ended.stderr and "Error" not in ended.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_requeued_command_continues_its_run(tmp_path: Path, call):
+    """The signals go to all processes of the job, also to those that decode images."""
+    photos, run = write_image_folder(tmp_path / "photos", 240), tmp_path / "run"
+    values = TINY_VALUES | {"data.workers": 1, "train.epochs": 4, "record.knn_every": 0, "record.log_every": 1}
+    job = ["pretrain", str(photos), *settings_options(values), "--out", str(run), "--resume", "auto"]
+    steps = [0]
+    for number in (signal.SIGUSR1, signal.SIGHUP):
+        process = subprocess.Popen([*JCL, *job], stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            wait_until(lambda: (run / "metrics.jsonl").exists() and len(Run(run).metrics) > steps[-1] + 1)
+        finally:
+            os.killpg(process.pid, number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 75, said
+        assert f"{number.name} received: stopped after step" in said and "Traceback" not in said
+        assert ("Resuming from" in said) == (len(steps) > 1)
+        steps.append(int(list_checkpoints(run / "checkpoints")[-1].stem.removeprefix("step-")))
+    assert 0 < steps[1] < steps[2] < 120
+    assert call(*job)[0] == 0 and Run(run).summary["steps"] == 120
+    code, out, err = call(*job)
+    assert code == 0 and "finished" in err and "120" in out
+    other = [part.replace("train.lr=0.05", "train.lr=0.5") for part in job]
+    code, _, err = call(*other)
+    assert code == 1 and "train.lr" in err and err.count("\n") == 1
+    code, _, err = call(*job[:-2])
+    assert code == 1 and "jcl resume" in err
+
+
+def test_without_out_the_newest_unfinished_run_is_continued(call, npz, monkeypatch):
+    job = ["pretrain", npz, *settings_options(TINY_VALUES | {"train.epochs": 1}), "--resume", "auto"]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, signal.SIGTERM)
+        assert call(*job)[0] == 75
+    assert call(*job)[0] == 0
+    assert [run.name for run in Path("runs").iterdir()] == ["jcl-small-001"]
+    assert call(*job)[0] == 0
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_nohup_is_respected():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested and signal.SIGHUP in STOP_SIGNALS
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_ranks_save_and_end_when_their_launcher_is_killed(npz, tmp_path: Path):
+    run = tmp_path / "run"
+    values = settings_options(LONG_VALUES | {"train.epochs": 4000, "record.checkpoint_every": 4000})
+    with Launch(
+        [*JCL, "pretrain", str(npz), *values, "--out", str(run), "--devices", "2"], tmp_path / "said"
+    ) as launch:
+        ranks = launch.training_ranks(run)
+        wait_until(lambda: (run / "metrics.jsonl").exists() and Run(run).metrics)
+        launch.process.kill()
+        wait_until(lambda: all(map(gone, ranks.values())), 30)
+    assert list_checkpoints(run / "checkpoints") and not (run / "summary.json").exists()
