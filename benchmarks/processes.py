@@ -10,12 +10,9 @@ from typing import Any
 
 from jcl.errors import Interrupted, JclError
 from jcl.runs.folder import RunFolder
-from jcl.studies.engines import PARENT_VARIABLE
-from jcl.train.trainer import StopRequest
+from jcl.signals import STARTED_BY, StopRequest
 
 POLL_SECONDS = 0.2
-# Like `python -m jcl`, but also stops when this process is killed.
-_JCL = "from jcl.studies.engines import stop_with_parent; from jcl.__main__ import main; stop_with_parent(); main()"
 
 
 class CommandFailed(JclError):
@@ -37,7 +34,7 @@ class Processes:
         """Run a command to its end, with its output in `log`."""
         self._raise_if_stopped()
         log.parent.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {STARTED_BY: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
@@ -82,7 +79,7 @@ class Processes:
 
 
 def jcl_command(*words: Any) -> list[str]:
-    return [sys.executable, "-c", _JCL, *map(str, words)]
+    return [sys.executable, "-m", "jcl", *map(str, words)]
 
 
 def training_command(
