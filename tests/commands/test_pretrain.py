@@ -14,6 +14,7 @@ from rich.console import Console
 import jcl
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
+from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.folder import RunFolder, read_skipped
@@ -115,6 +116,8 @@ def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later
     (own,) = Path("runs").iterdir()
     other = Path(shutil.copytree(own, own.with_name(own.name.replace("001", "002"))))  # the same command, elsewhere
     monkeypatch.setenv("JCL_RESTARTS", "1")
+    assert launch_environment().restarts == 0  # alone it is a leftover
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     with RunLock(other, warn=print):
         assert_same(pretrain(tiny_settings(npz), console=QUIET), unbroken)
     assert (own / "summary.json").exists() and not (other / "summary.json").exists()

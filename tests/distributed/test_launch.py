@@ -99,18 +99,29 @@ def test_the_environment_of_a_launcher_is_read(monkeypatch):
     assert launch_environment() == (0, 1, 0, 1, 0)
     for name, value in zip(VARIABLES, (" 3", "8", "1", "2", "", "4"), strict=True):
         monkeypatch.setenv(name, value)
+    assert launch_environment() == (3, 8, 1, 2, 0)  # restarts count only below a launcher
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     assert launch_environment() == (3, 8, 1, 2, 4)
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-@pytest.mark.parametrize("value", ["x", "-1", "1.5", "²"])
+@pytest.mark.parametrize("value", ["x", "-1", "1.5", "²", "99999999999999999999"])
 def test_a_variable_that_is_not_a_number_is_named(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingsError, match=name):
         launch_environment()
 
 
-@pytest.mark.parametrize("values", [{"RANK": "1"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"WORLD_SIZE": "0"}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"RANK": "1"},
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": "0"},
+        {"LOCAL_WORLD_SIZE": "8"},
+    ],
+)
 def test_a_rank_beyond_the_world_size_is_an_error(monkeypatch, values):
     for name, value in values.items():
         monkeypatch.setenv(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,9 +19,9 @@ TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange
 
 
 def _own_rank() -> int:
-    """The rank of this process; 0 if the launcher's variables are invalid, which commands that use ranks report."""
+    """The rank of this process; 0 if the launcher's variables are not all set, which commands that use ranks report."""
     try:
-        return launch_environment().rank
+        return launch_environment().rank if "MASTER_ADDR" in os.environ else 0
     except SettingsError:
         return 0
 

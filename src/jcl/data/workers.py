@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import multiprocessing
 import multiprocessing.connection
@@ -10,6 +11,7 @@ import multiprocessing.reduction
 import multiprocessing.resource_tracker
 import os
 import pickle
+import resource
 import signal
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from jcl.signals import STOP_SIGNALS
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
 _BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
 _ALIGNMENT: Final = 4096
+_OPEN_FILES: Final = 24  # besides three per worker
 
 
 class DecodingPool:
@@ -98,6 +101,8 @@ class _WorkerGroup:
         self._reports: list[multiprocessing.connection.Connection] = []
         self._processes: list[Any] = []
         try:
+            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * workers:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # here, not with a traceback of a new process
             with _without_main_module(reader), _signals_blocked():
                 self._tasks = context.SimpleQueue()
                 for _ in range(workers):

@@ -39,18 +39,20 @@ class LaunchEnvironment(NamedTuple):
 def launch_environment() -> LaunchEnvironment:
     """Read the launcher's environment variables; without a launcher this is rank 0 of 1."""
     rank, world_size = _read_variable("RANK", 0), _read_variable("WORLD_SIZE", 1)
-    if rank >= world_size:
-        raise SettingsError(
-            f"The environment variable RANK is {rank}, but WORLD_SIZE is {world_size}; unset both, or use torchrun."
-        )
     restarts = max(_read_variable(RESTARTS, 0), _read_variable("TORCHELASTIC_RESTART_COUNT", 0))
+    restarts = restarts if "TORCHELASTIC_RUN_ID" in os.environ else 0  # left over from another process
     local_rank, local_world_size = _read_variable("LOCAL_RANK", 0), _read_variable("LOCAL_WORLD_SIZE", 1)
+    if rank >= world_size or not 1 <= local_world_size <= world_size:
+        raise SettingsError(
+            f"The environment variables RANK={rank}, WORLD_SIZE={world_size} and LOCAL_WORLD_SIZE={local_world_size} "
+            "contradict each other; unset them, or use torchrun."
+        )
     return LaunchEnvironment(rank, world_size, local_rank, local_world_size, restarts)
 
 
 def _read_variable(name: str, default: int) -> int:
     text = os.environ.get(name, "").strip()
-    if text and not (text.isascii() and text.isdigit()):
+    if text and not (text.isascii() and text.isdigit() and len(text) < 8):
         raise SettingsError(f"Invalid value {text!r} for the environment variable {name}; unset it or set a number.")
     return int(text) if text else default
 
