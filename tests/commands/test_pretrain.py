@@ -39,6 +39,7 @@ def test_a_run_leaves_what_it_should(unbroken):
     assert names == {
         "settings.yaml",
         "choices.json",
+        "classes.json",
         "metrics.jsonl",
         "checkpoints",
         "backbone.safetensors",

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from jcl.commands.pretrain import pretrain
 from jcl.commands.report import gather, read_run, run_names, write_report
-from jcl.data import open_data, write_shards
+from jcl.commands.report_sample import example_views
+from jcl.data import ImageData, open_data, write_shards
 from jcl.report.contents import NamedImage, NeighbourRow, RunContents
 from jcl.report.page import render_page
 from jcl.settings.schema import with_values
@@ -86,7 +87,7 @@ def read(paths: list[Path], file: Path) -> Reader:
 
 def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> None:
     page = Reader(render_page([arrays]))
-    sections = {"summary", "training", "worth", "invariance", "map", "neighbours", "views", "speed", "settings"}
+    sections = {"summary", "training", "worth", "invariance", "map", "neighbors", "views", "speed", "settings"}
     assert page.headings() == sections
     charts = page.data()["charts"]
     assert {"loss", "accuracy", "knn", "rate", "similarity", "variance", "speed", "map-0"} <= charts.keys()
@@ -109,6 +110,40 @@ def test_views_are_called_what_they_are(arrays: RunContents) -> None:
     page = render_page([replace(arrays, settings=settings)])
     assert called(page)[:3] == ["image", "query 1", "query 2"]
     assert "1 key and 2 queries" in page
+
+
+def test_views_are_those_of_images_of_several_classes(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(8), 20)
+    np.savez(tmp_path / "images.npz", x_train=drawn_pixels(160), y_train=labels)
+    data = open_data(str(tmp_path / "images.npz"))
+    settings = tiny_settings(tmp_path / "images.npz")
+    shown = example_views(settings, data)
+    assert len({image.label for image in shown.images}) == len(shown.images) == 6
+    numbers = [int(image.name.split()[-1]) for image in shown.images]
+    assert all(image.label == f"class {labels[number]}" for image, number in zip(shown.images, numbers, strict=True))
+    unlabelled = example_views(settings, ImageData(data.name, replace(data.train, labels=None), None))
+    spread = [int(image.name.split()[-1]) for image in unlabelled.images]
+    assert max(spread) - min(spread) > 60, "not the first images"
+
+
+def test_accuracy_of_each_class(page_runs: Path, arrays: RunContents, tmp_path: Path) -> None:
+    stored = json.loads((page_runs / "arrays/run/classes.json").read_text())["classes"]
+    images, right = sum(row["images"] for row in stored), sum(row["images"] * row["top1"] for row in stored)
+    summary = json.loads((page_runs / "arrays/run/summary.json").read_text())
+    assert right / images == pytest.approx(summary["knn_top1"])
+    text = Reader(render_page([arrays])).text
+    assert len(stored) == 3
+    for row in stored:
+        assert re.search(rf"{row['name']} (\d+ test images )?{row['top1']:.1f} %", text)
+    many = replace(arrays, classes={f"kind {number:02}": (10, float(number)) for number in range(60, 20, -1)})
+    text = Reader(render_page([many])).text
+    assert text.index("kind 21 21.0 %") < text.index("kind 22 22.0 %") < text.index("kind 60 60.0 %")
+    assert text.index("kind 60 60.0 %") < text.index("kind 59 59.0 %")
+    assert "kind 40" not in text and "10 test images" in text
+    shutil.copytree(page_runs / "arrays/run", tmp_path / "run")
+    for damaged in ('{"classes": [1]}', '{"classes": 3}', "[]", '{"classes": [{"name": "a", "images": 3}]}'):
+        (tmp_path / "run/classes.json").write_text(damaged)
+        assert not read_run(tmp_path / "run", "run").classes
 
 
 def test_what_auto_became_and_why(page_runs: Path, tmp_path: Path) -> None:
@@ -146,7 +181,7 @@ def test_names_that_look_like_markup_stay_text(evil: RunContents) -> None:
 
 def test_a_run_without_labels(plain: RunContents) -> None:
     page = Reader(render_page([plain]))
-    assert "worth" not in page.headings() and {"map", "neighbours", "views", "invariance"} <= page.headings()
+    assert "worth" not in page.headings() and {"map", "neighbors", "views", "invariance"} <= page.headings()
     assert "knn" not in page.data()["charts"] and "contrastive accuracy" in page.text
     assert "✓" not in page.text and "✗" not in page.text
 
@@ -158,7 +193,7 @@ def test_a_run_that_has_not_finished(page_runs: Path, tmp_path: Path) -> None:
     (run / "backbone.safetensors").unlink()  # its newest checkpoint has the weights
     page = read([run], tmp_path / "page.html")
     assert "epoch 3.0 of 3" in page.text and f"jcl resume {run}" in page.text
-    assert {"map", "neighbours"} <= page.headings()
+    assert {"map", "neighbors"} <= page.headings()
 
 
 def test_figures_that_are_no_numbers_leave_gaps(page_runs: Path, tmp_path: Path) -> None:
@@ -305,7 +340,7 @@ def test_many_runs_of_photographs_stay_small(plain: RunContents) -> None:
 def test_a_run_ends_with_a_page(npz: Path, tmp_path: Path) -> None:
     run = small_run(npz, tmp_path / "run", record__report=True, train__epochs=1)
     page = Reader((run.path / "report.html").read_text(encoding="utf-8"))
-    assert {"neighbours", "map", "views"} <= page.headings() and "not finished" not in page.text
+    assert {"neighbors", "map", "views"} <= page.headings() and "not finished" not in page.text
 
 
 def test_a_page_that_cannot_be_written_is_a_sentence(npz: Path, tmp_path: Path) -> None:
@@ -348,13 +383,13 @@ def test_a_page_that_shows_more_than_can_be_made_now_stays(call, tmp_path: Path)
     for options in ([], ["-o", own]):
         code, out, err = call("report", own.parent, *options, "--json", "page.json")
         assert code == 1 and out == "" and err.count("\n") == 1 and own.read_bytes() == whole
-        assert all(part in err for part in (str(own), "map, neighbours and views", f"{photos} no longer", "--force"))
+        assert all(part in err for part in (str(own), "map, neighbors and views", f"{photos} no longer", "--force"))
     assert not Path("page.json").exists()
     code, out, _ = call("report", own.parent, "-o", "poor.html")
-    assert code == 0 and "No neighbours, map and views" in out and own.read_bytes() == whole
+    assert code == 0 and "No neighbors, map and views" in out and own.read_bytes() == whole
     assert "views" not in Reader(Path("poor.html").read_text(encoding="utf-8")).headings()
     code, out, _ = call("report", own.parent, "--force")
-    assert code == 0 and "No neighbours, map and views" in out and own.read_bytes() != whole
+    assert code == 0 and "No neighbors, map and views" in out and own.read_bytes() != whole
     assert call("report", own.parent)[0] == 0, "nothing more is lost"
     (tmp_path / "elsewhere").rename(photos)
     assert call("report", own.parent)[0] == 0 and "views" in Reader(own.read_text(encoding="utf-8")).headings()
@@ -368,7 +403,7 @@ def test_a_page_of_a_run_whose_backbone_has_gone_keeps_what_it_shows(call, page_
     for path in [copy / "backbone.safetensors", *(copy / "checkpoints").iterdir()]:
         path.unlink()
     code, _, err = call("report", copy)
-    assert code == 1 and "invariance, map and neighbours" in err
+    assert code == 1 and "invariance, map and neighbors" in err
     assert (copy / "report.html").read_bytes() == whole
 
 

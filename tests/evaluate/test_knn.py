@@ -77,6 +77,10 @@ def test_accuracy_equals_brute_force_on_random_data(k: int, temperature: float) 
     (result,) = knn_accuracy(*problem, k=[k], temperature=[temperature])
     assert (result.top1, result.top5) == pytest.approx(brute_accuracy(*problem, k, temperature), abs=1e-9)
     assert 0 < result.top1 <= result.top5 <= 100
+    for label, images, top1 in result.classes:
+        own = problem[3] == label
+        alone = brute_accuracy(*problem[:2], problem[2][own], problem[3][own], k, temperature)
+        assert (images, top1) == (own.sum(), pytest.approx(alone[0]))
 
 
 small_integers = st.integers(-1, 1)
@@ -197,6 +201,7 @@ def test_unlabelled_rows_are_left_out_on_both_sides() -> None:
 def test_test_class_unknown_to_the_bank_counts_as_wrong() -> None:
     rows = torch.eye(4)
     (result,) = knn_accuracy(rows, torch.tensor([7, 7, 900, 900]), rows, torch.tensor([7, 8, 901, 900]), k=[4])
+    assert [(each.label, each.images) for each in result.classes] == [(7, 1), (900, 1)]
     assert (result.top1, result.top5) == (50.0, 50.0)
 
 

@@ -90,6 +90,17 @@ def test_the_uniform_guess_is_drawn_once_for_each_queue_size() -> None:
     assert [value for value, _ in chart.levels] == pytest.approx(sorted(math.log(int(size) + 1) for size in sizes))
 
 
+def test_the_learning_rate_that_was_set_is_named() -> None:
+    def rates(name: str, rate: float) -> RunContents:
+        lines = [{"kind": "train", "step": step, "epoch": step / 10, "lr": 0.01 * step} for step in (1, 2)]
+        return replace(run([], name, train__lr=rate), metrics=lines)
+
+    (one,) = training_charts([rates("a", 0.0375)])
+    assert "0.0375" in one.spec.text, "no step that was logged had it"
+    (both,) = training_charts([rates("a", 0.0375), rates("b", 0.5)])
+    assert "0.0375 for a" in both.spec.text and "0.5 for b" in both.spec.text
+
+
 def test_metric_points_take_the_lines_of_their_kind() -> None:
     lines = [
         {"kind": "train", "step": 1, "epoch": 0.5, "loss": None},

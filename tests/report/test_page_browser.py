@@ -13,6 +13,13 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="there is no Chromium here (Debian: apt-get install chromium), so no page was opened"
 )
 WIDTHS = {"desk": 1280, "phone": 390}
+CUT_OFF = (  # texts that reach beyond their card, unless it scrolls
+    "[...document.querySelectorAll('th, td, text, figcaption, span, code')].filter(e => {"
+    "const card = e.closest('.scroll, .chart, .card, .strip'), r = e.getBoundingClientRect();"
+    "return card && r.width && !(card.scrollWidth > card.clientWidth && card.matches('.scroll'))"
+    " && (r.left < card.getBoundingClientRect().left - 1 || r.right > card.getBoundingClientRect().right + 1);"
+    "}).map(e => e.textContent)"
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +51,7 @@ def test_it_renders_without_complaint(browser: Browser, page: Path, width: int, 
     browser.open(page, width, dark=dark)
     assert browser.run("innerWidth") == width
     assert browser.run("document.documentElement.scrollWidth") <= width  # nothing reaches beyond the side
+    assert browser.run(CUT_OFF) == []
     assert browser.run("window.hacked === undefined")
     assert browser.complaints == []
     assert all(address.startswith(("file:", "data:")) for address in browser.requested)
@@ -71,7 +79,7 @@ def test_a_click_switches_runs(browser: Browser, page: Path) -> None:
     assert shown_panels(browser) == ["0"]
     browser.click(".switch label:nth-of-type(2)")
     assert shown_panels(browser) == ["1"]
-    assert EVIL_CLASS in browser.run("document.querySelector('#neighbours').innerText")
+    assert EVIL_CLASS in browser.run("document.querySelector('#neighbors').innerText")
     browser.press("ArrowLeft")  # the switch has the focus, and arrows move within it
     assert shown_panels(browser) == ["0"]
 
@@ -99,16 +107,14 @@ def test_values_can_be_read_by_pointer_and_by_key(browser: Browser, page: Path) 
 
 def test_the_map_has_two_layouts_and_names(browser: Browser, page: Path) -> None:
     browser.open(page)
-    shown = (
-        "[...document.querySelectorAll('#map .layout')].filter(g => g.getClientRects().length)"
-        ".map(g => g.dataset.layout)"
-    )
-    assert browser.run(shown) == ["tsne"]
-    browser.click("#map .choice label:nth-of-type(2)")
-    assert browser.run(shown) == ["principal"]
-    browser.run("document.querySelector('#map svg').focus()")
+    shown = "[...document.querySelectorAll('#map figure > svg')].filter(s => s.getClientRects().length)"
+    assert browser.run(f"{shown}.map(s => s.dataset.layout)") == ["tsne", "principal"]
+    boxes = browser.run(f"{shown}.map(s => s.getBoundingClientRect().toJSON())")
+    assert boxes[0]["top"] == boxes[1]["top"] and boxes[1]["right"] - boxes[0]["left"] > 1000  # they fill the row
+    browser.run("document.querySelector('#map figure > svg').focus()")
     browser.press("ArrowRight")
-    assert "number" in browser.run("document.querySelector('#map .readout').innerText")
+    names = browser.run("[...document.querySelectorAll('#map .panel:not([hidden]) .readout')].map(o => o.innerText)")
+    assert len(names) == 2 and len(set(names)) == 1 and "number" in names[0]
 
 
 def test_everything_is_printed(browser: Browser, page: Path, tmp_path: Path) -> None:

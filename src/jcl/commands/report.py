@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from jcl.commands.report_sample import evaluate_sample, example_views
-from jcl.commands.run import read_choices
+from jcl.commands.run import read_choices, read_classes
 from jcl.commands.run_data import open_run_data
 from jcl.console import join_words, plain_names, pluralize
 from jcl.data import ImageData
@@ -112,7 +112,7 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
     try:
         data = data if data is not None else _reopen_data(run.settings)
     except JclError as error:
-        return replace(run, missing=(f"No neighbours, map and views: the images cannot be opened. {error}",))
+        return replace(run, missing=(f"No neighbors, map and views: the images cannot be opened. {error}",))
     views = sample = None
     missing = []
     try:
@@ -136,6 +136,7 @@ def read_run(path: Path, name: str) -> RunContents:
         metrics=read_metrics(folder.metrics_file) if folder.metrics_file.exists() else [],
         summary=_read_json(path / "summary.json"),
         choices=read_choices(folder),
+        classes=read_classes(folder),
         skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
         measured=_measured(path),
     )

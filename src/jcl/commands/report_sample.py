@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
-from jcl.data.source import select_images
+from jcl.data.source import class_name, select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
 from jcl.evaluate.features import Features, evaluation_mode
@@ -71,7 +71,7 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
         linear_top1=linear_top1,
         spread=spread,
         feature_map=_feature_map(queries, query_images),
-        neighbours=neighbour_rows(queries, query_images, bank, bank_images, _distinct(queries)),
+        neighbours=neighbour_rows(queries, query_images, bank, bank_images, _distinct(queries.labels)[:_QUERIES]),
     )
 
 
@@ -91,19 +91,22 @@ def neighbour_rows(
 
 
 def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
-    """The first readable training images with their query and key views of the first step."""
-    source, recipe = data.train, run_view_recipe(settings)
+    """Training images of as many classes as possible, with the query and key views they have in the first step."""
+    rows = permutation(0, REPORT_SAMPLE, 2, len(data.train))[:_MAX_FILES]
+    if data.train.labels is not None:
+        rows = rows[_distinct(data.train.labels[rows])]
+    source, recipe = select_images(data.train, rows), run_view_recipe(settings)
     keys, queries = settings.method.num_keys, settings.method.num_queries
     batch = next(iter(read_all(source, canvas=settings.data.canvas, batch_size=_VIEW_ROWS)), None)
     if batch is None:
         raise DataError(f"None of the images can be read ({source.description}).")
-    maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, batch.samples)
+    maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, rows[batch.samples])
     # The learner numbers the first query 0, then the keys, then further queries.
     numbers = torch.tensor([0, *range(keys + 1, keys + queries), *range(1, keys + 1)])
-    rows = torch.arange(len(batch)).repeat_interleave(len(numbers))
-    views = denormalise(maker(rows, numbers.repeat(len(batch))), recipe.mean, recipe.std)
-    images = [_image(source, sample) for sample in batch.samples.tolist()]
-    return ExampleViews(images, views.reshape(len(batch), len(numbers), *views.shape[1:]))
+    images = torch.arange(len(batch)).repeat_interleave(len(numbers))
+    views = denormalise(maker(images, numbers.repeat(len(batch))), recipe.mean, recipe.std)
+    shown = [_image(source, sample) for sample in batch.samples.tolist()]
+    return ExampleViews(shown, views.reshape(len(batch), len(numbers), *views.shape[1:]))
 
 
 def _affordable_views(backbone: nn.Module, image_size: int, device: torch.device) -> int:
@@ -151,12 +154,10 @@ def _feature_map(features: Features, source: ImageSource) -> FeatureMap | None:
     return FeatureMap(tsne(values), principal_components(values), names, labels)
 
 
-def _distinct(queries: Features) -> list[int]:
-    """A few queries of as many classes as possible: the first of each class, then others."""
-    labels = queries.labels.tolist()
-    first = sorted({label: row for row, label in reversed(list(enumerate(labels)))}.values())[:_QUERIES]
-    others = [row for row in range(len(labels)) if row not in first]
-    return first + others[: _QUERIES - len(first)]
+def _distinct(labels: Tensor) -> list[int]:
+    """The rows of `labels` (n,), the first of each class before all others."""
+    first = set({label: row for row, label in reversed(list(enumerate(labels.tolist())))}.values())
+    return sorted(range(len(labels)), key=lambda row: (row not in first, row))
 
 
 def _image(source: ImageSource, sample: int) -> NamedImage:
@@ -164,8 +165,5 @@ def _image(source: ImageSource, sample: int) -> NamedImage:
 
 
 def _label(source: ImageSource, sample: int) -> str | None:
-    """The name of an image's class, or its number if classes have no names."""
     label = UNLABELLED if source.labels is None else int(source.labels[sample])
-    if label == UNLABELLED:
-        return None
-    return source.class_names[label] if source.class_names and label < len(source.class_names) else f"class {label}"
+    return None if label == UNLABELLED else class_name(source, label)

@@ -14,14 +14,17 @@ from torch import nn
 
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.method import ContrastiveLearner
+from jcl.data import ImageSource
+from jcl.data.source import class_name
 from jcl.distributed.group import Ranks, fail_together, process_group
 from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
+from jcl.evaluate.knn import KnnResult
 from jcl.export import load_backbone
 from jcl.paths import expand_user
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
-from jcl.runs.json_object import read_object, write_object
+from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import RunLock
 from jcl.runs.metrics import read_metrics
 from jcl.settings.resolve import Choice, ResolvedSettings
@@ -101,6 +104,21 @@ def read_choices(folder: RunFolder) -> list[Choice] | None:
         for entry in stored
         if isinstance(entry, dict)
     ]
+
+
+def write_classes(folder: RunFolder, source: ImageSource, result: KnnResult) -> None:
+    """Keep the kNN accuracy of each class."""
+    rows = [{"name": class_name(source, row.label), "images": row.images, "top1": row.top1} for row in result.classes]
+    write_object(folder.classes_file, {"k": result.k, "classes": rows})
+
+
+def read_classes(folder: RunFolder) -> dict[str, tuple[int, float]]:
+    """Number of images and accuracy of each class that `write_classes` wrote; empty if they cannot be read."""
+    with contextlib.suppress(RunError, KeyError, TypeError):
+        rows = read_object(folder.classes_file)["classes"]
+        values = {str(row["name"]): (row["images"], row["top1"]) for row in rows}
+        return {name: row for name, row in values.items() if all(map(is_number, row))}
+    return {}
 
 
 def write_skipped(folder: RunFolder, skipped: dict[str, str], log: Callable[[str], None], *, resumed: bool) -> None:

@@ -11,7 +11,15 @@ from pathlib import Path
 import torch
 
 from jcl.commands.report import write_report
-from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_skipped, write_summary
+from jcl.commands.run import (
+    Run,
+    RunContext,
+    read_choices,
+    write_choices,
+    write_classes,
+    write_skipped,
+    write_summary,
+)
 from jcl.console import pluralize, shell_quote
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
@@ -19,7 +27,7 @@ from jcl.data.source import fingerprint_of_content, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
-from jcl.evaluate.knn import online_knn
+from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
@@ -94,7 +102,8 @@ def train_run(
         )
         saver = CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn)
     unreadable: dict[str, str] = {}  # images that only kNN reads
-    evaluate = online_knn(data, backbone, settings, context.device, ranks, unreadable)
+    measured: list[KnnResult] = []
+    evaluate = online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append)
     try:
         with record, saver:
             Trainer(
@@ -117,6 +126,8 @@ def train_run(
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
+        if measured:
+            write_classes(folder, data.train, measured[-1])
         write_summary(folder, settings, record.newest, progress, memory.read())  # last: it marks the run as finished
 
     try:

@@ -110,6 +110,12 @@ class ArrayImages:
         return f"number {index if self.numbers is None else int(self.numbers[index])}"
 
 
+def class_name(source: ImageSource, label: int) -> str:
+    """The name of a class, or its number if classes have no names."""
+    names = source.class_names or ()
+    return names[label] if label < len(names) else f"class {label}"
+
+
 def select_images(source: ImageSource, rows: Tensor) -> ImageSource:
     """The images `rows` (m,) of a source as a source, in that order; each image keeps its name."""
     if torch.equal(rows, torch.arange(len(source))):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,14 @@ from jcl.evaluate.classification import LAST, class_positions, hold_out_split, l
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks, labels_of
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolve import ResolvedSettings
+
+
+class ClassAccuracy(NamedTuple):
+    """The top-1 accuracy in percent over the `images` of one class."""
+
+    label: int
+    images: int
+    top1: float
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class KnnResult:
     bank: int
     queries: int
     unseen_class_images: int = 0
+    classes: tuple[ClassAccuracy, ...] = ()  # those of the queries
 
 
 def knn_accuracy(
@@ -71,21 +81,31 @@ def knn_accuracy(
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = class_positions(query_labels, classes)
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
-    # number of neighbours -> (t, 2): queries correct in the first place, in the first five
-    hits = {min(each, len(bank)): torch.zeros(len(temperature), 2, dtype=torch.int64) for each in k}
+    # number of neighbours -> (t, 2, c): queries of each class correct in the first place, in the first five
+    shape = (len(temperature), 2, len(classes))
+    hits = {min(each, len(bank)): torch.zeros(shape, dtype=torch.int64) for each in k}
     if own.start < own.stop:  # there may be fewer queries than ranks
         search = neighbour_chunks(queries[own], bank, max(k), chunk=chunk, device=device, dtype=dtype)
         for found, truth in zip(search, torch.split(truths[own], chunk), strict=True):
             for neighbours, votes in _votes(found, bank_classes, len(classes), k, temperature):
                 rank = _rank(votes, truth.to(votes.device))
-                hits[neighbours] += torch.stack([(rank < 1).sum(1), (rank < 5).sum(1)], 1).cpu()
+                correct = (
+                    torch.stack([rank < 1, rank < 5], 1).long().cpu()
+                )  # never for classes that are not in the bank
+                hits[neighbours].index_add_(2, truth.clamp_min(0).cpu(), correct)
     totals = {neighbours: ranks.total(own_hits) for neighbours, own_hits in hits.items()}
     results, unseen = [], int((truths < 0).sum())
+    members = torch.bincount(truths[truths >= 0].cpu(), minlength=len(classes))
     for each in k:
         neighbours = min(each, len(bank))
-        percent = (100 * totals[neighbours].double() / len(queries)).tolist()
-        for value, (top1, top5) in zip(temperature, percent, strict=True):
-            results.append(KnnResult(each, value, top1, top5, neighbours, len(bank), len(queries), unseen))
+        found_hits = totals[neighbours].double()
+        percent = (100 * found_hits.sum(2) / len(queries)).tolist()
+        class_percent = 100 * found_hits[:, 0] / members.clamp_min(1)
+        for value, (top1, top5), own_percent in zip(temperature, percent, class_percent.tolist(), strict=True):
+            table = zip(classes.tolist(), members.tolist(), own_percent, strict=True)
+            by_class = tuple(ClassAccuracy(*row) for row in table if row[1])
+            counts = (neighbours, len(bank), len(queries), unseen)
+            results.append(KnnResult(each, value, top1, top5, *counts, by_class))
     return results
 
 
@@ -126,10 +146,11 @@ def online_knn(
     device: torch.device,
     ranks: Ranks,
     skipped: dict[str, str],
+    keep: Callable[[KnnResult], None] = lambda result: None,
 ) -> Callable[[], dict[str, float]] | None:
     """A function that measures `backbone` during training, each time it is called; None if the data has no labels.
 
-    Unreadable images are added to `skipped`.
+    Unreadable images are added to `skipped`. Each result is also passed to `keep`.
     """
     if data.train.labels is None:
         return None
@@ -147,6 +168,7 @@ def online_knn(
         (result,) = evaluate_knn(
             data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped
         )
+        keep(result)
         return {"knn_top1": result.top1, "knn_top5": result.top5}
 
     return measure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from jcl.train.display import uniform_guess_loss
 
 Points = NDArray[np.float64]  # (n, 2)
 
-PLOT_AREA: Final = (46, 12, 408, 204)  # left, top, right and bottom in a drawing of 420 by 236
+PLOT_AREA: Final = (54, 12, 402, 204)  # left, top, right and bottom in a drawing of 420 by 236
 _MAP_SIDE, _MAP_MARGIN = 420, 14
 _MAX_POINTS, _SMOOTHED, _MARKED = 240, 60, 25  # points drawn; from 60 on they are averaged, up to 25 they are marked
 _BINS, _MAX_CLASSES = 24, 12
@@ -183,7 +183,7 @@ def value_range(values: NDArray[np.float64], *, from_zero: bool = False) -> tupl
     if from_zero:
         low = min(low, 0.0)
     margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return (low if from_zero and low == 0 else low - margin), high + margin
+    return max(low - margin, 0.0) if low >= 0 else low - margin, high + margin
 
 
 def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None:
@@ -196,10 +196,20 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
     if spec.key == "loss":
         sizes = sorted({runs[index].settings.method.queue_size for index in found})
         levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in sizes]
+    if spec is _LEARNING_RATE:
+        spec = replace(spec, text=f"{_peak_rates([runs[index] for index in found])} {spec.text}")
     final = {runs[index].name: points[np.isfinite(points[:, 1]), 1][-1] for index, points in found.items()}
     ends = "; ".join(f"{name} ends at {spec.format(value)}" for name, value in final.items())
     end = max(float(points[:, 0].max()) for points in found.values())
     return _chart(spec, f"{spec.title} by epoch. {ends}.", series, (0.0, end or 1.0), levels)
+
+
+def _peak_rates(runs: Sequence[RunContents]) -> str:
+    """The learning rates that were set; steps that were logged may have missed the peak."""
+    rates = {run.name: f"{run.settings.train.lr:g}" for run in runs}
+    if len(set(rates.values())) == 1:
+        return f"The peak is {rates[runs[0].name]}, as set."
+    return f"The peaks, as set: {', '.join(f'{rate} for {name}' for name, rate in rates.items())}."
 
 
 def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:
@@ -281,7 +291,7 @@ def map_chart(run_name: str, feature_map: FeatureMap) -> dict[str, Any]:
     order = sorted(range(len(labels)), key=lambda row: marks[labels[row]].style != "hue-none")  # grey below
     names = [f"{name} · {label}" if label else name for name, label in zip(feature_map.names, labels, strict=True)]
     return {
-        "label": f"Map of {len(labels)} images by the features of {run_name}, coloured by class",
+        "label": f"Map of {len(labels)} images by the features of {run_name}, colored by class",
         "legend": list(dict.fromkeys(marks.values())),
         "layouts": {name: [(*found[row], marks[labels[row]]) for row in order] for name, found in positions.items()},
         "data": {"kind": "map", "layouts": positions, "names": names},

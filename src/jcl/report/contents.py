@@ -98,6 +98,7 @@ class RunContents:
     metrics: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any] | None
     choices: Sequence[Choice] | None = None
+    classes: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # test images and kNN accuracy of each
     skipped: Mapping[str, str] = field(default_factory=dict)
     data_remarks: Sequence[str] = ()
     measured: Mapping[Metric, float] = field(default_factory=dict)

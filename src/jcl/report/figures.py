@@ -44,7 +44,7 @@ def plot_comparison(
     return style.save(figure, path)
 
 
-def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "Nearest neighbours") -> Path:
+def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "Nearest neighbors") -> Path:
     """Each query beside its neighbours, nearest first.
 
     A neighbour with the query's label has a green frame and a tick, one with another label a red frame and a cross.
@@ -55,7 +55,7 @@ def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "N
     width = max(2 * _MARGIN + columns * (_CELL + _GAP) + 2 * _GAP, 5.6)
     height = _TOP + len(rows) * pitch + _BOTTOM
     figure = style.new_figure(width, height)
-    style.write_title(figure, style.plain(title, 60), "left: the query; then its nearest neighbours, nearest first")
+    style.write_title(figure, style.plain(title, 60), "left: the query; then its nearest neighbors, nearest first")
     lefts = [_MARGIN + column * (_CELL + _GAP) + (2 * _GAP if column else 0) for column in range(columns)]
     for number, row in enumerate(rows):
         bottom = height - _TOP - number * pitch - _CELL

@@ -1,4 +1,4 @@
-// Reading values off charts, switching between runs, choosing a map. Without it the page shows everything at once.
+// Reading values off charts, switching between runs. Without it the page shows everything at once.
 "use strict";
 
 const page = JSON.parse(document.getElementById("page-data").textContent);
@@ -95,47 +95,40 @@ function readLines(figure, chart) {
   });
 }
 
-function readMap(figure, chart) {
-  const svg = figure.querySelector("svg");
-  const pointer = svg.querySelector(".pointer");
-  const readout = figure.querySelector(".readout");
-  let layout = "tsne";
+function readMap(map, chart) {
+  const figures = [...map.querySelectorAll("figure")];
   let chosen = null;
 
   function read(number) {
     chosen = number;
-    const [x, y] = chart.layouts[layout][number];
-    pointer.replaceChildren(svgElement(svg, "circle", { class: "ring", cx: x, cy: y, r: 7 }));
-    readout.textContent = chart.names[number];
+    for (const figure of figures) {
+      const svg = figure.querySelector("svg");
+      const [x, y] = chart.layouts[svg.dataset.layout][number];
+      svg.querySelector(".pointer").replaceChildren(svgElement(svg, "circle", { class: "ring", cx: x, cy: y, r: 7 }));
+      figure.querySelector(".readout").textContent = chart.names[number];
+      figure.classList.add("reading");
+    }
   }
 
-  svg.addEventListener("pointermove", (event) => {
-    const point = pointIn(svg, event);
-    let best = 0;
-    let least = Infinity;
-    chart.layouts[layout].forEach(([x, y], number) => {
-      const distance = (x - point.x) ** 2 + (y - point.y) ** 2;
-      if (distance < least) [best, least] = [number, distance];
+  for (const svg of map.querySelectorAll("figure > svg")) {
+    const places = chart.layouts[svg.dataset.layout];
+    svg.addEventListener("pointermove", (event) => {
+      const point = pointIn(svg, event);
+      let best = 0;
+      let least = Infinity;
+      places.forEach(([x, y], number) => {
+        const distance = (x - point.x) ** 2 + (y - point.y) ** 2;
+        if (distance < least) [best, least] = [number, distance];
+      });
+      if (least < 400) read(best);
     });
-    if (least < 400) read(best);
-  });
-  svg.addEventListener("keydown", (event) => {
-    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!step) return;
-    event.preventDefault();
-    const order = chart.layouts[layout].map(([x], number) => [x, number]).sort((a, b) => a[0] - b[0]);
-    const rank = chosen === null ? -step : order.findIndex((entry) => entry[1] === chosen);
-    read(order[(rank + step + order.length) % order.length][1]);
-  });
-  for (const input of figure.querySelectorAll(".choice input")) {
-    input.addEventListener("change", () => {
-      layout = input.value;
-      for (const group of svg.querySelectorAll(".layout")) {
-        const shown = group.dataset.layout === layout;
-        group.classList.toggle("shown", shown);
-        group.classList.toggle("hidden", !shown);
-      }
-      if (chosen !== null) read(chosen);
+    svg.addEventListener("keydown", (event) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const order = places.map(([x], number) => [x, number]).sort((a, b) => a[0] - b[0]);
+      const rank = chosen === null ? -step : order.findIndex((entry) => entry[1] === chosen);
+      read(order[(rank + step + order.length) % order.length][1]);
     });
   }
 }

@@ -27,7 +27,7 @@ from jcl.settings.resolve import describe_views
 IMAGE_SIDE: Final = 112  # the longest side of an image in pixels
 _LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
 _MAX_ROWS, _MAX_ROWS_OF_ALL = 6, 24  # rows of images of one run, and of all runs, so that the page stays small
-_IMAGE_SECTIONS: Final = ("invariance", "map", "neighbours", "views")
+_IMAGE_SECTIONS: Final = ("invariance", "map", "neighbors", "views")
 # Lighter versions of the colours in style.py, for dark pages.
 _DARK_COLOURS: Final = {
     style.BLUE: "#4ea8de",
@@ -58,6 +58,7 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
         histograms=histograms,
         speed=speed,
         results=tables.result_tables(runs),
+        classes=tables.class_tables(runs),
         resources=tables.resource_table(runs),
         settings=tables.settings_tables(runs),
         data={"runs": [run.name for run in runs], "charts": charts},

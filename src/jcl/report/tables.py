@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
+from statistics import fmean
 from typing import Any, Final
 
 from jcl.console import format_bytes, format_duration, pluralize
@@ -12,6 +13,7 @@ from jcl.report.contents import Metric, RunContents
 from jcl.settings.schema import describe_settings
 
 MISSING: Final = "–"
+_MAX_CLASSES: Final = 8  # in the tables of the lowest and the highest accuracies
 METRICS: Final = {
     "knn_top1": "kNN, top-1",
     "knn_top5": "kNN, top-5",
@@ -79,6 +81,28 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
         Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),
     ]
     return [table for table in tables if table.rows]
+
+
+def class_tables(runs: Sequence[RunContents]) -> list[Table]:
+    """The kNN accuracy of each class, the lowest and the highest; with many classes the others are left out."""
+    comparable = len({run.settings.data.location for run in runs}) == 1
+    names = dict.fromkeys(name for run in runs for name in run.classes)
+    found = {name: [run.classes.get(name) for run in runs] for name in names}
+    means = {name: fmean(own[1] for own in values if own) for name, values in found.items()}
+    images = {name: max(own[0] for own in values if own) for name, values in found.items()}
+    same = len(set(images.values())) == 1
+    note = f"{pluralize(next(iter(images.values())), 'test image')} of each class." if same else ""
+    order = sorted(names, key=means.__getitem__)
+    rows = _rows({name: [own and own[1] for own in found[name]] for name in order}, percent, best=comparable)
+    if not same:
+        rows = [replace(row, note=pluralize(images[row.name], "test image")) for row in rows]
+    half = (len(rows) + 1) // 2
+    lowest, highest = rows[:half][:_MAX_CLASSES], rows[half:][::-1][:_MAX_CLASSES]
+    return [
+        Table(f"{word} {len(part)} of {pluralize(len(rows), 'class', 'classes')}: kNN top-1", part, note)
+        for word, part in (("Lowest", lowest), ("Highest", highest))
+        if part
+    ]
 
 
 def resource_table(runs: Sequence[RunContents]) -> Table:

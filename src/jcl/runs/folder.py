@@ -132,6 +132,7 @@ class RunFolder(TrainingFolder):
         super().__init__(path)
         self.backbone_file = self.path / "backbone.safetensors"
         self.choices_file = self.path / "choices.json"
+        self.classes_file = self.path / "classes.json"
         self.report_file = self.path / "report.html"
 
     @property
