@@ -16,6 +16,7 @@ from torch import Tensor
 from jcl.console import pluralize
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData
 from jcl.errors import DataError
+from jcl.paths import refuse_expansion
 
 # Raised by NumPy and zipfile for files that are truncated, damaged, encrypted or of an unknown compression.
 NPZ_ERRORS: Final = (
@@ -32,6 +33,7 @@ def open_npz(file: Path) -> ImageData:
     if not file.is_file():
         problem = "is not a regular file" if file.exists() else "does not exist"
         raise DataError(f"The file {file} {problem}; give the path of a .npz file.")
+    refuse_expansion(file, DataError)
     try:
         content = np.load(file, allow_pickle=False)
     except NPZ_ERRORS as error:

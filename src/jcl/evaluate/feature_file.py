@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter
 
 from jcl.data import UNLABELLED
 from jcl.errors import DataError, SettingsError
+from jcl.paths import refuse_expansion
 from jcl.runs.atomic import atomic_open, refuse_overwrite
 
 _ROW_GROUP: Final = 4096  # rows of Parquet that are written and read at a time
@@ -90,6 +91,7 @@ def read_feature_file(file: Path) -> FeatureTable:
         read = _read_parquet
     if not file.is_file():
         raise DataError(f"There is no feature file {file}; write one with `jcl embed`.")
+    refuse_expansion(file, DataError)
     try:
         table = read(file)
         labels = table.labels

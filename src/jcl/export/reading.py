@@ -21,6 +21,7 @@ from jcl.export.array_pickle import DamagedPickle, PickledArray, RefusedPickle, 
 from jcl.export.backbone_file import FORMAT, INFO_KEY, BackboneInfo
 from jcl.export.hub import WEIGHTS, read_hub_config
 from jcl.export.onnx_file import read_onnx
+from jcl.paths import refuse_expansion
 from jcl.runs.checkpoint import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
@@ -60,6 +61,7 @@ def read_weights(path: Path) -> WeightsFile:
             return WeightsFile(path, "ONNX file", tensors, info)
         if start.startswith(b"\x80") and not start.startswith(_LEGACY_START):
             return _read_array_pickle(path)
+        refuse_expansion(path, RunError)
         content = _load_torch_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None

@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import RunError
+from jcl.paths import refuse_size
 from jcl.runs.atomic import atomic_open
 
 FORMAT = "jcl-checkpoint-2"
@@ -39,6 +40,7 @@ _ZEROS = b"0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside a value are escaped, so only the key matches
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
 _CHUNK = 1 << 20
+_HEADER_LIMIT = 8 << 20  # about 80,000 tensors
 
 
 @dataclass
@@ -264,9 +266,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _require_file(path: Path) -> None:
-    """Reading a named pipe would block forever."""
-    if not path.is_file():
+    """Raise unless the header fits the size of the file, before anything else is read."""
+    if not path.is_file():  # reading a named pipe would block forever
         raise RunError(f"{path} cannot be read: {'not a regular file' if path.exists() else 'no such file'}.")
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if length > path.stat().st_size:
+                raise ValueError("the file is shorter than its header")
+            refuse_size(path, length, _HEADER_LIMIT, RunError)
+            header = json.loads(file.read(length))
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        raise RunError(f"{path} cannot be read as a safetensors file: its header is damaged.") from None
+    if _LENGTH_BYTES + length + end != path.stat().st_size:
+        raise RunError(f"{path} cannot be read as a safetensors file: its size does not match its header.")
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
