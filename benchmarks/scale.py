@@ -15,7 +15,7 @@ from jcl.data.loader import ImageExchange
 from jcl.distributed.group import Ranks
 
 RESULTS = Path(__file__).with_name("results")
-CANVAS, EMBEDDING, NUM_KEYS, QUEUE = 320, 128, 5, 65_536
+CANVAS, EMBEDDING, NUM_KEYS, QUEUE = 500, 128, 5, 65_536
 JPEG_BYTES = 110_000  # an average ImageNet file
 GPUS_PER_MACHINE = 8
 

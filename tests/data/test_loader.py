@@ -20,10 +20,10 @@ from launch_tools import gone, wait_until
 
 
 def folder_of_sizes(root: Path, count: int) -> FolderImages:
-    """Images of different sizes, some larger than the canvas of 16."""
+    """Images of different sizes, some larger than the canvas of 16, none longer than 2:1."""
     root.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        noise_image(5 + number % 17, 9 + number % 11, seed=number).save(root / f"{number:03}.png")
+        noise_image(10 + number % 12, 11 + number % 9, seed=number).save(root / f"{number:03}.png")
     train = open_data(str(root)).train
     assert isinstance(train, FolderImages)
     return train
@@ -207,11 +207,11 @@ def test_images_that_vanish_within_a_batch_are_an_error_not_a_short_batch(tmp_pa
     class Vanishing(type(source)):  # type: ignore[misc]
         reads = 0
 
-        def read(self, index: int, canvas: int | None = None) -> torch.Tensor:
+        def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> torch.Tensor:
             Vanishing.reads += 1
             if Vanishing.reads == 11:  # after two batches and two images of the third
                 spoil(tmp_path, *range(12))
-            return read(index, canvas)
+            return read(index, canvas, window)
 
     source.__class__ = Vanishing
     with loader_for(source, cache_bytes=cache_bytes) as loader:
@@ -440,7 +440,7 @@ class OddSource:
     def name_of(self, index: int) -> str:
         return str(index)
 
-    def read(self, index: int, canvas: int | None = None) -> torch.Tensor:
+    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> torch.Tensor:
         if index == 13:
             raise OddError("trouble", index)
         return torch.zeros(3, 8, 8, dtype=torch.uint8)

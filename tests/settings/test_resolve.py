@@ -98,7 +98,7 @@ def test_arrays_need_no_workers_and_keep_their_size():
     settings, _ = chosen(5_000, 40, decoded=True)
     assert (settings.data.workers, settings.data.canvas) == (0, 40)
     settings, _ = chosen(5_000, 300)
-    assert 1 <= settings.data.workers <= 16 and settings.data.canvas == 320
+    assert 1 <= settings.data.workers <= 16 and settings.data.canvas == 500
 
 
 def test_values_that_were_given_stay_and_are_not_explained():

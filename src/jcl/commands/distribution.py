@@ -20,7 +20,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.loading import open_backbone
 from jcl.paths import expand_user
 from jcl.runs.folder import RunFolder
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolve import ResolvedSettings, canvas_side
 from jcl.settings.studies import DistributionOptions
 from jcl.studies.distribution import DistributionReport, Viewer, sample_rows, view_sampler, view_spreads
 from jcl.train.build import run_view_recipe
@@ -50,7 +50,7 @@ def compare_views(
     source = _source(paths, settings, location, options.split)
     # Images are decoded at the size of training.
     sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
-    canvases = [own.data.canvas for own in settings.values()] + [max(32, round(size * 10 / 7)) for size in sizes]
+    canvases = [own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes]
     sampler = view_sampler(options, device, max(canvases), progress)
     rows = sample_rows(source, options.images, options.seed)
     spreads, readable = view_spreads(viewers, source, rows, sampler, options.views_per_image)

@@ -64,6 +64,7 @@ def build_parts(settings: ResolvedSettings, data: ImageData, context: RunContext
         data.train,
         batch_size=train.batch_size,
         canvas=settings.data.canvas,
+        windows=settings.data.windows,
         seed=train.seed,
         workers=settings.data.workers,
         device=device,

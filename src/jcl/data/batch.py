@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from jcl.data.source import ImageSource, UnreadableImage
+from jcl.random import WINDOWS, uniforms
 
 _PROBED_IMAGES: Final = 64
 _DEVICE_MEMORY_SHARE: Final = 0.3  # of the memory still free, so that the networks have room
@@ -61,13 +62,23 @@ class ImageReader:
     """Reads the images of a list of indices; used in the main process or, as a copy, in each worker.
 
     With `substitute`, an unreadable image is replaced by the next readable one of the source, so that batches keep
-    their size and do not depend on which worker reads them; otherwise it is left out.
+    their size and do not depend on which worker reads them; otherwise it is left out. Of a long image the window at
+    `window` is read; with `window_seed` a random one, another for each n that is added to an index of n images.
     """
 
-    def __init__(self, source: ImageSource, canvas: int, substitute: bool) -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        canvas: int,
+        substitute: bool,
+        window: float | None = 0.5,
+        window_seed: int | None = None,
+    ) -> None:
         self._source = source
         self.canvas = canvas
         self._substitute = substitute
+        self._window, self._window_seed = window, window_seed
+        self._windows = (-1, torch.empty(0))  # an epoch, and the random windows of all images in it
         self._unreadable: dict[int, str] = {}  # with the reasons; not tried again
 
     @property
@@ -100,15 +111,24 @@ class ImageReader:
     def _find(self, index: int, skipped: dict[str, str]) -> tuple[int, Tensor] | None:
         """The index and pixels of the image or its substitute."""
         count = len(self._source)
+        epoch = index // count
         for step in range(count if self._substitute else 1):
             candidate = (index + step) % count
             if candidate not in self._unreadable:
                 try:
-                    return candidate, self._source.read(candidate, self.canvas)
+                    return candidate, self._source.read(candidate, self.canvas, self._window_of(epoch, candidate))
                 except UnreadableImage as error:
                     self._unreadable[candidate] = error.reason
             skipped[self._source.name_of(candidate)] = self._unreadable[candidate]
         return None
+
+    def _window_of(self, epoch: int, index: int) -> float | None:
+        if self._window_seed is None:
+            return self._window
+        if self._windows[0] != epoch:
+            samples = torch.arange(len(self._source))
+            self._windows = epoch, uniforms(self._window_seed, WINDOWS, epoch, samples, samples * 0, 1).squeeze(1)
+        return float(self._windows[1][index])
 
 
 def readable_rows(batch: ImageBatch, skipped: dict[str, str]) -> Decoded:
@@ -124,7 +144,7 @@ def _copy_to_canvas(image: Tensor, canvas: Tensor) -> None:
     canvas[:, :height, width:] = 0
 
 
-def canvas_for(source: ImageSource, canvas: int) -> int:
+def canvas_for(source: ImageSource, canvas: int, window: float | None = 0.5) -> int:
     """The canvas to use: `canvas`, or less if the images are smaller.
 
     Estimated from images evenly spaced in the source, so it is the same on every run; larger images are scaled down.
@@ -133,7 +153,7 @@ def canvas_for(source: ImageSource, canvas: int) -> int:
     count = min(_PROBED_IMAGES, len(source))
     for probe in range(count):
         try:
-            image = source.read(probe * len(source) // count, canvas)
+            image = source.read(probe * len(source) // count, canvas, window)
         except UnreadableImage:
             continue
         largest = max(largest, *image.shape[1:])

@@ -2,19 +2,23 @@
 
 - The format is detected from the content, not from the file name.
 - Transparent pixels are blended over white.
-- 16-bit gray is scaled from 0..65535 to 0..255, not clipped. Integers within 0..65535 and floats within 0..1 are scaled
-  from that range, others from their minimum and maximum.
+- Values of 16-bit files are scaled to 0..255 from their real range (see `EncodedImages`), floats within 0..1 from that
+  range, and all other numbers from their minimum and maximum.
+- Images longer than 2:1 and larger than the canvas are cut to a window, so that they do not shrink to a stripe.
 - The EXIF orientation is applied; of an animation the first frame is used.
 - Truncated files are refused: the missing part would be gray.
 """
 
 import io
+import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
@@ -22,6 +26,16 @@ from jcl.data.source import UnreadableImage
 
 PIXEL_LIMIT: Final = 128_000_000
 """Images with more pixels than this are refused before any of them is decoded."""
+
+MAX_ASPECT: Final = 2
+"""Images longer than this, and than the canvas, are cut to a window."""
+
+_WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
+
+_DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes that write 16-bit files
+_PROBED_IMAGES: Final = 64
+_BITS_TAG: Final = 258  # BitsPerSample of TIFF
+_LARGEST_VALUE_TAG: Final = 341  # SMaxSampleValue of TIFF
 
 # Not EPS and the like, which Pillow passes to another program.
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
@@ -43,22 +57,39 @@ _TRANSPOSE: Final = {
 }
 
 
-def decode(file: Path | bytes, canvas: int | None = None, name: str | None = None) -> Tensor:
+def decode(
+    file: Path | bytes,
+    canvas: int | None = None,
+    name: str | None = None,
+    window: float | None = 0.5,
+    common_peak: Callable[[], int] = lambda: 0,
+) -> Tensor:
     """Decode an image file, or its bytes, into (3, h, w) uint8 RGB; raises `UnreadableImage` with `name`.
 
     With a canvas the image is scaled down, antialiased and with its aspect ratio kept, until its longer side is at most
     `canvas`; it is never enlarged. A JPEG much larger than the canvas is decoded at reduced size, which is faster.
+    An image longer than `MAX_ASPECT` is cut to a window, from its start (`window` 0) to its end (1); None scales the
+    whole image. `common_peak` is the largest value of 16-bit files in the data set, 0 if unknown.
     """
     name = name or (str(file) if isinstance(file, Path) else "in memory")
     try:
         with open_image(file) as image:
-            orientation = _orientation(image)
+            deep, orientation = is_deep(image), _orientation(image)  # reading EXIF may load the pixels
+            full = image.size
+            left, top, right, bottom = 0, 0, *full
             if canvas is not None:
+                if window is not None:
+                    left, top, right, bottom = _window(full, canvas, window)
                 # JPEG only: decode at the smallest of 1/1, 1/2, 1/4, 1/8 that is large enough.
-                image.draft(None, _fitted(image.size, canvas))
-            picture = _to_rgb(image)
+                image.draft(None, _fitted(full, canvas, max(right - left, bottom - top)))
+            picture = _to_rgb(image, deep, file, common_peak)
+        if (right - left, bottom - top) != full:
+            across, down = picture.width / full[0], picture.height / full[1]
+            picture = picture.crop(
+                (round(left * across), round(top * down), round(right * across), round(bottom * down))
+            )
         if canvas is not None and max(picture.size) > canvas:
-            picture = picture.resize(_fitted(picture.size, canvas), Image.Resampling.BILINEAR)
+            picture = picture.resize(_fitted(picture.size, canvas, max(picture.size)), Image.Resampling.BILINEAR)
         if orientation in _TRANSPOSE:
             picture = picture.transpose(_TRANSPOSE[orientation])
     except Exception as error:  # decoders raise anything for damaged files
@@ -79,9 +110,17 @@ def open_image(file: Path | bytes) -> Image.Image:
     return image
 
 
-def _fitted(size: tuple[int, int], canvas: int) -> tuple[int, int]:
-    """The size (width, height) of an image on a canvas, rounded down so that half of an odd side is enough."""
-    longer = max(size)
+def _window(size: tuple[int, int], canvas: int, place: float) -> tuple[int, int, int, int]:
+    """The box (left, top, right, bottom) of an image to use: all of it unless it is long and larger than the canvas."""
+    width, height = size
+    is_long = max(size) > max(canvas, MAX_ASPECT * min(size))
+    length = max(canvas, round(_WINDOW_ASPECT * min(size))) if is_long else max(size)
+    left, top = (round(place * max(0, side - length)) for side in size)
+    return left, top, left + min(width, length), top + min(height, length)
+
+
+def _fitted(size: tuple[int, int], canvas: int, longer: int) -> tuple[int, int]:
+    """The size (width, height) at which `longer` pixels fit, rounded down so that half of an odd side is enough."""
     return size if longer <= canvas else (max(1, size[0] * canvas // longer), max(1, size[1] * canvas // longer))
 
 
@@ -93,10 +132,13 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes, common_peak: Callable[[], int]) -> Image.Image:
     """Decode the pixels and convert any mode to 8-bit RGB."""
-    if image.mode.startswith("I") or image.mode == "F":
-        image = Image.fromarray(_to_bytes(image))
+    if image.mode == "F":
+        image = Image.fromarray(_to_bytes(np.nan_to_num(np.asarray(image).astype(np.float64)), 1.0))
+    elif deep:
+        peak, values = _deep_values(image, file)
+        image = Image.fromarray(_to_bytes(values, float(2 ** real_bits(max(peak, common_peak())) - 1)))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -106,11 +148,52 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image
 
 
-def _to_bytes(image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """Scale gray values of more than 8 bits to 0..255."""
-    values = np.nan_to_num(np.asarray(image).astype(np.float64))
+def is_deep(image: Image.Image) -> bool:
+    """Whether an opened image, whose pixels are not loaded, has integers of more than 8 bits."""
+    return image.mode.startswith("I") or any(_raw_mode(part).startswith("RGB;16") for part in _parts(image))
+
+
+def real_bits(peak: int) -> int:
+    """The bits of values up to `peak`: the least of 8, 10, 12, 14 and 16 that covers them.
+
+    Files with 16 bits often hold 12-bit values. The sBIT of a PNG is ignored: by its standard, values use all 16 bits.
+    """
+    return next((bits for bits in _DEPTHS if peak < 1 << bits), _DEPTHS[-1])
+
+
+def _deep_values(image: Image.Image, file: Path | bytes) -> tuple[int, NDArray[np.float64]]:
+    """The largest value, or what a TIFF declares as such if that is more; the values, gray (h, w) or RGB (h, w, 3)."""
+    tags = getattr(image, "tag_v2", {})
+    declared = 4095 if tags.get(_BITS_TAG) == (12,) else tags.get(_LARGEST_VALUE_TAG, 0)
+    values = np.asarray(image).astype(np.float64)
+    if image.mode == "RGB":  # Pillow reads the high bytes, which are enough if all 16 bits are in use
+        values = 257 * values if values.max() >= 64 else 256 * values + _low_bytes(file)
+    return int(max(np.max(declared), values.max())), values
+
+
+def _low_bytes(file: Path | bytes) -> NDArray[np.uint8]:
+    """The low bytes of 16-bit RGB: what Pillow takes for the high bytes if told the other byte order."""
+    with open_image(file) as image:
+        for place, part in enumerate(_parts(image)):
+            order = _raw_mode(part)[-1].replace("N", "L" if sys.byteorder == "little" else "B")
+            swapped = "RGB;16B" if order == "L" else "RGB;16L"
+            arguments = (swapped, *part.args[1:]) if isinstance(part.args, tuple) else swapped
+            _parts(image)[place] = part._replace(args=arguments)
+        return np.asarray(image)
+
+
+def _parts(image: Image.Image) -> list[Any]:
+    """How Pillow will read the pixels; empty once they are loaded."""
+    return getattr(image, "tile", [])
+
+
+def _raw_mode(part: Any) -> str:
+    return str(part.args[0] if isinstance(part.args, tuple) else part.args)
+
+
+def _to_bytes(values: NDArray[np.float64], natural: float) -> NDArray[np.uint8]:
+    """Scale values from 0..natural to 0..255; if they exceed that range, from their minimum and maximum."""
     least, greatest = float(values.min()), float(values.max())
-    natural = 1.0 if image.mode == "F" else 65535.0
     if least >= 0 and greatest <= natural:
         least, greatest = 0.0, natural
     scaled = (values - least) * (255 / max(greatest - least, 1e-12))
@@ -129,3 +212,47 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+
+
+class EncodedImages:
+    """Base of sources of image files.
+
+    16-bit files often hold values of fewer bits: `peak` is the largest value in up to 64 evenly spaced images, and all
+    images are scaled from the bits that cover it, so that their brightness stays comparable. An image with larger
+    values is scaled from the bits that cover its own.
+    """
+
+    _peak: int | None = None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def name_of(self, index: int) -> str:
+        raise NotImplementedError
+
+    def content_of(self, index: int) -> bytes:
+        """The bytes of the image file; raises `UnreadableImage`."""
+        raise NotImplementedError
+
+    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
+        return decode(self.content_of(index), canvas, self.name_of(index), window, self.peak)
+
+    def peak(self) -> int:
+        """The largest value of 16-bit images; 0 if there are none among those looked at."""
+        if self._peak is None:
+            self._peak = max(map(self._peak_of, range(0, len(self), -(-len(self) // _PROBED_IMAGES))), default=0)
+        return self._peak
+
+    def share_peak(self, other: "EncodedImages") -> None:
+        """Scale the 16-bit images of two splits alike."""
+        self._peak = other._peak = max(self.peak(), other.peak())
+
+    def _peak_of(self, index: int) -> int:
+        if Path(self.name_of(index)).suffix.lower() in (".jpg", ".jpeg"):  # always 8 bits
+            return 0
+        try:
+            content = self.content_of(index)
+            with open_image(content) as image:
+                return min(65535, _deep_values(image, content)[0]) if is_deep(image) else 0
+        except Exception:  # reported when the image is read
+            return 0

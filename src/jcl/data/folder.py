@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from jcl.console import pluralize, shell_quote
-from jcl.data.decode import decode
+from jcl.data.decode import EncodedImages
 from jcl.data.listing import Listing, NameTable, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
@@ -23,7 +23,7 @@ _TEST_FOLDERS: Final = ("val", "valid", "validation", "test", "testing")
 NO_TEST_IMAGES: Final = "Without test images, accuracy is measured on a tenth of the training images."
 
 
-class FolderImages:
+class FolderImages(EncodedImages):
     """Image files below one folder, read when needed.
 
     If every image is in a sub-folder and there are several of these, the sub-folders are classes, as in torchvision's
@@ -47,9 +47,6 @@ class FolderImages:
 
     def __len__(self) -> int:
         return len(self._files)
-
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
-        return decode(self.content_of(index), canvas, self.name_of(index))
 
     def name_of(self, index: int) -> str:
         """The relative path, with undecodable bytes replaced."""
@@ -101,7 +98,9 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
     test_classes = _class_names(listing.files)
     if test_classes is not None:  # the training classes keep their labels
         test_classes = tuple(dict.fromkeys((class_names or ()) + test_classes))
-    return ImageData(root.name, train, FolderImages(test_root, listing, test_classes))
+    test = FolderImages(test_root, listing, test_classes)
+    train.share_peak(test)
+    return ImageData(root.name, train, test)
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:

@@ -35,8 +35,10 @@ class BatchLoader:
 
     The batches depend on the source, the seed and the epoch, not on the number of workers, the step an epoch starts at,
     or whether the images are decoded or in memory. Unreadable images are listed in `skipped` with the reason and
-    replaced by others; a `strict` loader raises instead. On several `ranks` each decodes its share of a batch of
-    `batch_size` images and receives from the others what `num_keys` shuffled keys per image need.
+    replaced by others; a `strict` loader raises instead. Images longer than 2:1 and larger than the canvas are cut to
+    random `windows` rather than shrunk: to another one in each epoch, or to the same if all images are kept in memory.
+    On several `ranks` each decodes its share of a batch of `batch_size` images and receives from the others what
+    `num_keys` shuffled keys per image need.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class BatchLoader:
         device: torch.device | str = "cpu",
         strict: bool = False,
         cache_bytes: int = CACHE_BYTES,
+        windows: bool = True,
         ranks: Ranks = ALONE,
         num_keys: int = 1,
     ) -> None:
@@ -67,10 +70,10 @@ class BatchLoader:
             self._resident = ResidentImages(source.pixels, self._device)
             canvas, workers = 0, 0
         else:
-            canvas = canvas_for(source, canvas)
+            canvas = canvas_for(source, canvas, 0.5 if windows else None)
             if DecodedCache.bytes_needed(len(source), canvas) <= cache_bytes:
                 self._store = DecodedCache(len(source), canvas)
-        reader = ImageReader(source, canvas, substitute=True)
+        reader = ImageReader(source, canvas, substitute=True, window=None, window_seed=seed if windows else None)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
         self._stream: Iterator[Decoded] = iter(())  # endless, so that workers do not pause between epochs
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of its next batch
@@ -158,7 +161,9 @@ class BatchLoader:
         """This rank's indices of each batch from a step on, to the end of its epoch or without end."""
         while True:
             for indices in self._order(epoch, start, torch.device("cpu")):
-                yield self._ranks.share(indices).tolist()
+                # Images kept in memory have the same window in every epoch.
+                windows_of = 0 if self._store is not None else epoch * len(self._source)
+                yield (windows_of + self._ranks.share(indices)).tolist()
             if not endless:
                 return
             epoch, start = epoch + 1, 0

@@ -64,9 +64,10 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
+    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         """Read one image, (3, h, w) uint8; with a canvas, its longer side scaled down to at most that.
 
+        `window` says where an image longer than 2:1 is cut, from its start (0) to its end (1); None scales all of it.
         Raises `UnreadableImage`.
         """
         ...
@@ -102,7 +103,7 @@ class ArrayImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
+    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         """Return the stored pixels; arrays are never scaled, their size is the canvas."""
         return self.pixels[index]
 
@@ -144,8 +145,8 @@ class SourceSubset:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
-        return self.whole.read(int(self.rows[index]), canvas)
+    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
+        return self.whole.read(int(self.rows[index]), canvas, window)
 
     def name_of(self, index: int) -> str:
         return self.whole.name_of(int(self.rows[index]))

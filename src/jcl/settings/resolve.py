@@ -40,6 +40,7 @@ from jcl.settings.schema import (
 
 class ResolvedDataSettings(DataSettings):
     canvas: PositiveInt
+    windows: bool = False  # of runs that began before there were windows
     workers: Annotated[int, Field(ge=0)]
 
 
@@ -85,6 +86,16 @@ class ResolvedSettings(Settings):
     method: ResolvedMethodSettings
     train: ResolvedTrainSettings
     record: ResolvedRecordSettings = ResolvedRecordSettings()
+
+
+def canvas_side(image_size: int, min_scale: float) -> int:
+    """The longest side of decoded images for views of `image_size` pixels.
+
+    The smallest crop of a square image then has about as many pixels as a view: views of 224 px are cropped from 500
+    px, the size of most images in ImageNet. Crops of less than 8 % of an image would need too much memory. A multiple
+    of 4, because JPEGs are decoded fastest at 1/8, 1/4 or 1/2 of their size, which is often 1000, 2000 or 4000 px.
+    """
+    return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)
 
 
 def describe_views(settings: ResolvedSettings) -> str:
@@ -209,7 +220,12 @@ def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
     size = values["views.image_size"]
     if facts.decoded:
         return facts.short_side, "arrays are used at their own size"
-    return max(32, round(size * 10 / 7)), f"10/7 of the {size} px views, so that crops keep enough detail"
+    return canvas_side(size, values["views.min_scale"]), f"few crops have fewer pixels than their {size} px views"
+
+
+@_rule("data.windows")
+def _windows(values: Values, facts: DataFacts) -> tuple[bool, str]:
+    return True, ""
 
 
 @_rule("data.workers")

@@ -62,6 +62,7 @@ class DataSettings(Section):
     subset: str = Field("", description="Classes to use: imagenet100, or a file with one class folder per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
+    windows: bool | Auto = Field("auto", description="Use random windows of images longer than 2:1, at full sharpness.")
     workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="Image decoding processes.")
     strict: bool = Field(False, description="Stop at the first unreadable training image, folder or shard.")
 

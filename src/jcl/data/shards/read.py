@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jcl.console import pluralize
-from jcl.data.decode import decode
+from jcl.data.decode import EncodedImages
 from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
@@ -24,7 +24,7 @@ _OPEN_FILES: Final = 128  # per process; operating systems allow 256 or more
 _TEST_PREFIXES: Final = ("val", "valid", "validation", "test")
 
 
-class ShardImages:
+class ShardImages(EncodedImages):
     """The images of a set of local shards, each read from its tar file when needed.
 
     Labels come from the `.cls` or `.json` files beside the images. If all are numbers they are the labels; otherwise
@@ -51,9 +51,6 @@ class ShardImages:
 
     def __len__(self) -> int:
         return len(self._index.names)
-
-    def read(self, index: int, canvas: int | None = None) -> Tensor:
-        return decode(self.content_of(index), canvas, self.name_of(index))
 
     def name_of(self, index: int) -> str:
         """The shard and the name in it, with unprintable characters replaced."""
@@ -157,7 +154,10 @@ def open_shards(
             if described is not None and not {file.name for file in files} <= described.counts.keys():
                 described = None
     train_images = _images(train, described, strict)
-    return ImageData(name, train_images, _images(test, described, strict, train_images) if test else None)
+    test_images = _images(test, described, strict, train_images) if test else None
+    if test_images is not None:
+        train_images.share_peak(test_images)
+    return ImageData(name, train_images, test_images)
 
 
 def _splits(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
