@@ -1,6 +1,7 @@
 """Algorithm 1 against a plain second writing of it in float64."""
 
 import copy
+from collections.abc import Callable
 from statistics import fmean, pvariance, stdev
 
 import pytest
@@ -16,6 +17,7 @@ from jcl.random import KEY_SHUFFLE, permutation
 from small_runs import TINY_VALUES
 
 IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3
+Momentum = Callable[[int], float | Tensor]
 TEMPERATURE, MOMENTUM, SCALE, RATE = 0.3, 0.8, 2.5, 0.2
 
 
@@ -35,16 +37,19 @@ class TinyEncoder(nn.Module):
 class RandomViews:
     """Every (row, number) has its own random image; remembers which were asked for."""
 
-    def __init__(self, step: int, keys: int, dtype: torch.dtype = torch.float64, queries: int = 1) -> None:
+    def __init__(
+        self, step: int, keys: int, dtype: torch.dtype = torch.float64, queries: int = 1, local: int = 0
+    ) -> None:
         draw = torch.Generator().manual_seed(100 + step)
         base = torch.randn(IMAGES, 1, 3, 5, 5, generator=draw, dtype=torch.float64)
-        noise = torch.randn(IMAGES, keys + queries, 3, 5, 5, generator=draw, dtype=torch.float64)
+        noise = torch.randn(IMAGES, keys + queries + local, 3, 5, 5, generator=draw, dtype=torch.float64)
         self.all = (base + 0.3 * noise).to(dtype)
         self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, rows: Tensor, numbers: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, numbers: Tensor, local: bool = False) -> Tensor:
         self.asked += list(zip(rows.tolist(), numbers.tolist(), strict=True))
-        return self.all[rows, numbers]
+        views = self.all[rows, numbers]
+        return views.flip(3) if local else views
 
 
 def make_learner(method: str, num_keys: int = 3, dtype: torch.dtype = torch.float64, **options) -> ContrastiveLearner:
@@ -62,12 +67,15 @@ def make_learner(method: str, num_keys: int = 3, dtype: torch.dtype = torch.floa
     ).to(dtype)
 
 
-def train(learner: ContrastiveLearner, steps: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def train(
+    learner: ContrastiveLearner, steps: int, dtype: torch.dtype = torch.float64, momentum: Momentum | None = None
+) -> list[Tensor]:
     optimiser = torch.optim.SGD(learner.query_encoder.parameters(), lr=RATE, momentum=0.9)
     losses = []
     for step in range(steps):
         learner.train()
-        result = learner(RandomViews(step, learner.num_keys, dtype, learner.num_queries), IMAGES, step, SCALE)
+        views = RandomViews(step, learner.num_keys, dtype, learner.num_queries, learner.num_local_queries)
+        result = learner(views, IMAGES, step, SCALE, momentum(step) if momentum else None)
         optimiser.zero_grad()
         result.loss.backward()
         optimiser.step()
@@ -106,10 +114,10 @@ def written_out_loss(method: str, query: Tensor, keys: Tensor, negatives: Tensor
     return total / len(query)
 
 
-@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize(("queries", "local"), [(1, 0), (2, 0), (2, 3)])
 @pytest.mark.parametrize("method", METHODS)
-def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
-    learner = make_learner(method, num_queries=queries)
+def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries, local):
+    learner = make_learner(method, num_queries=queries, num_local_queries=local)
     keys_per_image = learner.num_keys
     assert keys_per_image == (3 if METHODS[method].several_keys else 1)
     torch.manual_seed(0)
@@ -120,7 +128,7 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
     found = train(learner, 4)
     last = keys_per_image + 1
     for step in range(4):
-        views = RandomViews(step, keys_per_image, queries=queries)
+        views = RandomViews(step, keys_per_image, queries=queries, local=local)
         asking = views.all[:, [0, *range(last, last + queries - 1)]].flatten(0, 1)
         through_keys = method == "multi-key-backprop"
         if not through_keys:
@@ -137,7 +145,13 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
             with torch.no_grad():
                 shuffled = forward_in_groups(g, flat[order], 2)
         keys = shuffled[order.argsort()].view(IMAGES, keys_per_image, DIM)
-        loss = written_out_loss(method, query, torch.stack([key for key in keys for _ in range(queries)]), queue)
+        if local:  # small crops do not move the running statistics
+            kept = copy.deepcopy(dict(f.named_buffers()))
+            small = forward_in_groups(f, views.all[:, last + queries - 1 :].flip(4).flatten(0, 1), 2)
+            f.load_state_dict(kept, strict=False)
+            query = torch.cat([query, small])
+        repeated = [key for count in (queries, local) for key in keys for _ in range(count)]
+        loss = written_out_loss(method, query, torch.stack(repeated), queue)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -151,6 +165,17 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries):
             if "num_batches" not in name:
                 torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+
+
+def test_a_key_momentum_given_as_a_tensor_equals_a_number():
+    numbers, tensors = make_learner("jcl"), make_learner("jcl")
+    train(numbers, 4, momentum=lambda step: 0.5 + step / 8)
+    train(tensors, 4, momentum=lambda step: torch.tensor(0.5 + step / 8, dtype=torch.float64))
+    for name, value in numbers.state_dict().items():
+        torch.testing.assert_close(tensors.state_dict()[name], value, rtol=1e-12, atol=1e-12)
+    constant = make_learner("jcl")
+    train(constant, 4)
+    assert not torch.allclose(constant.queue.rows, tensors.queue.rows)
 
 
 def test_no_query_meets_a_key_of_its_own_image_from_the_same_step():

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from jcl.settings.schema import MethodSettings, TrainSettings
-from jcl.train.schedule import covariance_scale, learning_rate
+from jcl.train.schedule import covariance_scale, key_momentum, learning_rate
 
 
 def rates(steps_per_epoch: int, **values) -> list[float]:
@@ -59,3 +59,12 @@ def test_covariance_scale_is_constant_or_ramps_to_its_full_value():
     ramped = MethodSettings(covariance_scale=2.0, covariance_schedule="linear")
     found = [covariance_scale(ramped, epoch, 5) for epoch in range(5)]
     assert found == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])  # L (e + 1) / E
+
+
+def test_key_momentum_grows_to_one_by_a_cosine():
+    constant = MethodSettings(key_momentum=0.9)
+    assert key_momentum(constant, 3, 10) is None
+    cosine = MethodSettings(key_momentum=0.9, key_momentum_schedule="cosine")
+    found = [key_momentum(cosine, step, 10) for step in range(11)]
+    assert found == pytest.approx([1 - 0.05 * (1 + math.cos(math.pi * step / 10)) for step in range(11)])
+    assert found[0] == pytest.approx(0.9) and found[10] == 1.0

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.transforms import functional as reference
 
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, denormalise
-from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, normalise, shift_hue, to_gray
+from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, normalise, shift_hue, solarize, to_gray
 from jcl.views.parameters import ViewParameters
 
 Images = Callable[..., Tensor]
@@ -34,6 +34,7 @@ def parameters(factors: Tensor, order: Tensor, jitter: Tensor | None = None) -> 
         order=order,
         gray=never,
         blur_sigma=torch.zeros(count),
+        solarize=never,
         **dict(zip(NAMES, factors.unbind(dim=1), strict=True)),
     )
 
@@ -148,3 +149,10 @@ def test_pictures_come_back_exactly() -> None:
 def test_values_outside_the_range_are_clamped() -> None:
     views = torch.tensor([-50.0, 50.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2)
     assert denormalise(views, IMAGENET_MEAN, IMAGENET_STD)[0, 0, 0].tolist() == [0, 255]
+
+
+def test_solarize_equals_torchvisions_where_it_is_chosen(colourful: Tensor) -> None:
+    chosen = torch.arange(len(colourful)) % 2 == 0
+    changed = solarize(colourful, chosen[:, None, None, None])
+    torch.testing.assert_close(changed[chosen], reference.solarize(colourful[chosen], 0.5))
+    assert torch.equal(changed[~chosen], colourful[~chosen])

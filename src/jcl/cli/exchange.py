@@ -99,7 +99,7 @@ def import_(options: ImportOptions) -> None:
         options.file, options.out, backbone=options.backbone, image_size=options.image_size, force=options.force
     )
     info = loaded.info
-    stem = " with the small stem" if info.stem == "small" else ""
+    stem = "" if info.stem == "imagenet" else f" with the {info.stem} stem"
     echo(f"Format: {loaded.source}.")
     echo(f"Loaded: {pluralize(loaded.loaded, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
     parts = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())

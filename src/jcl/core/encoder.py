@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from jcl.errors import SettingsError
 
-Stem = Literal["imagenet", "small"]
+Stem = Literal["imagenet", "medium", "small"]
 Head = Literal["mlp", "linear"]
 
 
@@ -73,7 +73,8 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
     """Build a network without its classifier; returns it and the width of its pooled features.
 
     `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
-    The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling.
+    The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling; the `medium`
+    stem, for images of about 64 px, is the same with stride 2.
     """
     try:
         if name in OWN_BACKBONES:
@@ -89,8 +90,8 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
             f"The backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
             "choose another views.image_size or another backbone."
         ) from error
-    if stem == "small":
-        _use_small_stem(network, name)
+    if stem != "imagenet":
+        _replace_stem(network, name, stem)
     return network.train(), width
 
 
@@ -147,11 +148,11 @@ def _unknown_backbone(name: str, timm_names: list[str]) -> str:
     return f"Unknown backbone {name!r}, neither in torchvision nor in timm; {hint}"
 
 
-def _use_small_stem(network: nn.Module, name: str) -> None:
+def _replace_stem(network: nn.Module, name: str, stem: Stem) -> None:
     first = getattr(network, "conv1", None)
     if not isinstance(first, nn.Conv2d) or not hasattr(network, "maxpool"):
-        raise SettingsError(f"The small stem is for ResNets only; set model.stem=imagenet for {name}.")
-    network.conv1 = _convolution(3, first.out_channels, stride=1)
+        raise SettingsError(f"The {stem} stem is for ResNets only; set model.stem=imagenet for {name}.")
+    network.conv1 = _convolution(3, first.out_channels, stride=1 if stem == "small" else 2)
     network.maxpool = nn.Identity()
 
 

@@ -24,8 +24,8 @@ from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation
 
 # (rows (n,), numbers (n,)) -> views: `rows` are positions in the whole batch, `numbers` select the view of the image: 0
-# is the query, 1..M' are the keys, and above M' are further queries.
-ViewFunction = Callable[[Tensor, Tensor], Tensor]
+# is the query, 1..M' are the keys, and above M' are further queries. With `local=True` the views are small crops.
+ViewFunction = Callable[..., Tensor]
 
 
 class StepFigures(NamedTuple):
@@ -68,9 +68,9 @@ class ContrastiveLearner(nn.Module):
     """Query encoder f, key encoder g, the queue and the training step.
 
     `bn_groups` is the number of batch norm groups of queries and of shuffled keys (ShuffleBN). The keys are encoded in
-    `key_passes` passes, each of whole groups, to limit memory. With `num_queries` > 1, an extension of the paper,
-    several query views of an image share its keys. Each of several `ranks` has an equal share of the groups, and
-    together they make the step of one process on the whole batch.
+    `key_passes` passes, each of whole groups, to limit memory. There are two extensions of the paper: `num_queries`
+    query views of an image share its keys, and `num_local_queries` small crops are further queries. Each of several
+    `ranks` has an equal share of the groups, and together they make the step of one process on the whole batch.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class ContrastiveLearner(nn.Module):
         *,
         num_keys: int,
         num_queries: int = 1,
+        num_local_queries: int = 0,
         temperature: float,
         queue_size: int,
         embedding_dim: int,
@@ -98,12 +99,15 @@ class ContrastiveLearner(nn.Module):
         self.loss = method.loss_function()
         self.num_keys = num_keys if method.several_keys else 1
         self.num_queries = num_queries
+        self.num_local_queries = num_local_queries
         self.temperature = temperature
         self.key_momentum = key_momentum
         self.key_passes = key_passes
         self.seed = seed
         self.ranks = ranks
-        self.query_encoder = group_batch_norm(encoder) if bn_groups > ranks.count else encoder
+        # Grouped layers also let the small crops pass without entering the running statistics.
+        grouped = bn_groups > ranks.count or num_local_queries > 0
+        self.query_encoder = group_batch_norm(encoder) if grouped else encoder
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
@@ -111,13 +115,19 @@ class ContrastiveLearner(nn.Module):
         set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
 
     def forward(
-        self, views: ViewFunction, images: int, step: int | Tensor, covariance_scale: float | Tensor
+        self,
+        views: ViewFunction,
+        images: int,
+        step: int | Tensor,
+        covariance_scale: float | Tensor,
+        key_momentum: float | Tensor | None = None,
     ) -> StepResult:
         """Algorithm 1 for one mini-batch; the caller back-propagates the loss and updates f.
 
-        `images` is the number of images whose queries this rank encodes: N/W of the N in the batch.
+        `images` is the number of images whose queries this rank encodes: N/W of the N in the batch. `key_momentum`
+        replaces the learner's own for this step.
         """
-        self.update_key_encoder()
+        self.update_key_encoder(self.key_momentum if key_momentum is None else key_momentum)
         total_keys = self.ranks.count * images * self.num_keys
         order = permutation(self.seed, KEY_SHUFFLE, step, total_keys, self.queue.rows.device)
         batches = self._make_views(views, images, order)
@@ -134,11 +144,13 @@ class ContrastiveLearner(nn.Module):
 
     def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
         """The loss of the method, and metrics of queries and keys."""
-        if self.num_queries > 1:
-            keys = keys.repeat_interleave(self.num_queries, dim=0)
+        counts = [count for count in (self.num_queries, self.num_local_queries) if count]
+        if counts != [1]:
+            keys = torch.cat([keys.repeat_interleave(count, dim=0) for count in counts])
         scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
         loss = self.loss(query, keys, negatives, temperature=self.temperature, **scale)
-        return _measured(loss, query.detach(), keys.detach(), negatives)
+        with torch.autocast(query.device.type, enabled=False):
+            return _measured(loss, query.detach(), keys.detach(), negatives)
 
     def compile_parts(self) -> None:
         """Compile the encoders and the loss, without renaming parameters."""
@@ -147,14 +159,19 @@ class ContrastiveLearner(nn.Module):
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
     @torch.no_grad()
-    def update_key_encoder(self) -> None:
+    def update_key_encoder(self, momentum: float | Tensor) -> None:
         """Exponential moving average of the parameters; the batch norm buffers of g follow its own batches."""
         key_parameters: list[Tensor] = list(self.key_encoder.parameters())
         query_parameters: list[Tensor] = list(self.query_encoder.parameters())
-        torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - self.key_momentum)
+        if not isinstance(momentum, Tensor):
+            torch._foreach_lerp_(key_parameters, query_parameters, 1.0 - momentum)
+            return
+        torch._foreach_sub_(key_parameters, query_parameters)
+        torch._foreach_mul_(key_parameters, momentum)
+        torch._foreach_add_(key_parameters, query_parameters)
 
     def _make_views(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
-        """Yield the views of this rank: the shuffled keys, pass by pass, then the queries, image by image."""
+        """Yield the views of this rank: shuffled keys, pass by pass, queries, image by image, and small crops."""
         own = self.ranks.share(order)
         passes = 1 if self.method.gradient_through_keys else self.key_passes
         keys = [part.chunk(passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
@@ -169,6 +186,9 @@ class ContrastiveLearner(nn.Module):
             yield from torch.split(together, [len(rows) for rows, _ in parts])
         else:
             yield from (views(*part) for part in parts)
+        if self.num_local_queries:
+            numbers = self.num_keys + self.num_queries + torch.arange(self.num_local_queries, device=order.device)
+            yield views(query_rows.repeat_interleave(len(numbers)), numbers.repeat(images), local=True)
 
     def encode_keys(self, batches: Iterator[Tensor], order: Tensor) -> Tensor:
         """Encode all shuffled keys, each rank its share, and restore their order: (N, M', d)."""
@@ -180,8 +200,13 @@ class ContrastiveLearner(nn.Module):
         return unshuffle(self.ranks.gather(encoded), order).view(-1, self.num_keys, encoded.shape[1])
 
     def encode_queries(self, batches: Iterator[Tensor]) -> Tensor:
-        """Encode the queries of this rank, image by image: (N/W * num_queries, d)."""
-        return _encode(self.query_encoder, batches)
+        """Encode the queries of this rank, image by image, then the small crops: (N/W * (all queries), d)."""
+        queries = _encode(self.query_encoder, batches)
+        if not self.num_local_queries:
+            return queries
+        local = self.query_encoder(next(batches))
+        pop_batch_stats(self.query_encoder)  # evaluation sees whole images
+        return torch.cat([queries, local])
 
 
 def _encode(encoder: nn.Module, batches: Iterator[Tensor], passes: int = 1) -> Tensor:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
 from jcl.settings.resolve import ResolvedSettings
@@ -32,7 +33,7 @@ class BackboneInfo:
     """What is needed to rebuild a network and to preprocess its images."""
 
     backbone: str
-    stem: Literal["imagenet", "small"]
+    stem: Stem
     image_size: PositiveInt
     feature_width: int
     mean: Channels

@@ -29,7 +29,7 @@ from jcl.runs.folder import RunFolder
 
 _TOLERANCE = 1e-5  # of features, relative to the largest
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
-_SMALL_STEM = "use --to torchvision, safetensors or onnx for the small stem"
+_SMALL_STEM = "use --to torchvision, safetensors or onnx for the small and medium stems"
 _SUFFIXES = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
@@ -122,7 +122,7 @@ def for_torchvision(job: ExportJob) -> Content:
     if name is None:
         raise SettingsError(f"torchvision has no network equal to {info.backbone}; {_ALWAYS}.")
     lines = [f"model = torchvision.models.{name}({f'image_size={info.image_size}' if name.startswith('vit_') else ''})"]
-    if info.stem == "small":
+    if info.stem != "imagenet":
         lines += ["model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)", "model.maxpool = torch.nn.Identity()"]
     file = str(job.out)
     safe = job.out.suffix == ".safetensors"
@@ -148,7 +148,7 @@ def for_detectron2(job: ExportJob) -> Content:
     name = resnet_name(weights, "")
     if name is None or torchvision_name(job.network, info) != name:
         raise SettingsError(f"detectron2 takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
-    if info.stem == "small":
+    if info.stem != "imagenet":
         raise SettingsError(f"detectron2's ResNets have a 7×7 stem; {_SMALL_STEM}.")
     content = dump_arrays(
         {
@@ -222,7 +222,7 @@ def _require_timm_name(job: ExportJob) -> str:
             "run: pip install 'joint-contrastive-learning[timm]'."
         ) from None
     info, name = job.info, job.info.backbone.removeprefix("timm/")
-    if info.stem == "small":
+    if info.stem != "imagenet":
         raise SettingsError(f"timm's ResNets have a 7×7 stem; {_SMALL_STEM}.")
     known = name not in OWN_BACKBONES and timm.is_model(name)
     if known and info.backbone in torchvision_networks():

@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
+from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, torchvision_networks
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, backbone_info
 from jcl.export.hub import CONFIG
@@ -97,7 +96,7 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
         )
     name = backbone or _network_name(weights, tensors)
     described = weights.info or weights
-    stem: Literal["imagenet", "small"]
+    stem: Stem
     stem = weights.info.stem if weights.info else "small" if has_small_stem(tensors) else "imagenet"
     size = image_size or described.image_size or _default_size(name, stem)
     if not 1 <= size <= _MAX_IMAGE_SIZE:

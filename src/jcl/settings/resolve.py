@@ -47,10 +47,11 @@ class ResolvedDataSettings(DataSettings):
 class ResolvedViewSettings(ViewSettings):
     recipe: ViewName = "moco-v2"
     image_size: PositiveInt
+    local_size: PositiveInt = 1
 
 
 class ResolvedModelSettings(ModelSettings):
-    stem: Literal["imagenet", "small"]
+    stem: Literal["imagenet", "medium", "small"]
     bn_groups: PositiveInt
 
 
@@ -196,6 +197,12 @@ def _image_size(values: Values, facts: DataFacts) -> tuple[int, str]:
         if facts.short_side <= limit:
             return size, reason
     return 224, f"{reason}, enough for the usual size"
+
+
+@_rule("views.local_size")
+def _local_size(values: Values, facts: DataFacts) -> tuple[int, str]:
+    size = max(1, values["views.image_size"] // 2)
+    return size, "half of the views" if values["method.num_local_queries"] else ""
 
 
 @_rule("views.recipe")
@@ -364,9 +371,9 @@ _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
 
 
 def _pixels_of_keys(values: Values) -> int:
-    """Pixels of a batch's keys after the stem, relative to ImageNet's: the small stem keeps 16 times as many."""
+    """Pixels of a batch's keys after the stem, relative to ImageNet's: smaller stems keep 4 or 16 times as many."""
     views = values["train.batch_size"] * values["method.num_keys"]
-    pixels = views * values["views.image_size"] ** 2 * (16 if values["model.stem"] == "small" else 1)
+    pixels = views * values["views.image_size"] ** 2 * {"imagenet": 1, "medium": 4, "small": 16}[values["model.stem"]]
     return int(pixels)
 
 

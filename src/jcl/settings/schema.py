@@ -32,6 +32,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 CropFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Triple = tuple[float, float, float]
 ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
 MethodName = Annotated[str, AfterValidator(_known_method)]
@@ -73,6 +74,14 @@ class ViewSettings(Section):
     recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
     image_size: PositiveInt | Auto = Field("auto", description="Side of the views in pixels.")
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
+    gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
+    blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
+    solarize_probability: Probability | None = Field(None, description="Solarization (default: none).")
+    weak_keys: Annotated[int, Field(ge=0)] = Field(0, description="Key views that are only cropped and flipped.")
+    local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
+    local_scale: tuple[CropFraction, CropFraction] = Field(
+        (0.05, 0.2), description="Fraction of an image in a local query, least and most."
+    )
     mean: Triple = Field((0.485, 0.456, 0.406), description="Mean of the channels, for normalization.")
     std: tuple[Positive, Positive, Positive] = Field(
         (0.229, 0.224, 0.225), description="Standard deviation of the channels, for normalization."
@@ -83,8 +92,8 @@ class ModelSettings(Section):
     """The encoder."""
 
     backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
-    stem: Literal["imagenet", "small"] | Auto = Field(
-        "auto", description="First layers: imagenet for photographs, small for images of about 32 px."
+    stem: Literal["imagenet", "medium", "small"] | Auto = Field(
+        "auto", description="First layers: imagenet for photographs, medium for about 64 px, small for about 32 px."
     )
     head: Literal["mlp", "linear"] = Field("mlp", description="Projection head: mlp (MoCo v2) or linear (MoCo v1).")
     head_width: PositiveInt | Literal["features"] = Field(
@@ -100,6 +109,9 @@ class MethodSettings(Section):
     name: MethodName = Field("jcl", description=f"Method: {', '.join(METHODS)}.")
     num_keys: NumKeys | Auto = Field(5, description="Key views per image, M'.")
     num_queries: NumQueries | Auto = Field(1, description="Query views per image (1 in the paper).")
+    num_local_queries: Annotated[int, Field(ge=0, le=64)] = Field(
+        0, description="Small crops per image as further queries (0 in the paper)."
+    )
     covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the keys' covariance, lambda.")
     covariance_schedule: Literal["constant", "linear"] = Field(
         "constant", description="How lambda changes: constant, or linear from lambda/E in the first of E epochs."
@@ -107,6 +119,9 @@ class MethodSettings(Section):
     temperature: Positive = Field(0.2, description="Softmax temperature, tau.")
     queue_size: PositiveInt | Auto = Field("auto", description="Past keys kept as negatives, K.")
     key_momentum: Fraction | Auto = Field("auto", description="Momentum of the key encoder.")
+    key_momentum_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="Whether the key momentum is constant or grows to 1 by a cosine."
+    )
 
 
 class TrainSettings(Section):

@@ -34,6 +34,7 @@ def build_learner(
         METHODS[method.name],
         num_keys=method.num_keys,
         num_queries=method.num_queries,
+        num_local_queries=method.num_local_queries,
         temperature=float(method.temperature),
         queue_size=method.queue_size,
         embedding_dim=model.embedding_dim,
@@ -75,6 +76,11 @@ def step_options(settings: ResolvedSettings, device: torch.device) -> StepOption
 
 
 def run_view_recipe(settings: ResolvedSettings) -> ViewRecipe:
-    views = settings.views
-    min_scale = float(views.min_scale)
-    return view_recipe(views.recipe, views.image_size, min_scale=min_scale, mean=views.mean, std=views.std)
+    """The recipe of the views of a run, with the settings that replace values of the named one."""
+    views, method = settings.views, settings.method
+    names = ("min_scale", "gray_probability", "blur_probability", "solarize_probability", "mean", "std")
+    changes = {name: value for name in names if (value := getattr(views, name)) is not None}
+    if method.num_local_queries:
+        changes |= {"local_size": views.local_size, "local_scale": views.local_scale}
+    weak = min(views.weak_keys, method.num_keys)
+    return view_recipe(views.recipe, views.image_size, weak_views=weak, **changes)

@@ -11,7 +11,7 @@ from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
 from jcl.runs.checkpoint import Progress
 from jcl.settings.resolve import ResolvedSettings
-from jcl.train.schedule import covariance_scale, learning_rate
+from jcl.train.schedule import covariance_scale, key_momentum, learning_rate
 from jcl.train.step import MAX_SKIPPED_IN_A_ROW, TrainingStep
 from jcl.train.trainer import Trainer, TrainingTask
 
@@ -42,7 +42,8 @@ class PretrainTask(TrainingTask):
         return learning_rate(self.settings.train, step, self.steps_per_epoch)
 
     def step(self, batch: ImageBatch, step: int, lr: float) -> Tensor:
-        return self.training_step(batch, step, lr, self._scale)
+        momentum = key_momentum(self.settings.method, step, self.epochs * self.steps_per_epoch)
+        return self.training_step(batch, step, lr, self._scale, momentum)
 
     def figures(self, progress: Progress) -> dict[str, float]:
         count = len(StepFigures._fields)

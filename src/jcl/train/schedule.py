@@ -1,4 +1,4 @@
-"""Learning rate and covariance scale as functions of the progress through training."""
+"""Learning rate, covariance scale and key momentum as functions of the progress through training."""
 
 from __future__ import annotations
 
@@ -34,3 +34,10 @@ def covariance_scale(method: MethodSettings, epoch: int, epochs: int) -> float:
     """Lambda in epoch `epoch` (from 0): constant, or ramped to its full value in the last epoch."""
     scale = float(method.covariance_scale)
     return scale * (epoch + 1) / epochs if method.covariance_schedule == "linear" else scale
+
+
+def key_momentum(method: MethodSettings, step: int, steps: int) -> float | None:
+    """The momentum of the key encoder in step `step` of `steps`, if it changes: by a cosine to 1, as in BYOL."""
+    if method.key_momentum_schedule == "constant":
+        return None
+    return 1.0 - (1.0 - float(method.key_momentum)) * 0.5 * (1.0 + math.cos(math.pi * step / steps))

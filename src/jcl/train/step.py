@@ -1,8 +1,8 @@
 """One training step: views, Algorithm 1, backward pass, optimizer.
 
 On a GPU the step is compiled and then recorded as one CUDA graph, because small images spend their time on kernel
-launches. Everything that changes from step to step (images, step number, learning rate, covariance scale) is therefore
-a tensor that the recorded kernels read.
+launches. Everything that changes from step to step (images, step number, learning rate, covariance scale, key momentum)
+is therefore a tensor that the recorded kernels read.
 """
 
 from __future__ import annotations
@@ -68,10 +68,12 @@ class TrainingStep:
     ) -> None:
         self.learner, self.optimizer, self.options = learner, optimizer, options
         self.make_views = view_function(recipe, seed, options)
+        self.make_local_views = view_function(recipe.local(), seed, options) if recipe.local_size else None
         self.ranks = learner.ranks
         self.shared = GradientBuffer(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
+        self.key_momentum = torch.zeros((), device=options.device)
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
         self.batch: ImageBatch | None = None
         self.guard: NonFiniteGuard | None = None
@@ -84,13 +86,19 @@ class TrainingStep:
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             learner.compile_parts()
 
-    def __call__(self, batch: ImageBatch, step: int, lr: float, covariance_scale: float) -> Tensor:
+    def __call__(
+        self, batch: ImageBatch, step: int, lr: float, covariance_scale: float, key_momentum: float | None = None
+    ) -> Tensor:
         """Do step number `step` and return its figures, in the order of `StepFigures`.
 
+        A `key_momentum` that changes from step to step is given from the first step on.
         With `skip_nonfinite` a last figure is 1 if the step was undone (its other figures are 0), else 0.
         """
         self.step.fill_(step)
         self.scale.fill_(covariance_scale)
+        self.scheduled_momentum = key_momentum is not None
+        if key_momentum is not None:
+            self.key_momentum.fill_(key_momentum)
         self._set_lr(lr)
         self._set_batch(batch)
         with cudnn_benchmark():
@@ -112,7 +120,8 @@ class TrainingStep:
         # On several ranks `local_rows` has one entry per image of the whole batch, which the ranks share equally.
         queries = len(self.batch) if self.batch.local_rows is None else len(self.batch.local_rows) // self.ranks.count
         with autocast(self.options.device, self.options.precision):
-            result = self.learner(self._views, queries, self.step, self.scale)
+            momentum = self.key_momentum if self.scheduled_momentum else None
+            result = self.learner(self._views, queries, self.step, self.scale, momentum)
         self._clear_gradients()
         self.backward(result.loss)
         if self.shared is not None:
@@ -125,7 +134,7 @@ class TrainingStep:
             figures = torch.cat([torch.where(skipped > 0, 0.0, figures), skipped[None]])
         self.figures.copy_(figures)
 
-    def _views(self, rows: Tensor, numbers: Tensor) -> Tensor:
+    def _views(self, rows: Tensor, numbers: Tensor, local: bool = False) -> Tensor:
         """Views `numbers` of the images `rows` of the batch; the learner asks for them."""
         batch = self.batch
         assert batch is not None
@@ -133,7 +142,9 @@ class TrainingStep:
             rows = batch.local_rows[rows]
         # Without gradients for queries too, so that views are compiled once.
         with torch.no_grad(), torch.autocast(batch.pixels.device.type, enabled=False):
-            return self.make_views(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
+            make_views = self.make_local_views if local else self.make_views
+            assert make_views is not None
+            return make_views(self.step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
 
     def skipped_in_a_row(self) -> int:
         """The number of steps undone since the last good one; reading it waits for the device."""

@@ -77,6 +77,11 @@ def blend(images: Tensor, blends: Blends) -> Tensor:
     return images
 
 
+def solarize(values: Tensor, chosen: Tensor) -> Tensor:
+    """Invert values in 0..1 that are at least 0.5, where `chosen`, as torchvision's `RandomSolarize(0.5)`."""
+    return torch.where(chosen & (values >= 0.5), 1 - values, values)
+
+
 def to_gray(images: Tensor) -> Tensor:
     """Luminance: (n, 3, height, width) -> (n, 1, height, width)."""
     red, green, blue = images[:, 0:1], images[:, 1:2], images[:, 2:3]

@@ -8,7 +8,7 @@ blur is a matrix product along each axis. Between stages, planes are stored in h
 import torch
 from torch import Tensor
 
-from jcl.views.colour import GRAY_WEIGHTS, Blends, ColourChange, gray_blends, jitter_change
+from jcl.views.colour import GRAY_WEIGHTS, Blends, ColourChange, gray_blends, jitter_change, solarize
 from jcl.views.parameters import CONTRAST, HUE, ViewParameters
 from jcl.views.recipe import ViewRecipe
 from jcl.views.resize import Crop, box_crop
@@ -30,6 +30,9 @@ def fused_views(pixels: Tensor, rows: Tensor, parameters: ViewParameters, recipe
         planes = _blend_all(planes, gray, None)
     if recipe.blur_probability:
         planes = _blur(_kept(planes), parameters.blur_sigma)
+    if recipe.solarize_probability:
+        red, green, blue = (solarize(plane.float(), parameters.solarize[:, None, None]) for plane in planes)
+        planes = red, green, blue
     return torch.stack(
         [(plane.float() - mean) * (1 / std) for plane, mean, std in zip(planes, recipe.mean, recipe.std, strict=True)],
         dim=1,

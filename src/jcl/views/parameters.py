@@ -30,6 +30,7 @@ _DRAWS: Final = {
     "gray": 1,
     "blur": 1,
     "sigma": 1,
+    "solarize": 1,
 }
 
 
@@ -55,6 +56,7 @@ class ViewParameters(ViewRows):
     order: Tensor  # (n, 4) int64: order[:, 0] is the first operation
     gray: Tensor  # (n,) bool
     blur_sigma: Tensor  # (n,) float32 in pixels of the view; 0: no blur
+    solarize: Tensor  # (n,) bool
 
     def __len__(self) -> int:
         return self.box.shape[0]
@@ -68,6 +70,10 @@ def draw_parameters(
     draws = dict(zip(_DRAWS, torch.split(row, list(_DRAWS.values()), dim=1), strict=True))
     low, high = recipe.blur_sigma
     sigma = low + (high - low) * draws["sigma"]
+    if recipe.weak_views:
+        weak = ((numbers >= 1) & (numbers <= recipe.weak_views))[:, None]
+        for name in ("jitter", "gray", "blur", "solarize"):
+            draws[name] = torch.where(weak, 1.0, draws[name])  # above every probability
     return ViewParameters(
         box=_random_box(recipe, sizes, draws) if recipe.random_crop else _centred_square(sizes),
         flip=_happens(draws["flip"], recipe.flip_probability),
@@ -79,6 +85,7 @@ def draw_parameters(
         order=draws["order"].argsort(dim=1, stable=True),
         gray=_happens(draws["gray"], recipe.gray_probability),
         blur_sigma=(sigma * (draws["blur"] < recipe.blur_probability)).squeeze(1),
+        solarize=_happens(draws["solarize"], recipe.solarize_probability),
     )
 
 

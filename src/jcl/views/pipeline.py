@@ -8,7 +8,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.colour import Blends, ColourChange, blend, change_colours, gray_blends, jitter_change, normalise
+from jcl.views.colour import (
+    Blends,
+    ColourChange,
+    blend,
+    change_colours,
+    gray_blends,
+    jitter_change,
+    normalise,
+    solarize,
+)
 from jcl.views.fused import fused_views
 from jcl.views.parameters import ViewParameters, ViewRows, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
@@ -99,6 +108,7 @@ class _Plan(ViewRows):
     gray: Blends
     jitter: ColourChange
     blur: Taps
+    solarize: Tensor
 
 
 def _plan(parameters: ViewParameters, recipe: ViewRecipe, pixels: Tensor) -> _Plan:
@@ -108,11 +118,12 @@ def _plan(parameters: ViewParameters, recipe: ViewRecipe, pixels: Tensor) -> _Pl
         gray_blends(parameters.gray),
         jitter_change(parameters),
         blur_taps(parameters.blur_sigma.to(dtype), recipe.size, math.ceil(_BLUR_REACH * recipe.blur_sigma[1])),
+        parameters.solarize,
     )
 
 
 def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
-    """Apply the transforms in the order of MoCo; those with probability zero are skipped."""
+    """Apply the transforms in the order of MoCo and BYOL; those with probability zero are skipped."""
     images = resize(pixels, plan.crop)
     if recipe.gray_probability and recipe.gray_first:
         images = blend(images, plan.gray)
@@ -122,6 +133,8 @@ def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
         images = blend(images, plan.gray)
     if recipe.blur_probability:
         images = blur(images, plan.blur)
+    if recipe.solarize_probability:
+        images = solarize(images, plan.solarize[:, None, None, None])
     return normalise(images, recipe.mean, recipe.std)
 
 

@@ -9,7 +9,8 @@ from jcl.errors import SettingsError
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
-_PROBABILITIES: Final = ("jitter_probability", "gray_probability", "blur_probability", "flip_probability")
+_COLOR_PROBABILITIES: Final = ("jitter_probability", "gray_probability", "blur_probability", "solarize_probability")
+_PROBABILITIES: Final = (*_COLOR_PROBABILITIES, "flip_probability")
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class ViewRecipe:
 
     `min_scale`, `max_scale` and `ratio` are those of torchvision's `RandomResizedCrop`; without `random_crop` the crop
     is the largest centered square. The jitter strengths are those of `ColorJitter`. Operations with probability zero
-    are skipped.
+    are skipped. Views 1 to `weak_views` of an image are only cropped and flipped. With `local_size` there are also
+    small crops of that size, which cover `local_scale` of an image; see `local`.
     """
 
     name: str
@@ -36,7 +38,11 @@ class ViewRecipe:
     gray_first: bool = False
     blur_probability: float = 0.5
     blur_sigma: tuple[float, float] = (0.1, 2.0)
+    solarize_probability: float = 0.0
     flip_probability: float = 0.5
+    weak_views: int = 0
+    local_size: int = 0
+    local_scale: tuple[float, float] = (0.05, 0.2)
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
@@ -56,6 +62,12 @@ class ViewRecipe:
         require(all(0 <= getattr(self, name) <= 1 for name in _PROBABILITIES), "has a probability outside 0 to 1")
         require(0 < self.blur_sigma[0] <= self.blur_sigma[1], f"has blur_sigma {self.blur_sigma}; use 0 < low <= high")
         require(min(self.std) > 0, "has a standard deviation that is not positive")
+
+    def local(self) -> "ViewRecipe":
+        """The recipe of small crops."""
+        low, high = self.local_scale
+        changes = {"size": self.local_size, "min_scale": low, "max_scale": high, "weak_views": 0, "local_size": 0}
+        return dataclasses.replace(self, **changes)
 
 
 _RECIPES: Final[dict[str, dict[str, Any]]] = {
