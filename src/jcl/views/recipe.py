@@ -66,8 +66,9 @@ class ViewRecipe:
     def local(self) -> "ViewRecipe":
         """The recipe of small crops."""
         low, high = self.local_scale
-        changes = {"size": self.local_size, "min_scale": low, "max_scale": high, "weak_views": 0, "local_size": 0}
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(
+            self, size=self.local_size, min_scale=low, max_scale=high, weak_views=0, local_size=0
+        )
 
 
 _RECIPES: Final[dict[str, dict[str, Any]]] = {
