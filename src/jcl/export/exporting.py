@@ -29,7 +29,7 @@ from jcl.runs.folder import RunFolder
 
 _TOLERANCE = 1e-5  # of features, relative to the largest
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
-_SMALL_STEM = "use --to torchvision, safetensors or onnx for the small and medium stems"
+_SMALL_STEM = "use --to torchvision, safetensors or onnx for the small stem and the medium one"
 _SUFFIXES = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
