@@ -80,11 +80,17 @@ def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tm
         (place / "cats").rename(place / "lions")
 
     def redrawn(place):
-        shutil.copy(place / "cats" / "002.png", place / "cats" / "000.png")
+        small, large = sorted((place / "cats/000.png", place / "cats/004.png"), key=lambda file: file.stat().st_size)
+        large.write_bytes(small.read_bytes().ljust(large.stat().st_size, b"\0"))
+
+    def resized(place):
+        with (place / "cats/002.png").open("ab") as file:  # none of the images whose pixels are compared
+            file.write(b"\0")
 
     assert "checkpoint was written" not in said_when(moved)
     assert "The number, names or labels of 32 image files" in (said := said_when(renamed)) and "pixels" not in said
-    assert "The pixels of 32 image files" in said_when(redrawn)
+    assert "The pixels (or their decoder) of 32 image files" in said_when(redrawn)
+    assert "The file sizes of 32 image files" in said_when(resized)
 
 
 def test_other_images_to_test_with_are_told(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 import jcl
+from fault_tools import at_steps
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.distributed.launch import launch_environment
@@ -250,9 +251,25 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     assert all(line.split("\t")[1] for line in listed)
     said = capsys.readouterr().err
     assert "2 unreadable images" in said
+    assert "Skipped cats/000.png" in said or "Skipped dogs/torn.jpg" in said  # when it was met
     assert "1 file" in said.partition("Pre-training")[0] and said.count(".heic 1") == 1
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
+
+
+def test_images_that_fail_while_training_stop_it_above_a_share(image_folder, tmp_path, monkeypatch):
+    """As if a disk were lost: what is trained is saved, and the run continues once the images are back."""
+    monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
+    files = sorted(image_folder.rglob("*.png"))[:20]
+    contents = [file.read_bytes() for file in files]
+    said = Console(file=io.StringIO(), width=500)
+    with monkeypatch.context() as patch:
+        at_steps(patch, {4: lambda: [file.unlink() for file in files]})
+        with pytest.raises(DataError, match=r"data\.max_failed_share=0\.1.*after step [4-9].*jcl resume"):
+            pretrain(tiny_settings(image_folder), tmp_path / "run", console=said)
+    for file, content in zip(files, contents, strict=True):
+        file.write_bytes(content)
+    assert resume(tmp_path / "run", console=QUIET).summary["steps"] == 9
 
 
 def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
@@ -268,7 +285,7 @@ def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, mon
     monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
     for file in sorted(image_folder.glob("cats/*.png"))[::2]:
         file.write_bytes(b"no image")
-    settings = tiny_settings(image_folder, train__epochs=1)
+    settings = tiny_settings(image_folder, train__epochs=1, data__max_failed_share=1)
     whole = pretrain(settings, tmp_path / "whole", console=QUIET).path / "skipped.txt"
     with monkeypatch.context() as patch:
         stop_after(patch, 2, signal.SIGINT)

@@ -23,7 +23,7 @@ from jcl.commands.run import (
 from jcl.console import pluralize, shell_quote
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
-from jcl.data.source import fingerprint_of_content, fingerprint_of_listing
+from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
@@ -69,6 +69,7 @@ def build_parts(settings: ResolvedSettings, data: ImageData, context: RunContext
         workers=settings.data.workers,
         device=device,
         strict=settings.data.strict,
+        max_failed_share=settings.data.max_failed_share,
         ranks=context.ranks,
         num_keys=learner.num_keys,
     )
@@ -194,18 +195,18 @@ def _report_changed_images(progress: Progress, data: ImageData, log: Callable[[s
     for images, kind in ((data.train, "train"), (data.test, "test")):
         if images is None:
             continue
-        now = {f"{kind} listing": fingerprint_of_listing(images), f"{kind} content": fingerprint_of_content(images)}
-        progress.images |= now
-        changed = [what for what, found in now.items() if before.get(what, found) != found]
-        if not changed:
-            continue
-        # With another listing other images are sampled, so their content cannot be compared.
-        what = "number, names or labels" if changed[0].endswith("listing") else "pixels"
-        why = "" if changed[0].endswith("listing") else " (or the image library has)"
-        log(
-            f"The {what} of {images.description} have changed since the checkpoint was written{why}. "
-            "The run continues with the current images."
-        )
+        now = {
+            f"{kind} listing": ("number, names or labels", fingerprint_of_listing(images)),
+            f"{kind} files": ("file sizes", fingerprint_of_files(images)),
+            f"{kind} content": ("pixels (or their decoder)", fingerprint_of_content(images)),
+        }
+        progress.images |= {what: found for what, (_, found) in now.items()}
+        changed = [words for what, (words, found) in now.items() if before.get(what, found) != found]
+        if changed:  # with another listing other images are sampled, so only the first difference is one
+            log(
+                f"The {changed[0]} of {images.description} have changed since the checkpoint was written. "
+                "The run continues with the current images."
+            )
 
 
 def _check_schedule(

@@ -59,6 +59,13 @@ class FolderImages(EncodedImages):
         except OSError as error:
             raise UnreadableImage(self.name_of(index), (error.strerror or "it cannot be read").lower()) from error
 
+    def size_of(self, index: int) -> int:
+        """The size of the image file in bytes, -1 if that cannot be read."""
+        try:
+            return (self.root / self._files[index]).stat().st_size
+        except OSError:
+            return -1
+
     def stray_images(self) -> list[str]:
         """The images beside several sub-folders, which would be classes without them."""
         if self.class_names is not None:

@@ -35,10 +35,10 @@ class BatchLoader:
 
     The batches depend on the source, the seed and the epoch, not on the number of workers, the step an epoch starts at,
     or whether the images are decoded or in memory. Unreadable images are listed in `skipped` with the reason and
-    replaced by others; a `strict` loader raises instead. Images longer than 2:1 and larger than the canvas are cut to
-    random `windows` rather than shrunk: to another one in each epoch, or to the same if all images are kept in memory.
-    On several `ranks` each decodes its share of a batch of `batch_size` images and receives from the others what
-    `num_keys` shuffled keys per image need.
+    replaced by others; a `strict` loader raises instead, and any if more than `max_failed_share` are unreadable. Images
+    longer than 2:1 and larger than the canvas are cut to random `windows` rather than shrunk: to another one in each
+    epoch, or to the same if all images are kept in memory. On several `ranks` each decodes its share of a batch of
+    `batch_size` images and receives from the others what `num_keys` shuffled keys per image need.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class BatchLoader:
         workers: int = 0,
         device: torch.device | str = "cpu",
         strict: bool = False,
+        max_failed_share: float = 1.0,
         cache_bytes: int = CACHE_BYTES,
         windows: bool = True,
         ranks: Ranks = ALONE,
@@ -63,6 +64,7 @@ class BatchLoader:
         self._ranks, self._own_size = ranks, batch_size // ranks.count
         self._exchange = ImageExchange(ranks, seed, batch_size, num_keys) if ranks.count > 1 else None
         self._source, self._seed, self._strict = source, seed, strict
+        self._max_failed_share = max_failed_share
         self._device = torch.device(device)
         self._resident: ResidentImages | None = None
         self._store: DecodedCache | None = None
@@ -172,6 +174,12 @@ class BatchLoader:
         _record_skipped(decoded, self.skipped, self._strict)
         if len(decoded.batch) < requested:  # no substitute found: no image is readable
             raise NoReadableImages(self._source.description, self.skipped)
+        if len(self.skipped) > self._max_failed_share * len(self._source):
+            name, reason = next(iter(self.skipped.items()))
+            raise DataError(
+                f"{len(self.skipped):,} of {self._source.description} cannot be read, "
+                f"more than data.max_failed_share={self._max_failed_share:g}; the first is {name}: {reason}."
+            )
         return decoded.batch
 
 

@@ -16,7 +16,7 @@ from jcl.errors import DataError
 UNLABELLED = -1
 """The label of an image without one, in a source where others have one."""
 
-_HASHED_NAMES, _HASHED_IMAGES = 1024, 16  # evenly spaced
+_HASHED_NAMES, _HASHED_FILES, _HASHED_IMAGES = 1024, 65_536, 16  # evenly spaced
 
 
 class UnreadableImage(DataError):
@@ -183,6 +183,13 @@ def fingerprint_of_listing(source: ImageSource) -> str:
 def fingerprint_of_content(source: ImageSource) -> str:
     """The pixels of up to 16 images; these may change with the version of the decoder."""
     return _hash(_content_parts(source))
+
+
+def fingerprint_of_files(source: ImageSource) -> str:
+    """The names and sizes of up to 65,536 image files, and of no files of other sources; copies have other times."""
+    size_of = getattr(source, "size_of", None)
+    rows = _spaced(len(source), _HASHED_FILES) if size_of else range(0)
+    return _hash(f"{source.name_of(row)}\0{size_of(row)}\0".encode() for row in rows)
 
 
 def _hash(parts: Iterable[bytes]) -> str:

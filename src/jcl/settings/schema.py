@@ -66,6 +66,9 @@ class DataSettings(Section):
     windows: bool | Auto = Field("auto", description="Use random windows of images longer than 2:1, at full sharpness.")
     workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="Image decoding processes.")
     strict: bool = Field(False, description="Stop at the first unreadable training image, folder or shard.")
+    max_failed_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
+        0.1, description="Stop if more than this share of the training images is unreadable; 1: never."
+    )
 
 
 class ViewSettings(Section):
@@ -276,7 +279,7 @@ def get_value(dumped: Mapping[str, Any], name: str) -> Any:
 
 
 _NO_EFFECT = {
-    *("data.root", "data.download", "data.workers"),
+    *("data.root", "data.download", "data.workers", "data.max_failed_share"),
     *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from jcl.console import pluralize
 from jcl.core.method import StepFigures
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
@@ -33,6 +34,7 @@ class PretrainTask(TrainingTask):
         self.epochs, self.steps_per_epoch = settings.train.epochs, loader.steps_per_epoch
         self.batch_size = loader.batch_size
         self._scale = 0.0
+        self._warn_at = 1  # unreadable images
 
     def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         self._scale = covariance_scale(self.settings.method, epoch, self.epochs)
@@ -67,6 +69,16 @@ class PretrainTask(TrainingTask):
         if self.training_step.skipped_in_a_row() < MAX_SKIPPED_IN_A_ROW:
             return None
         return f"at least {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
+
+    def warning(self) -> str | None:
+        """Unreadable images: the first, and again whenever their number has doubled."""
+        count = len(self.loader.skipped)
+        if count < self._warn_at:
+            return None
+        self._warn_at = 2 * count
+        name, reason = next(reversed(self.loader.skipped.items()))
+        others = f" and {pluralize(count - 1, 'other image')}" if count > 1 else ""
+        return f"Skipped {name}{others} so far: {reason}."
 
     def before_stop(self) -> None:
         """Merge the unreadable images of all ranks, so that the first can list them."""

@@ -62,6 +62,10 @@ class TrainingTask(ABC):
     def end_epoch(self, trainer: Trainer) -> None:  # noqa: B027
         """Called after the last step of each epoch, and again when training resumes there."""
 
+    def warning(self) -> str | None:
+        """A problem that does not end training; called after each step."""
+        return None
+
     def before_stop(self) -> None:  # noqa: B027
         """Called before training stops on request."""
 
@@ -138,6 +142,8 @@ class Trainer:
                 self._step(batch)
                 self._heartbeat.set_status(f"reading the images of step {progress.step}")
                 self.saver.report()
+                if warning := task.warning():
+                    self.display.warn(warning)
                 if progress.step % steps == 0:
                     task.end_epoch(self)
                 if progress.step == self.total_steps:
