@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import zipfile
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -38,3 +40,14 @@ def refuse_expansion(file: Path, error: type[JclError]) -> None:
     except Exception:  # not a zip file or damaged, which its reader reports
         return
     refuse_size(file, needed, max(_ALWAYS_FINE, _MAX_EXPANSION * file.stat().st_size), error)
+
+
+def suggest_path(missing: str | Path) -> str:
+    """The end of a sentence about a missing path: `; did you mean photos?`, or a full stop."""
+    path = expand_user(missing)
+    try:
+        names = [entry.name for entry in islice(path.absolute().parent.iterdir(), 1000)]
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.with_name(close[0])}?" if close else "."

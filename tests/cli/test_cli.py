@@ -196,7 +196,7 @@ def test_a_folder_that_holds_a_run_or_is_a_file(refused, npz, tmp_path):
 
 
 def test_other_commands_refuse_in_a_sentence_too(refused, npz, tmp_path):
-    assert "no such folder" in refused("resume", tmp_path / "missing")
+    assert "no run folder" in refused("resume", tmp_path / "missing")
     assert "no run or weights file" in refused("knn", tmp_path / "missing")
     assert "no recipe called" in refused("recipes", "cifar")
     assert "There is no folder" in refused("check", tmp_path / "missing")

@@ -91,7 +91,7 @@ def test_ray_that_is_not_there(call, npz, tmp_path, monkeypatch):
     assert code == 1 and "127.0.0.1:1" in err and "Traceback" not in err
     monkeypatch.setitem(sys.modules, "ray", None)
     code, _, err = call(*over, *settings_options(VALUES))
-    assert code == 1 and "joint-contrastive-learning[ray]" in err
+    assert code == 2 and "joint-contrastive-learning[ray]" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -144,6 +144,7 @@ def test_half_precision_inputs_are_computed_in_float32(dtype):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:keys should have unit rows")
 @pytest.mark.parametrize("seed", range(8))
 def test_closed_form_bounds_the_expected_loss_for_gaussian_keys(seed):
     """The theorem: for k ~ N(mu, Sigma), E[InfoNCE] (Eq. 4) lies below Eq. 8 with scale 1."""
@@ -167,6 +168,7 @@ def test_closed_form_bounds_the_expected_loss_for_gaussian_keys(seed):
     assert abs(gaps[-1]) < 0.02 * abs(gaps[0]) + 1e-4, gaps
 
 
+@pytest.mark.filterwarnings("ignore:keys should have unit rows")
 def test_the_closed_form_from_many_sampled_keys_is_the_theorems():
     """With many Gaussian keys the sample statistics inside the loss approach mu and Sigma."""
     generator = torch.Generator().manual_seed(5)
@@ -294,3 +296,23 @@ def test_the_checks_stay_out_of_a_compiled_graph():
         constants = {"temperature": value, "covariance_scale": 10 * value}
         wanted = jcl.joint_contrastive_loss(query, keys, negatives, **constants)
         torch.testing.assert_close(compiled(query, keys, negatives, **constants), wanted)
+
+
+def test_rows_that_are_not_unit_vectors_are_named():
+    query, keys, negatives = inputs(4, 2, 8, 16, dtype=torch.float32)
+    for loss in (jcl.joint_contrastive_loss, jcl.multi_key_loss):
+        for wrong in (query * 3, query / 3):
+            with pytest.raises(ValueError, match="query must have unit rows"):
+                loss(wrong, keys, negatives)
+        with pytest.warns(UserWarning, match="keys should have unit rows"):
+            loss(query, keys * 3, negatives)
+    with pytest.raises(ValueError, match="unit rows"):
+        InfoNCELoss()(query * 3, keys[:, 0], negatives)
+
+
+def test_rounded_and_broken_rows_reach_the_loss():
+    """Normalized in 16 bits, or not finite: training decides what to do about the loss."""
+    query, keys, negatives = inputs(4, 2, 8, 16, dtype=torch.bfloat16)
+    assert jcl.joint_contrastive_loss(query, keys, negatives).isfinite()
+    assert jcl.joint_contrastive_loss(query * 0, keys, negatives).isfinite()
+    assert jcl.joint_contrastive_loss(query * NAN, keys, negatives).isnan()

@@ -44,7 +44,7 @@ def test_unknown_name_suggests_the_nearest(typed: str, nearest: str):
 
 
 def test_unknown_name_without_a_near_one_lists_them():
-    with pytest.raises(DataError, match="demo, cifar10, cifar100 or stl10"):
+    with pytest.raises(DataError, match="demo, cifar10, cifar100 and stl10"):
         open_data("/no/such/place")
 
 

@@ -201,7 +201,7 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert furthest(weights_after(unbroken.path, 4), weights_after(tmp_path / "alone", 4)) <= 1e-6
     assert [line["step"] for line in Run(tmp_path / "alone").metrics] == [line["step"] for line in unbroken.metrics]
     assert few["codes"] == [0] * 4 and few["said"].count("model.bn_groups = 4: instead of 2") == 1
-    assert uneven["codes"] == [1] * 3 and uneven["said"].count("\n") == 1
+    assert uneven["codes"] == [2] * 3 and uneven["said"].count("\n") == 1
     assert "16 images" in uneven["said"] and "3 ranks" in uneven["said"]
     assert occupied["codes"] == [1] * 2 and occupied["said"].count("\n") == 1
     assert "already holds a run" in occupied["said"]

@@ -41,7 +41,7 @@ def test_a_file_in_the_way_is_a_sentence(tmp_path):
 
 def test_a_folder_without_a_run(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RunError, match="not a run folder"):
+        with pytest.raises(RunError, match=r"(not a|no) run folder"):
             RunFolder(path).settings()
 
 

@@ -5,6 +5,7 @@ User errors become a message and an exit code; other exceptions keep their trace
 
 from __future__ import annotations
 
+import difflib
 import io
 import re
 import shlex
@@ -27,6 +28,17 @@ _OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
 _CPU_ALLOCATOR = "DefaultCPUAllocator"  # in torch's RuntimeError when memory is full
 # Click's UsageError, which some versions of Typer vendor.
 _ParserError: type[Exception] = typer.BadParameter.__mro__[1]
+# Options and settings with their names in other programs.
+_SYNONYMS = {
+    "backbone": ("arch", "model"),
+    "batch-size": ("bs", "batch"),
+    "devices": ("gpus", "num-gpus", "nproc-per-node"),
+    "image-size": ("crop-size", "input-size", "img-size", "size", "resolution"),
+    "lr": ("learning-rate", "base-lr"),
+    "out": ("output", "output-dir", "out-dir", "save-dir"),
+    "weight-decay": ("wd",),
+    "workers": ("num-workers", "threads"),
+}
 
 
 def main() -> None:
@@ -80,7 +92,25 @@ def _wrong_usage(error: Any) -> WrongUsage:
     context = getattr(error, "ctx", None)
     named = [info.name for info in app.registered_commands if info.name in sys.argv[1:2]]
     command = " ".join(["jcl", *map(str, named)]) if context is None else context.command_path
-    return WrongUsage(" ".join(error.format_message().split()).rstrip("."), command)
+    problem = _unknown_option(error) if type(error).__name__ == "NoSuchOption" else error.format_message()
+    return WrongUsage(" ".join(problem.split()).rstrip("."), command)
+
+
+def _unknown_option(error: Any) -> str:
+    """There is no such option; the one of the command, or the setting for --set, that is probably meant."""
+    from jcl.settings.schema import setting_names
+
+    flags = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
+    known = {flag.lstrip("-"): f"did you mean {flag}?" for flag in flags}
+    for setting in setting_names() if "--set" in flags else ():
+        known.setdefault(setting.rpartition(".")[2].replace("_", "-"), f"use --set {setting}=VALUE")
+    name = error.option_name.lstrip("-").replace("_", "-")
+    if name == "pretrained":
+        hint = "training starts from random weights, and `jcl import` is for evaluating other weights"
+    else:
+        name = next((ours for ours, others in _SYNONYMS.items() if name in others), name)
+        hint = next((known[close] for close in difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
+    return f"There is no option {error.option_name}{'; ' if hint else ''}{hint}"
 
 
 def _exit_with(error: JclError) -> NoReturn:

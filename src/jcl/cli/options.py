@@ -96,11 +96,12 @@ def _build(name: str) -> Any:
 def _run(function: CommandFunction, options: Options) -> None:
     """Call the command, as several ranks with --devices, and write its results to --json."""
     from jcl.cli.app import check_json_file
-    from jcl.cli.printing import warn_ambiguous_data, write_json
+    from jcl.cli.printing import refuse_swapped, warn_ambiguous_data, write_json
 
     json_file: Path | None = getattr(options, "json_file", None)
     check_json_file(json_file)
     if isinstance(data := getattr(options, "data", None), str):
+        refuse_swapped(getattr(options, "weights", None), data)
         warn_ambiguous_data(data)
     if (devices := getattr(options, "devices", 1)) > 1:
         from jcl.distributed.launch import launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from rich.markup import escape
 
 from jcl.cli.app import err, out, rank
-from jcl.console import escape_controls, pluralize, print_line
+from jcl.console import escape_controls, pluralize, print_line, shell_quote
 from jcl.distributed.launch import ERROR_FOLDER
 from jcl.errors import SettingsError
+from jcl.paths import expand_user
 from jcl.runs.json_object import write_object
 
 
@@ -68,6 +70,17 @@ def warn_ambiguous_data(location: str | None) -> None:
 
     if location in KNOWN_SETS:
         print_line(err, f"Using the data set {location}, not the folder; for the folder write ./{location}.")
+
+
+def refuse_swapped(weights: Path | None, data: str) -> None:
+    """Raise if the arguments RUN_OR_WEIGHTS and DATA were given in the wrong order."""
+    from jcl.runs.folder import RunFolder
+
+    found = expand_user(data)
+    swapped = RunFolder(found).holds_run() or (found.is_file() and found.suffix in (".safetensors", ".pth", ".pt"))
+    if weights is not None and swapped and not weights.is_file() and not RunFolder(weights).holds_run():
+        right = f"jcl {sys.argv[1]} {shell_quote(found)} {shell_quote(weights)}"
+        raise SettingsError(f"The arguments are swapped; give the run first and then the data: `{right}`.")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
 from jcl.evaluate.knn import KnnResult
 from jcl.export import load_backbone
-from jcl.paths import expand_user
+from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
@@ -152,7 +152,7 @@ class TrainedRun:
 def open_trained(path: Path) -> TrainedRun:
     """Open a run folder, or one checkpoint file in it; other files hold no head, key encoder or queue."""
     if not path.exists():
-        raise RunError(f"There is no run or checkpoint at {path}.")
+        raise RunError(f"There is no run or checkpoint at {path}{suggest_path(path)}")
     folder = RunFolder(path if path.is_dir() else path.resolve().parent.parent)
     found = list_checkpoints(folder.checkpoints)
     if path.is_dir():

@@ -1,18 +1,23 @@
 """Contrastive losses as functions and as modules.
 
-Shapes: `query` (N, d), `keys` (N, M, d), `key` (N, d), `negatives` (K, d). Queries and keys are unit vectors; negatives
-may be shorter, because JCL enqueues mean keys without normalizing them. Every loss is computed in at least float32.
+Shapes: `query` (N, d), `keys` (N, M, d), `key` (N, d), `negatives` (K, d). **Queries and keys must be unit vectors**
+(`torch.nn.functional.normalize(x, dim=-1)`); negatives may be shorter, because JCL enqueues mean keys without
+normalizing them. On a CPU other queries raise and longer keys give a warning; on a GPU they are not checked, since that
+would synchronize with it. Every loss is computed in at least float32.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 Reduction = Literal["mean", "sum", "none"]
+_NORMALIZE = "apply torch.nn.functional.normalize(..., dim=-1) first"
+_UNIT_TOLERANCE = 0.01  # of the norm of a row, more than rounding to 16 bits changes
 
 
 def joint_contrastive_loss(
@@ -128,6 +133,16 @@ def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
     raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
 
 
+def _check_unit_rows(query: Tensor, keys: Tensor) -> None:
+    """Raise unless queries are unit vectors (zeros and NaN of a broken network pass); warn of keys that are longer."""
+    norms = torch.linalg.vector_norm(query, dim=-1)
+    if bool((((norms - 1).abs() > _UNIT_TOLERANCE) & (norms > 0)).any()):
+        found = f"{float(norms.min()):.3g} to {float(norms.max()):.3g}"
+        raise ValueError(f"query must have unit rows, but their norms are {found}; {_NORMALIZE}.")
+    if (longest := float(torch.linalg.vector_norm(keys, dim=-1).max())) > 1 + _UNIT_TOLERANCE:
+        warnings.warn(f"keys should have unit rows, but one has the norm {longest:.3g}; {_NORMALIZE}.", stacklevel=4)
+
+
 def _checked(
     query: Tensor, keys: Tensor, negatives: Tensor, temperature: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,4 +162,6 @@ def _checked(
     if keys.shape[1] == 0:
         raise ValueError("expected at least one key per image, got M = 0.")
     common = torch.promote_types(torch.float32, torch.promote_types(query.dtype, keys.dtype))
+    if query.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_unit_rows(query.detach().to(common), keys.detach().to(common))
     return query.to(common), keys.to(common), negatives.to(common)

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import heapq
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -180,6 +181,12 @@ def sub_folders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in _visible_entries(folder) if _is_folder(entry))
     except OSError as error:
         raise DataError(f"The folder {folder} cannot be listed: {error.strerror}.") from error
+
+
+def has_images(folder: Path) -> bool:
+    """Whether image files are among the first entries of a folder."""
+    with os.scandir(folder) as entries:
+        return any(Path(entry.name).suffix.lower() in IMAGE_EXTENSIONS for entry in itertools.islice(entries, 1000))
 
 
 def _visible_entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -18,7 +18,7 @@ from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
-from jcl.paths import expand_user
+from jcl.paths import expand_user, suggest_path
 
 DEMO_SET: Final = "demo"
 DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
@@ -58,7 +58,7 @@ def open_data(
     elif path.is_file():
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
-        raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}.")
+        raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
     for warning in data_warnings(data):
         progress(warning)
     return data
@@ -90,13 +90,12 @@ def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) ->
     )
 
 
-def _known_sets() -> str:
-    return ", ".join(KNOWN_SETS[:-1]) + f" or {KNOWN_SETS[-1]}"
-
-
 def _suggestion(location: str) -> str:
     close = difflib.get_close_matches(location.lower().replace("-", ""), KNOWN_SETS, n=1)
-    return f"; did you mean {close[0]}" if close else f"; known data sets are {_known_sets()}"
+    if close:
+        return f"; did you mean {close[0]}?"
+    path = suggest_path(location)
+    return path if path != "." else f"; known data sets are {', '.join(KNOWN_SETS[:-1])} and {KNOWN_SETS[-1]}."
 
 
 def default_root() -> Path:

@@ -29,7 +29,7 @@ from jcl.runs.folder import RunFolder
 
 _TOLERANCE = 1e-5  # of features, relative to the largest
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
-_SMALL_STEM = "use --to torchvision, safetensors or onnx for the small stem and the medium one"
+_SMALL_STEM = "use --to torchvision, safetensors or onnx, or pre-train with --set model.stem=imagenet"
 _SUFFIXES = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 
@@ -149,7 +149,7 @@ def for_detectron2(job: ExportJob) -> Content:
     if name is None or torchvision_name(job.network, info) != name:
         raise SettingsError(f"detectron2 takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
     if info.stem != "imagenet":
-        raise SettingsError(f"detectron2's ResNets have a 7×7 stem; {_SMALL_STEM}.")
+        raise SettingsError(f"detectron2 has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")
     content = dump_arrays(
         {
             "model": {to_detectron2(name): value.numpy() for name, value in weights.items()},
@@ -223,7 +223,7 @@ def _require_timm_name(job: ExportJob) -> str:
         ) from None
     info, name = job.info, job.info.backbone.removeprefix("timm/")
     if info.stem != "imagenet":
-        raise SettingsError(f"timm's ResNets have a 7×7 stem; {_SMALL_STEM}.")
+        raise SettingsError(f"timm has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")
     known = name not in OWN_BACKBONES and timm.is_model(name)
     if known and info.backbone in torchvision_networks():
         known = _is_same_network(job.network, info, f"timm/{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from jcl.console import StderrConsole, print_line
 from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, torchvision_networks
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, backbone_info
@@ -25,7 +27,7 @@ from jcl.export.layouts import (
     torchvision_names,
 )
 from jcl.export.reading import WeightsFile, read_weights
-from jcl.paths import expand_user
+from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.runs.folder import RunFolder
 
@@ -62,7 +64,7 @@ def open_backbone(path: Path, backbone: str | None = None, image_size: int | Non
     """As `load_backbone`, with details of what the file held."""
     path = expand_user(path)
     if not path.exists():
-        raise RunError(f"There is no run or weights file at {path}.")
+        raise RunError(f"There is no run or weights file at {path}{suggest_path(path)}")
     is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
     return _load(_read_run(RunFolder(path)) if is_run else read_weights(path), backbone, image_size)
 
@@ -77,7 +79,11 @@ def _read_run(folder: RunFolder) -> WeightsFile:
     if newest is None:
         raise RunError(f"The run in {folder.path} has no checkpoint yet; let it train longer first.")
     prefix = "model.query_encoder.backbone."
-    tensors, _ = read_tensors(newest)
+    tensors, metadata = read_tensors(newest)
+    if os.environ.get("RANK", "0") == "0":  # of several ranks one prints
+        epoch = int(metadata["step"]) / max(1, int(metadata.get("steps_per_epoch", 1)))
+        state = f"{folder.path} has not finished: it is at epoch {epoch:.3g} of {settings.train.epochs}"
+        print_line(StderrConsole(), f"{state}. Using its newest checkpoint; {folder.how_to_resume}.")
     tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     # The feature width is measured when the network is built.
     return WeightsFile(newest, "checkpoint of a run", tensors, info=backbone_info(settings, feature_width=0))

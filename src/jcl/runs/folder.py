@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jcl.console import escape_controls, shell_quote
 from jcl.errors import DataError, Interrupted, JclError, RunError
-from jcl.paths import expand_user
+from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import write_atomically
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock, is_locked
@@ -50,6 +50,8 @@ class TrainingFolder:
     def refuse_occupied(self) -> None:
         """Raise if the folder already holds a training."""
         if self.settings_file.exists():
+            if self.summary_file.exists():
+                raise RunError(f"{self.path} already holds a {self.kind}, which has finished; choose another --out.")
             raise RunError(
                 f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another folder with --out."
             )
@@ -167,8 +169,11 @@ class RunFolder(TrainingFolder):
 
     def settings(self) -> ResolvedSettings:
         if not self.settings_file.is_file():
-            reason = "it has no settings.yaml" if self.path.exists() else "no such folder"
-            raise RunError(f"{self.path} is not a run folder: {reason}.")
+            if not self.path.exists():
+                raise RunError(f"There is no run folder {self.path}{suggest_path(self.path)}")
+            raise RunError(
+                f"{self.path} is not a run folder (it has no settings.yaml); give a folder that `jcl pretrain` wrote."
+            )
         return read_settings(self.settings_file, ResolvedSettings)
 
 

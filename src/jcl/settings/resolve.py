@@ -267,7 +267,7 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
         groups *= 2
     if groups == 1:
-        return 1, f"a batch of {batch} is too small for groups of 32 or more"
+        return 1, "groups need 32 images each or more; a --batch-size of 64 or more gives several"
     return groups, f"ShuffleBN as on {groups} GPUs, {batch // groups} images each"
 
 

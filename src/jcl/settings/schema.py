@@ -7,6 +7,7 @@ A recipe is a YAML file with some of these settings; a run folder keeps all of t
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +23,7 @@ from jcl.errors import SettingsError
 
 def _known_method(name: str) -> str:
     if name not in METHODS:
-        raise ValueError(f"must be {', '.join(map(repr, METHODS))}")
+        raise ValueError(f"must be one of {', '.join(map(repr, METHODS))}")
     return name
 
 
@@ -361,8 +362,10 @@ def invalid_value(name: str, problems: Sequence[Any], value: str | None = None) 
     """`invalid value 0 for train.epochs: must be at least 1`, from the errors of pydantic for one field."""
     shown = repr(problems[0]["input"]) if value is None else value
     shown = shown if len(shown) <= _MAX_VALUE_LENGTH else f"{shown[:_MAX_VALUE_LENGTH]}..."
-    wanted = dict.fromkeys(_expected(problem) for problem in problems)
-    return f"invalid value {shown} for {name}: {' or '.join(wanted)}"
+    first, *others = dict.fromkeys(_expected(problem) for problem in problems)
+    wanted = " or ".join([first, *(other.removeprefix("must be ") for other in others)])
+    close = difflib.get_close_matches(str(problems[0]["input"]), re.findall(r"'([^' ]+)'", wanted), n=1)
+    return f"invalid value {shown} for {name}: {wanted}{f'; did you mean {close[0]}?' if close else ''}"
 
 
 _EXPECTED = {
@@ -381,6 +384,9 @@ _EXPECTED = {
     "bool_parsing": "must be true or false",
     "string_type": "must be a string",
     "missing": "has too few values",
+    "too_long": "has too many values",
+    "tuple_type": "must be a list such as [1, 2, 3]",
+    "model_type": "must hold settings as 'name: value'",
 }
 
 

@@ -82,6 +82,11 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
         scheme = url.partition(":")[0].lower()
         if scheme not in _SCHEMES or "::" in url:
             raise DataError(f"Unsupported URL {_without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
+        if "?" not in url and not re.search(r"\.(tar|tgz)", url.rpartition("/")[2].lower()):
+            raise DataError(
+                f"{_without_secrets(url)} is not a .tar file. Give a URL of shards, such as "
+                f"{scheme}://HOST/train-{{0000..0127}}.tar, or download the images and give their folder."
+            )
     files = {url: _local_copy(url, folder) for url in urls}
     shards = pluralize(len(files), "shard")
     missing = [_without_secrets(url) for url, file in files.items() if not file.is_file()]
@@ -140,7 +145,8 @@ def _fetch(url: str, file: Path) -> None:
         partial.replace(file)
     except ImportError as error:
         install = "pip install 'joint-contrastive-learning[shards]'"
-        raise DataError(f"Downloading {name} needs an optional library ({error}); for http use {install}.") from error
+        how = install if url.lower().startswith("http") else _reason(error)
+        raise DataError(f"Downloading {name} needs an optional library: {how}.") from error
     except Exception as error:  # each file system of fsspec has its own errors
         raise DataError(f"The shard {name} cannot be downloaded into {file.parent}: {_reason(error)}.") from error
     finally:
@@ -165,4 +171,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "not found"
     text = getattr(error, "strerror", None) or _without_secrets(str(error))
-    return " ".join(text.split()).rstrip(".") or type(error).__name__
+    text = re.sub(r"\[Errno -?\d+\] ", "", " ".join(text.split()))[:200]
+    return text.rstrip(".") or type(error).__name__
