@@ -24,8 +24,12 @@ exclude_patterns = ["_build"]
 suppress_warnings = ["myst.header"]
 html_theme = "furo"
 html_title = "Joint Contrastive Learning"
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
+default_role = "code"  # `name` in a docstring
 
 RESERVED = {"search", "genindex", "py-modindex"}  # Sphinx writes these pages itself
 if clash := RESERVED & {page.stem for page in Path(__file__).parent.glob("*.md")}:

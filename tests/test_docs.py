@@ -1,7 +1,9 @@
 """README and docs: the Python code runs, the commands and their options exist, and the links lead somewhere."""
 
 import re
+import runpy
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +103,21 @@ def test_links_on_a_page_lead_somewhere(page):
 def test_every_command_is_on_a_page():
     documented = {shlex.split(line)[1] for page in PAGES for line in commands(page)}
     assert set(typer.main.get_command(app).commands) <= documented
+
+
+def test_every_public_name_is_on_the_page_of_the_api():
+    documented = re.findall(
+        r"^\.\. auto\w+:: jcl\.(\w+)(?:\(\))?$", (ROOT / "docs/api.md").read_text(encoding="utf-8"), re.M
+    )
+    assert sorted(documented) == sorted(set(jcl.__all__) - {"__version__"})
+
+
+def test_a_page_that_sphinx_would_overwrite_stops_the_build(tmp_path):
+    shutil.copy(ROOT / "docs/conf.py", tmp_path)
+    runpy.run_path(str(tmp_path / "conf.py"))
+    (tmp_path / "search.md").touch()
+    with pytest.raises(ValueError, match="search"):
+        runpy.run_path(str(tmp_path / "conf.py"))
 
 
 def test_files_named_in_contributing_exist():

@@ -13,24 +13,12 @@ if TYPE_CHECKING:
     from jcl.commands.pretrain import pretrain as pretrain
     from jcl.commands.pretrain import resume as resume
     from jcl.commands.run import Run as Run
-    from jcl.core.loss import (
-        InfoNCELoss as InfoNCELoss,
-    )
-    from jcl.core.loss import (
-        JointContrastiveLoss as JointContrastiveLoss,
-    )
-    from jcl.core.loss import (
-        MultiKeyLoss as MultiKeyLoss,
-    )
-    from jcl.core.loss import (
-        info_nce_loss as info_nce_loss,
-    )
-    from jcl.core.loss import (
-        joint_contrastive_loss as joint_contrastive_loss,
-    )
-    from jcl.core.loss import (
-        multi_key_loss as multi_key_loss,
-    )
+    from jcl.core.loss import InfoNCELoss as InfoNCELoss
+    from jcl.core.loss import JointContrastiveLoss as JointContrastiveLoss
+    from jcl.core.loss import MultiKeyLoss as MultiKeyLoss
+    from jcl.core.loss import info_nce_loss as info_nce_loss
+    from jcl.core.loss import joint_contrastive_loss as joint_contrastive_loss
+    from jcl.core.loss import multi_key_loss as multi_key_loss
     from jcl.core.queue import KeyQueue as KeyQueue
     from jcl.errors import JclError as JclError
     from jcl.export import load_backbone as load_backbone

@@ -6,7 +6,7 @@ other exception is a bug and keeps its traceback.
 
 
 class JclError(Exception):
-    """An error that the user can fix."""
+    """An error that the user can fix, such as an invalid setting or an unreadable file; the base of all jcl errors."""
 
     exit_code = 1
 

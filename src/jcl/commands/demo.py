@@ -129,7 +129,7 @@ def _draw_figures(folder: Path, run: Run, rows: list[Row], data: ImageData, prep
     )
     bank, queries = _extract(run.backbone(), preprocessing, data)
     drawn = neighbour_rows(queries, data.test, bank, data.train, range(6))
-    draw_neighbours(drawn, folder / "neighbours.png", title="Nearest neighbours by JCL's features")
+    draw_neighbours(drawn, folder / "neighbours.png", title="Nearest neighbors by JCL's features")
 
 
 def _print_table(out: Console, rows: list[Row]) -> None:

@@ -42,6 +42,7 @@ def pretrain(
 ) -> Run:
     """Pre-train into the folder `out`, which must not hold a run yet (default: a new folder in `runs/`).
 
+    `settings` come from `build_settings` or `Run.settings`. Settings that are "auto" are resolved for the images.
     With `resume="auto"` an unfinished run with the same settings is continued, and a finished one in `out` is returned.
 
     Progress goes to `console` (default: standard error; `Console(quiet=True)` for none). If a launcher started several

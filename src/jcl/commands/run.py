@@ -33,7 +33,7 @@ from jcl.train.build import build_learner
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and its contents."""
+    """A run folder and its contents; `jcl.Run("runs/photos")` opens one."""
 
     path: Path
 
@@ -42,6 +42,7 @@ class Run:
 
     @property
     def settings(self) -> ResolvedSettings:
+        """The settings, with the values that "auto" was resolved to."""
         return RunFolder(self.path).settings()
 
     @property

@@ -33,9 +33,17 @@ def joint_contrastive_loss(
 
         loss = log[ exp(qᵀμ/τ + λ/(2τ²) qᵀΣq) + Σ_j exp(qᵀn_j/τ) ] - qᵀμ/τ
 
-    τ is `temperature` and λ is `covariance_scale`, a number or a tensor (N,). μ and Σ are the mean and the biased
-    covariance of an image's M keys k_m. Since qᵀμ is the mean of the similarities qᵀk_m and qᵀΣq their variance,
-    Σ (d, d) is never computed. With M = 1 the variance is zero and this is the loss of MoCo.
+    μ and Σ are the mean and the biased covariance of an image's M keys k_m. Since qᵀμ is the mean of the similarities
+    qᵀk_m and qᵀΣq their variance, Σ (d, d) is never computed. With M = 1 the variance is zero and this is the loss of
+    MoCo.
+
+    Args:
+        query: (N, d), unit rows.
+        keys: (N, M, d), M unit rows for each query; they should carry no gradient.
+        negatives: (K, d), for example `KeyQueue.rows`; rows may be shorter than unit length.
+        temperature: τ.
+        covariance_scale: λ, a number or a tensor (N,).
+        reduction: "mean" or "sum" over the queries, or "none" for the losses (N,).
     """
     query, keys, negatives = _checked(query, keys, negatives, temperature)
     # The value of a tensor is not checked, because that would synchronize with the device.
@@ -58,7 +66,10 @@ def joint_contrastive_loss(
 def multi_key_loss(
     query: Tensor, keys: Tensor, negatives: Tensor, *, temperature: float = 0.2, reduction: Reduction = "mean"
 ) -> Tensor:
-    """InfoNCE of each (query, key) pair, averaged over the M keys, Eq. 3."""
+    """InfoNCE of each (query, key) pair, averaged over the M keys, Eq. 3.
+
+    `query` (N, d) and `keys` (N, M, d) have unit rows; the arguments are those of `joint_contrastive_loss`.
+    """
     query, keys, negatives = _checked(query, keys, negatives, temperature)
     with torch.autocast(query.device.type, enabled=False):
         positives = _similarities(query, keys) / temperature
@@ -69,7 +80,10 @@ def multi_key_loss(
 def info_nce_loss(
     query: Tensor, key: Tensor, negatives: Tensor, *, temperature: float = 0.2, reduction: Reduction = "mean"
 ) -> Tensor:
-    """InfoNCE with one positive key, Eq. 1: the loss of MoCo."""
+    """InfoNCE with one positive key, Eq. 1: the loss of MoCo.
+
+    `query` and `key` (N, d) have unit rows; the other arguments are those of `joint_contrastive_loss`.
+    """
     return multi_key_loss(query, key.unsqueeze(1), negatives, temperature=temperature, reduction=reduction)
 
 
@@ -83,7 +97,7 @@ def contrastive_accuracy(query: Tensor, keys: Tensor, negatives: Tensor) -> Tens
 
 
 class MultiKeyLoss(nn.Module):
-    """Module form of `multi_key_loss`."""
+    """`multi_key_loss` as a module: call it with query (N, d), keys (N, M, d) and negatives (K, d)."""
 
     def __init__(self, temperature: float = 0.2, reduction: Reduction = "mean") -> None:
         super().__init__()
@@ -95,14 +109,14 @@ class MultiKeyLoss(nn.Module):
 
 
 class InfoNCELoss(MultiKeyLoss):
-    """Module form of `info_nce_loss`."""
+    """`info_nce_loss` as a module: call it with query (N, d), key (N, d) and negatives (K, d)."""
 
     def forward(self, query: Tensor, key: Tensor, negatives: Tensor) -> Tensor:
         return super().forward(query, key.unsqueeze(1), negatives)
 
 
 class JointContrastiveLoss(MultiKeyLoss):
-    """Module form of `joint_contrastive_loss`."""
+    """`joint_contrastive_loss` as a module: call it with query (N, d), keys (N, M, d) and negatives (K, d)."""
 
     def __init__(self, temperature: float = 0.2, covariance_scale: float = 4.0, reduction: Reduction = "mean") -> None:
         super().__init__(temperature, reduction)

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 class KeyQueue(nn.Module):
     """A ring buffer of `size` keys of dimension `dim`, saved with the model; new keys replace the oldest.
 
-    It starts with random unit vectors, as in MoCo. `enqueue` does not synchronize with the GPU.
+    `rows` (size, dim) are the negatives of a loss; pass a clone if you enqueue before the backward pass. They start as
+    random unit vectors, as in MoCo. `enqueue` does not synchronize with the GPU.
     """
 
     rows: Tensor
@@ -25,11 +26,12 @@ class KeyQueue(nn.Module):
 
     @property
     def size(self) -> int:
+        """The number of rows."""
         return self.rows.shape[0]
 
     @torch.no_grad()
     def enqueue(self, rows: Tensor) -> None:
-        """Add `rows` (n, dim) as the newest keys, without normalizing them."""
+        """Add `rows` (n, dim) as the newest keys, without normalizing them; JCL enqueues mean keys."""
         if rows.ndim != 2 or rows.shape[1] != self.rows.shape[1]:
             raise ValueError(f"expected rows (n, {self.rows.shape[1]}), got {tuple(rows.shape)}.")
         count = rows.shape[0]

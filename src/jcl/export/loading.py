@@ -49,7 +49,9 @@ class LoadedBackbone:
 
 
 def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
-    """The backbone of a run folder or weights file, in evaluation mode, mapping images to pooled features (n, width).
+    """The backbone of a run folder or weights file, in evaluation mode.
+
+    It maps normalized images (n, 3, h, w) to pooled features (n, width), which are not unit rows.
 
     Opens what this package writes (`jcl pretrain`, `jcl import` and every target of `jcl export`) and what `jcl import`
     reads: files of torchvision, timm, detectron2, lightly, solo-learn and the released MoCo and JCL checkpoints. A run

@@ -168,7 +168,7 @@ class RecordSettings(Section):
 
 
 class Settings(Section):
-    """All settings of a run."""
+    """All settings of a run, in sections: `settings.train.lr`. They cannot be changed; use `build_settings`."""
 
     recipe: str = Field("", description="Recipe that these settings are based on.")
     data: DataSettings = DataSettings()

@@ -42,7 +42,11 @@ def recipe_summary(name: str) -> str:
 
 
 def build_settings(recipe: str, *, method: str | None = None, values: Mapping[str, Any] | None = None) -> Settings:
-    """A recipe, then what the method implies, then the user's values by dotted name; later ones win."""
+    """Settings for `pretrain`: a recipe, then what the method implies, then `values`; later ones win.
+
+    `recipe` is a name that `jcl recipes` lists or a YAML file. `values` are by dotted name, such as
+    `{"data.location": "photos/", "train.epochs": 100}`.
+    """
     nested = recipe_values(recipe)
     nested["recipe"] = recipe
     values = dict(values or {})
