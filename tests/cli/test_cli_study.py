@@ -10,10 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
+from jcl.commands.bound import bound_along_training
 from jcl.commands.distribution import split_arguments
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import open_trained
 from jcl.errors import RunError
+from jcl.settings.studies import BoundOptions
 from small_runs import drawn_pixels, tiny_settings
 
 CPU = torch.device("cpu")
@@ -152,6 +154,13 @@ def test_bound_along_a_run(call, runs):
     assert json.loads(Path("two.json").read_text())["jensen_loss"] == pytest.approx(
         figures["jensen_loss_step8"], rel=1e-5
     )
+
+
+def test_bound_counts_the_images_of_all_checkpoints(runs):
+    seen: list[tuple[int, int]] = []
+    options = BoundOptions(run=runs["jcl"], images=5, keys=24, batch_size=24, workers=0)
+    bound_along_training(options, runs["jcl"], lambda *counts: seen.append(counts))
+    assert seen == [(done, 15) for done in range(1, 16)]
 
 
 def test_bound_of_gaussian_keys(call):

@@ -13,6 +13,8 @@ import pytest
         (["detect", "--short-side", "128"], "--short-side"),
         (["detect", "--task", "boxes"], "'box', 'mask'"),
         (["bound", "--draws", "5"], "--draws"),
+        (["pretrain", "photos", "--image-size", "0"], "Invalid value 0 for --image-size: must be at least 1"),
+        (["resume", "missing", "--device"], "--device"),
         (["linear", "run", "--least-crop", "2"], "Invalid value 2 for --least-crop: must be at most 1."),
         (
             ["knn", "run", "-k", "2", "-k", "some"],
@@ -33,6 +35,16 @@ def test_parser_errors_are_one_sentence(call, arguments, said):
 def test_without_a_command_there_is_help(call):
     code, out, err = call()
     assert (code, err) == (2, "") and "Usage: " in out and "pretrain" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"), [("pretrain", 50), ("detect", 60), ("ablate", 60), ("finetune", 45), ("embed", 40), ("", 70)]
+)
+def test_help_fits_a_screen_and_shows_no_python_types(call, monkeypatch, command, lines):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = call(*command.split(), "--help")
+    assert code == 0 and out.count("\n") <= lines and "<" not in out
+    assert "INTEGER" in out or not command
 
 
 @pytest.mark.parametrize("value", ["1", "abc"])

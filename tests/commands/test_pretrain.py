@@ -307,6 +307,18 @@ def test_where_knn_cannot_be_measured_training_goes_on_to_its_end(labels, tmp_pa
     assert capsys.readouterr().err.count("kNN is skipped") == 1
 
 
+def test_a_run_is_resumed_on_another_device_than_its_own(npz, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        stop_after(patched, 5, signal.SIGTERM)
+        pretrain(tiny_settings(npz, record__log_every="auto"), folder, console=QUIET)
+    file = RunFolder(folder).settings_file
+    file.write_text(file.read_text().replace("device: cpu", "device: cuda:7"))
+    run = resume(folder, console=QUIET, device="cpu")
+    assert run.summary["steps"] == 12 and run.settings.train.device == "cuda:7"
+    assert [line["step"] for line in run.metrics if line["kind"] == "train"] == list(range(1, 13))
+
+
 def test_where_no_test_image_can_be_read_training_goes_on_to_its_end(tmp_path, capsys):
     write_image_folder(tmp_path / "photos/train")
     for file in write_image_folder(tmp_path / "photos/val").rglob("*.png"):

@@ -165,7 +165,14 @@ def test_a_single_key_need_not_be_said_where_there_can_be_no_other():
 def test_what_a_method_does_not_use_is_not_spoken_of():
     names = [choice.name for choice in chosen(5_000, method__name="moco-v2", method__num_keys=1)[1]]
     assert "method.covariance_scale" not in names and "train.lr" in names
-    assert "method.covariance_scale" not in [choice.name for choice in chosen(5_000, method__num_keys=1)[1]]
+    one_key = {choice.name: choice for choice in chosen(5_000, method__num_keys=1)[1]}
+    assert "no effect" in one_key["method.covariance_scale"].reason
+
+
+@pytest.mark.parametrize(("size", "stem", "said"), [(32, "small", False), (64, "small", True), (96, "imagenet", False)])
+def test_the_stem_for_small_views_is_said_to_be_slow(size, stem, said):
+    (choice,) = (choice for choice in chosen(5_000, views__image_size=size)[1] if choice.name == "model.stem")
+    assert choice.value == stem and ("--image-size 96 is faster" in choice.reason) == said
 
 
 @pytest.mark.parametrize(("batch", "ranks"), [(240, 3), (256, 2), (384, 6), (448, 7)])

@@ -11,6 +11,8 @@ from torch import nn
 from jcl.errors import SettingsError
 from jcl.settings.studies import CostOptions
 from jcl.studies.cost import (
+    KILLED,
+    OUT_OF_MEMORY,
     Cell,
     CostReport,
     StepCost,
@@ -77,7 +79,7 @@ def test_every_method_is_measured_until_memory_runs_out(monkeypatch: pytest.Monk
     def run(work, *arguments):
         work, (settings, device, repeats) = pickle.loads(pickle.dumps((work, arguments)))
         asked.append((settings.method.name, settings.method.num_keys))
-        return None if settings.method.name == "multi-key" else work(settings, device, repeats)
+        return KILLED if settings.method.name == "multi-key" else work(settings, device, repeats)
 
     monkeypatch.setattr("jcl.studies.cost.run_in_subprocess", run)
     small = {"backbone": "tiny_cnn", "image_size": 32, "batch_size": 16, "repeats": 1, "device": "cpu"}
@@ -92,11 +94,13 @@ def test_every_method_is_measured_until_memory_runs_out(monkeypatch: pytest.Monk
     assert figures["jcl_m2_bytes_times_moco_v2"] == figures["jcl_m2_bytes"] / figures["moco_v2_m1_bytes"]
     assert figures["multi_key_m1_ms"] is figures["multi_key_m2_bytes"] is None
     assert figures["backbone"] == "tiny_cnn" and figures["device"] == "CPU"
+    assert [cell.failure for cell in report.cells] == ["", "", "", KILLED, KILLED, "", ""]
+    assert "signal 9" in report.killed() and report_of(jcl=[None]).killed() == ""
 
 
 def fill_memory(kind: str) -> str:
     if kind == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)  # what the system does to a process when memory runs out
+        os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory runs out, but not only then
     if kind == "CPU":
         torch.empty(2**62, dtype=torch.uint8)
     if kind == "GPU":
@@ -104,9 +108,9 @@ def fill_memory(kind: str) -> str:
     return "it fits"
 
 
-@pytest.mark.parametrize("kind", ["killed", "CPU", "GPU"])
-def test_work_that_does_not_fit_is_an_answer(kind: str) -> None:
-    assert run_in_subprocess(fill_memory, kind) is None
+@pytest.mark.parametrize(("kind", "said"), [("killed", KILLED), ("CPU", OUT_OF_MEMORY), ("GPU", OUT_OF_MEMORY)])
+def test_work_that_does_not_fit_is_an_answer(kind: str, said: str) -> None:
+    assert run_in_subprocess(fill_memory, kind) == said
 
 
 def refuse(sentence: str) -> None:

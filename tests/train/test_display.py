@@ -63,9 +63,28 @@ def test_a_log_shows_life_at_once_and_says_how_long_it_takes_once_plain_steps_te
         for step in range(1, 9):
             clock.now += 100 if step <= 4 else 40  # these compile, and the last of them is recorded
             shown.advance(first + step)
-    lines = [line.split(": ")[1] for line in file.getvalue().splitlines()]
-    assert lines[:-1] == [f"step {first + step} of 456" for step in range(1, 8)]
-    assert lines[-1] == f"step {first + 8} of 456, about {format_duration(40 * (456 - first - 8))} left"
+    lines = [line.split(": ", 1)[1] for line in file.getvalue().splitlines()]
+    assert lines[:6] == [f"step {first + step} of 456" for step in range(1, 7)]
+    whole = format_duration(40 * (456 - first)) + (" more" if first else "")
+    assert lines[6] == f"training takes about {whole} ({456 - first} steps of 40 s)"
+    assert lines[7] == f"step {first + 8} of 456, about {format_duration(40 * (456 - first - 8))} left"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(("seconds", "after", "told"), [(90, 1, "--epochs 50"), (10, 2, "--epochs 50"), (2, 4, "")])
+def test_the_duration_is_estimated_once_and_soon(monkeypatch, terminal, seconds, after, told):
+    """On a CPU, where the first step does not count unless it is slow; faster options are named if it takes hours."""
+    clock, file, estimated = Clock(monkeypatch), io.StringIO(), []
+    with Display(console(file, 200, terminal), "jcl", HEALTH, lambda: "--epochs 50 (about 4x)") as shown:
+        shown.start(0, 456, 19, module.WARMUP_STEPS_ON_CPU)
+        for step in range(1, 20):
+            clock.now += max(seconds, 15) if step == 1 else seconds
+            shown.advance(step)
+            estimated.append("training takes about" in file.getvalue())
+    assert estimated == [False] * (after - 1) + [True] * (20 - after)
+    (line,) = (line for line in file.getvalue().splitlines() if "training takes about" in line)
+    assert f"about {format_duration(456 * seconds)} (456 steps of {seconds} s)" in line
+    assert told in line and ("--epochs" in line) == bool(told)
 
 
 @pytest.mark.parametrize("first", [0, 50])

@@ -78,8 +78,7 @@ def train(folder: Path, at=None, **options) -> Regression:
             saver=saver,
             checkpoints=folder / "checkpoints",
             resume_hint="run it again",
-            log_every=5,
-            **options,
+            **({"log_every": 5} | options),
         ).run()
     return task
 
@@ -90,6 +89,16 @@ def test_windows_cover_every_step_once(tmp_path):
     assert [line["step"] for line in lines] == [5, 10, 12] and task.ended_epochs == [1, 2, 3]
     assert [line["lr"] for line in lines] == [pytest.approx(0.01 / step) for step in (5, 10, 12)]
     assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000012"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "steps"),
+    [(3, range(1, 13)), (15, range(1, 61)), (500, [1, 2, 4, 8, 16, *range(20, 2001, 20)])],
+)
+def test_curves_of_short_runs_have_many_points_and_long_runs_begin_at_once(tmp_path, monkeypatch, epochs, steps):
+    monkeypatch.setattr(Regression, "epochs", epochs)
+    train(tmp_path / "run", log_every="auto")
+    assert [line["step"] for line in read_metrics(tmp_path / "run/metrics.jsonl")] == list(steps)
 
 
 @pytest.mark.parametrize("step", [0, 3, 6, 10])

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from jcl.errors import SettingsError
 
@@ -34,7 +34,7 @@ CommandFunction = Callable[[Any], "Figures | None"]
 
 _COMMANDS: dict[str, tuple[str, CommandFunction]] = {}
 _STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "context_settings": {"help_option_names": ["-h", "--help"]}}
-_METAVARS = {int: "<int>", float: "<float>", str: "<str>", Path: "<path>"}
+_METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
 class WrongUsage(SettingsError):
@@ -45,7 +45,22 @@ class WrongUsage(SettingsError):
         super().__init__(f"{problem[:1].upper()}{problem[1:]}{end} See `{command} --help`.")
 
 
-class LazyGroup(TyperGroup):
+class PlainTypes:
+    """Leaves Python types, such as `<bool>` of flags, out of the help; other options have a placeholder."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if parameter.param_type_name == "argument" or parameter.is_flag:
+                parameter.display_type_rich = lambda ctx: None
+        return found
+
+
+class PlainCommand(PlainTypes, TyperCommand):
+    pass
+
+
+class LazyGroup(PlainTypes, TyperGroup):
     """Builds the options of a command only when it is called, so that listing commands is fast."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -89,7 +104,7 @@ def _build(name: str) -> Any:
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     run.__signature__ = inspect.Signature([context, *_parameters(model)])  # type: ignore[attr-defined]
     single = typer.Typer(add_completion=False, **_STYLE)
-    single.command(name, help=function.__doc__)(run)
+    single.command(name, cls=PlainCommand, help=function.__doc__)(run)
     return typer.main.get_command(single)
 
 

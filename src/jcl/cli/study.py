@@ -177,7 +177,7 @@ def bound(options: BoundOptions) -> None:
         subtitle = f"{options.draws:,} keys per image, {images}, {options.negatives:,} negatives"
         _save(options, gaussian_metrics(results), partial(plot_gaussian_bound, results, subtitle=subtitle))
         return
-    with progress_bar("checkpoints") as progress:
+    with progress_bar("images") as progress:
         bounds = bound_along_training(options, options.run, progress)
     _print_run_bound(bounds)
     _save(options, bounds.metrics(), partial(plot_training_bound, bounds, name=str(options.run)))
@@ -258,7 +258,7 @@ def _print_cost(report: CostReport) -> None:
     base, rows = report.baseline, []
     for number, cell in enumerate(report.cells):
         again = number > 0 and report.cells[number - 1].method == cell.method
-        row = ["" if again else METHODS[cell.method].title, str(cell.keys), "out of memory", "", "", ""]
+        row = ["" if again else METHODS[cell.method].title, str(cell.keys), cell.failure, "", "", ""]
         if cell.cost is not None:
             row[2], row[4] = format_bytes(cell.cost.bytes), f"{cell.cost.milliseconds:,.1f}"
         if cell.cost is not None and base is not None:
@@ -267,7 +267,7 @@ def _print_cost(report: CostReport) -> None:
         rows.append(row)
     _print_table(["method", "keys", "memory", "× MoCo v2", "ms per step", "× MoCo v2"], rows, sections=True)
     echo(f"{report.describe()}. Memory is the peak of a step that PyTorch allocated, weights included.")
-    for line in (*report.growth_lines(), report.warning()):
+    for line in (*report.growth_lines(), report.killed(), report.warning()):
         if line:
             echo(line)
     echo("Without gradients, keys are encoded in train.key_passes parts, which keeps memory constant but takes time.")

@@ -39,7 +39,7 @@ def resume(options: ResumeOptions) -> dict[str, Any]:
     """Continue a stopped run exactly where it was."""
     from jcl.commands.pretrain import resume as resume_pretraining
 
-    return _report_run(resume_pretraining(options.run, console=err))
+    return _report_run(resume_pretraining(options.run, console=err, device=options.device))
 
 
 @command("demo", "training.DemoOptions", group=TRAIN)

@@ -52,7 +52,8 @@ def bound_along_training(
     """Eq. 4, 7 and 8 with views of images as keys, at every checkpoint of a run.
 
     The query is one more view of the image, and the negatives are the checkpoint's queue. Both encoders are in
-    evaluation mode, so that a key depends only on its view. Scales 1 and the run's own are always included.
+    evaluation mode, so that a key depends only on its view. Scales 1 and the run's own are always included. `progress`
+    is called with the number of images done and in total, over all checkpoints.
     """
     if options.keys < MIN_SAMPLES:
         raise SettingsError(f"--keys must be at least {MIN_SAMPLES} to test a distribution, but got {options.keys}.")
@@ -62,10 +63,13 @@ def bound_along_training(
     data = open_with_warnings(options.data, console) if options.data else open_own_data(settings, console)
     source = data.train
     rows = sample_rows(source, options.images or 256, options.seed)
-    sampler = view_sampler(options, device, settings.data.canvas)
+    steps: list[StepBound] = []
+    total = len(rows) * len(trained.checkpoints)
+    sampler = view_sampler(
+        options, device, settings.data.canvas, lambda done, _: progress(len(steps) * len(rows) + done, total)
+    )
     own_scale = float(settings.method.covariance_scale)
     scales = sorted({1.0, own_scale, *_scales(options)})
-    steps = []
     for checkpoint in trained.checkpoints:
         learner, step = trained.learner(checkpoint, device)
         with evaluation_mode(learner):
@@ -81,7 +85,6 @@ def bound_along_training(
             )
         row = bound_row(similarities, negatives, scales)
         steps.append(StepBound(step, row, normality(similarities), float(learner.queue.filled())))
-        progress(len(steps), len(trained.checkpoints))
     count = len(similarities)
     reference = gaussian_reference(max(count, 2000), options.keys, options.seed)
     return RunBounds(steps, reference, float(settings.method.temperature), own_scale, count, options.keys)

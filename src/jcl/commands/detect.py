@@ -17,7 +17,7 @@ from jcl.errors import Interrupted, RunError
 from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
 from jcl.evaluate.detection.results import DetectionFolder
-from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, LOG_ITERATIONS, DetectionTask
+from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTask
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
@@ -149,7 +149,6 @@ def _train(
             saver,
             checkpoints=folder.checkpoints,
             resume_hint=folder.how_to_resume,
-            log_every=LOG_ITERATIONS,
             save_every=settings.checkpoint_every,
         ).run()
     try:

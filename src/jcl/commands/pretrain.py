@@ -71,13 +71,16 @@ def pretrain(
         return _begin(settings, data, wanted, context, label, numbered=out is None)
 
 
-def resume(path: str | Path, *, console: Console | None = None) -> Run:
-    """Continue the run in a folder from its newest good checkpoint, exactly as if it had never stopped."""
+def resume(path: str | Path, *, console: Console | None = None, device: str | None = None) -> Run:
+    """Continue the run in a folder from its newest good checkpoint, exactly as if it had never stopped.
+
+    `device` replaces the run's `train.device`.
+    """
     folder = RunFolder(path)
     # Only the first rank needs to see the folder; the others use the defaults until it has sent its settings.
     train = folder.settings().train if folder.settings_file.is_file() else TrainSettings()
-    with run_context(train.device, train.rank_timeout, console) as context:
-        return _resume(folder.path, context)
+    with run_context(device or train.device, train.rank_timeout, console) as context:
+        return _resume(folder.path, context, device)
 
 
 def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
@@ -176,9 +179,11 @@ def _stored_settings(folder: RunFolder) -> ResolvedSettings:
     return folder.settings()
 
 
-def _resume(path: Path, context: RunContext) -> Run:
+def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     ranks, folder = context.ranks, RunFolder(path)
     settings = _broadcast(fail_together(ranks, lambda: _stored_settings(folder) if ranks.first else None), ranks)
+    if device is not None:
+        settings = with_values(settings, {"train.device": device})
     settings, changes = fail_together(ranks, lambda: fit_to_ranks(settings, ranks.count))
     if ranks.any(ranks.first and folder.summary_file.exists()):
         context.log(

@@ -39,6 +39,7 @@ from jcl.settings.schema import affects_results, setting_names, values_of
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display, health
 from jcl.train.pretrain import PretrainTask
+from jcl.train.profile import faster_options
 from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
 
@@ -94,7 +95,8 @@ def train_run(
     if resumed:
         fail_together(ranks, lambda: _update_choices(folder, settings, context.device) if ranks.first else None)
     describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
-    display = Display(context.console, label or settings.method.name, describe)
+    faster = partial(faster_options, settings, context.device)
+    display = Display(context.console, label or settings.method.name, describe, faster)
     backbone = parts.learner.query_encoder.backbone
     record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
     saver: CheckpointSaver | NullSaver = NullSaver()

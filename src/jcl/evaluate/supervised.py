@@ -36,7 +36,6 @@ from jcl.train.step import StepOptions, view_function
 from jcl.train.trainer import Trainer, TrainingTask
 from jcl.views import ViewRecipe
 
-LOG_STEPS = 100
 CHECKPOINT_SECONDS = 120.0
 KEPT_CHECKPOINTS = 2
 _QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
@@ -167,9 +166,7 @@ def train_and_evaluate(
         check_test_images(training.task.test, training.workers, console)
     with contextlib.ExitStack() as open_files, training_loader(training) as loader:
         task = ClassifierTask(training, loader)
-        trainer = Trainer(
-            task, Display(console, training.title), progress, log_every=min(LOG_STEPS, loader.steps_per_epoch)
-        )
+        trainer = Trainer(task, Display(console, training.title), progress)
         if folder is not None:
             trainer.record = open_files.enter_context(
                 MetricsWriter(folder.path, resumed_at=progress.step, tensorboard=False)

@@ -226,7 +226,7 @@ def _draw_skewness(axes: Axes, test: Normality, reference: Normality) -> None:
 
 
 def plot_cost(report: CostReport, path: Path) -> Path:
-    """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses are out of memory."""
+    """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses could not be measured."""
     figure = style.new_figure(10, 4.6)
     memory, taken = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.07, right=0.975, top=0.645, bottom=0.12, wspace=0.17)
@@ -240,7 +240,9 @@ def plot_cost(report: CostReport, path: Path) -> Path:
     methods = dict.fromkeys(cell.method for cell in report.cells)
     entries = [(METHODS[method].title, Line2D([], [], linewidth=2.2, **_look(method))) for method in methods]
     if len(costs) < len(report.cells):
-        entries.append(("out of memory", Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=6)))
+        entries.append(
+            ("out of memory or killed", Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=6))
+        )
     add_legend(figure, entries, columns=5)
     title = style.plain(f"Cost of more keys: {report.describe()}", 85)
     style.write_title(figure, title, style.plain(report.finding(), 140))

@@ -46,7 +46,7 @@ _SHORT_SIDE_STEP = 32
 class CocoSettings(Options):
     """Where images and annotations are: a folder in COCO's layout, or each part by itself."""
 
-    folder: Path | None = option(None, "Folder in COCO's layout, or with images/ and instances.json.", "--coco")
+    folder: Path | None = option(None, "COCO folder, or images/ and instances.json.", "--coco")
     train_json: Path | None = option(None, "Annotations to train on.", panel=DATA)
     val_json: Path | None = option(None, "Annotations to test on.", panel=DATA)
     images: Path | None = option(None, "Image folder.", panel=DATA)
@@ -62,32 +62,32 @@ class CocoSettings(Options):
 class DetectionSettings(Section):
     """Task, data, initial backbone, sizes and schedule of a detector."""
 
-    task: Task = option(..., "Detector: Faster, Mask or Keypoint R-CNN.")
-    init: str = option(..., "Initial backbone: run, weights file, supervised:FILE (with classifier) or random.")
-    backbone: str = option(..., "Network of a random initial backbone (default: resnet50).", panel=SETTINGS)
-    label: str = option(..., "Name in tables (default: the name of the initial backbone).", panel=SETTINGS)
+    task: Task = option(..., "Detector: box, mask or keypoint R-CNN.", metavar="TASK")
+    init: str = option(..., "Run, weights file, supervised:FILE or random.")
+    backbone: str = option(..., "With --init random (default: resnet50).", panel=SETTINGS)
+    label: str = option(..., "Name in tables (default: that of --init).", panel=SETTINGS)
     mean: Triple = (0.485, 0.456, 0.406)
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     coco: CocoSettings
-    overfit: PositiveInt | None = option(None, "Train and test on this many images, as a check.", panel=SETTINGS)
-    heads: Heads = option("standard", "Size of the heads; small runs without a GPU.", panel=SETTINGS)
+    overfit: PositiveInt | None = option(None, "Train and test on this many images only.", panel=SETTINGS)
+    heads: Heads = option("standard", "standard (default), or small for CPUs.", panel=SETTINGS, metavar="SIZE")
     short_side: tuple[PositiveInt, PositiveInt] = option(
-        (640, 800), "Range of the short side in training.", panel=SETTINGS
+        (640, 800), "Short sides in training.", panel=SETTINGS, metavar="MIN MAX"
     )
-    test_short_side: PositiveInt = option(800, "Short side of test images (default: the largest).", panel=SETTINGS)
-    max_side: PositiveInt = option(1333, "Longest side (default: 5/3 of the short side).", panel=SETTINGS)
-    rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image that train the heads.", panel=SETTINGS)
-    iterations: PositiveInt = option(ITERATIONS["1x"], "Training iterations; milestones scale along.")
-    batch_size: PositiveInt = option(_PAPER_BATCH, "Images per iteration, over all devices.")
-    accumulate: PositiveInt = option(1, "Parts in which a batch passes through the network.", panel=SETTINGS)
-    lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 for a batch of 16, in proportion).")
+    test_short_side: PositiveInt = option(800, "Short side in tests (default: MAX).", panel=SETTINGS)
+    max_side: PositiveInt = option(1333, "Longest side (default: 5/3 of the short).", panel=SETTINGS)
+    rois_per_image: Annotated[int, Field(ge=4)] = option(512, "Regions per image.", panel=SETTINGS)
+    iterations: PositiveInt = option(ITERATIONS["1x"], "Training iterations.")
+    batch_size: PositiveInt = option(_PAPER_BATCH, "Images per iteration.")
+    accumulate: PositiveInt = option(1, "Parts of a batch.", panel=SETTINGS)
+    lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 * batch / 16).")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     weight_decay: NotNegative = 1e-4
     warmup: Annotated[int, Field(ge=0)] = option(
-        _MAX_WARMUP, "Iterations of linear warm-up (default: 1000, at most a tenth of all).", panel=SETTINGS
+        _MAX_WARMUP, "Warm-up (default: 1000, at most a tenth).", panel=SETTINGS
     )
-    checkpoint_every: PositiveInt = option(1000, "Iterations between checkpoints.", panel=OUTPUT)
-    precision: Precision = option("auto", "Precision of the network.", panel=HARDWARE)
+    checkpoint_every: PositiveInt = option(1000, "Iterations per checkpoint.", panel=OUTPUT)
+    precision: Precision = option("auto", "auto (default), float32 or bfloat16.", panel=HARDWARE, metavar="TEXT")
     device: str = "auto"
     rank_timeout: Positive = RANK_TIMEOUT
     seed: Seed = option(0, "Random seed.")
@@ -153,11 +153,11 @@ else:
 class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOptions, DevicesOptions, JsonOptions):
     """Options of `jcl detect`."""
 
-    schedule: Literal["1x", "2x"] | None = option(None, "90,000 (1x, the default) or 180,000 iterations.")
-    out: Path | None = option(None, "Folder of the results (default: a new one in runs/).")
+    schedule: Literal["1x", "2x"] | None = option(None, "90,000 (default) or 180,000 iterations.")
+    out: Path | None = option(None, "Folder of the results (default: in runs/).")
     resume: Path | None = option(None, "Continue the training in this folder.", metavar="FOLDER")
-    eval_only: Path | None = option(None, "Only evaluate this folder, or a checkpoint of it.")
-    pictures: Annotated[int, Field(ge=0)] = option(6, "Test images to draw with their detections.", panel=OUTPUT)
+    eval_only: Path | None = option(None, "Only evaluate this folder or checkpoint.")
+    pictures: Annotated[int, Field(ge=0)] = option(6, "Test images to draw.", panel=OUTPUT)
 
     @property
     def values(self) -> dict[str, Any]:

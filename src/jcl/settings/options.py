@@ -76,13 +76,13 @@ class JsonOptions(Options):
 class DeviceOptions(Options):
     """For commands that run a network."""
 
-    device: str = option("auto", "Device: auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
 
 
 class WorkersOptions(Options):
     """For commands that decode images."""
 
-    workers: Workers | None = option(None, "Image decoding processes (default: one per CPU core).", panel=HARDWARE)
+    workers: Workers | None = option(None, "Decoding processes (default: one per core).", panel=HARDWARE)
 
     @property
     def worker_count(self) -> int:
@@ -92,9 +92,7 @@ class WorkersOptions(Options):
 class DevicesOptions(Options):
     """For commands that train on several devices."""
 
-    devices: Annotated[int, Field(ge=1)] = option(
-        1, "Train on this many GPUs of this machine (or processes, on a CPU).", panel=HARDWARE
-    )
+    devices: Annotated[int, Field(ge=1)] = option(1, "Number of GPUs, or of CPU processes.", panel=HARDWARE)
 
 
 class SeedOptions(Options):

@@ -218,7 +218,10 @@ def _stem(values: Values, facts: DataFacts) -> tuple[str, str]:
     # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), begin with layers of another kind.
     resnet = re.fullmatch(r"(timm/)?resnet\d+(_tiny)?", values["model.backbone"])
     if resnet and size <= 64:
-        return "small", f"the stem for photographs shrinks views of {size} px too much"
+        reason = f"the stem for photographs shrinks views of {size} px too much"
+        # Without its strides, features are four times as high and wide.
+        slow = f"; with the small stem a step takes as long as at {4 * size} px, so --image-size 96 is faster"
+        return "small", reason + (slow if size > _SMALL_VIEW else "")
     return "imagenet", "the backbone's own stem"
 
 
@@ -338,8 +341,9 @@ def _covariance_scale(values: Values, facts: DataFacts) -> tuple[float, str]:
         scale, reason = 0.5, _AS_CIFAR
     elif facts.images < _SMALL_DATASET:
         scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
-    used = METHODS[values["method.name"]].uses_covariance and values["method.num_keys"] > 1  # one key has no covariance
-    return scale, reason if used else ""
+    if not METHODS[values["method.name"]].uses_covariance:
+        return scale, ""
+    return scale, reason if values["method.num_keys"] > 1 else "no effect: one key has no covariance"
 
 
 @_rule("train.key_passes")

@@ -61,12 +61,12 @@ class DataSettings(Section):
         "", description="Folder of images, .npz file, shards ('s/{0000..0127}.tar'), or demo, cifar10, cifar100, stl10."
     )
     root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
-    subset: str = Field("", description="Classes to use: imagenet100, or a file with one class folder per line.")
+    subset: str = Field("", description="Classes: imagenet100, or a file with one per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
     windows: bool | Auto = Field("auto", description="Use random windows of images longer than 2:1, at full sharpness.")
     workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="Image decoding processes.")
-    strict: bool = Field(False, description="Stop at the first unreadable training image, folder or shard.")
+    strict: bool = Field(False, description="Stop at the first unreadable image, folder or shard.")
     max_failed_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
         0.1, description="Stop if more than this share of the training images is unreadable; 1: never."
     )
@@ -76,7 +76,9 @@ class ViewSettings(Section):
     """Augmented views of the images."""
 
     recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
-    image_size: PositiveInt | Auto = Field("auto", description="Side of the views in pixels.")
+    image_size: PositiveInt | Auto = Field(
+        "auto", description="Side of the views in pixels; up to 64, ResNets are slower."
+    )
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
@@ -97,7 +99,7 @@ class ModelSettings(Section):
 
     backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(
-        "auto", description="First layers: imagenet for photographs, medium for about 64 px, small for about 32 px."
+        "auto", description="First layers: imagenet for photographs, medium or small (slower) for views of 64 or 32 px."
     )
     head: Literal["mlp", "linear"] = Field("mlp", description="Projection head: mlp (MoCo v2) or linear (MoCo v1).")
     head_width: PositiveInt | Literal["features"] = Field(
@@ -116,7 +118,7 @@ class MethodSettings(Section):
     num_local_queries: Annotated[int, Field(ge=0, le=64)] = Field(
         0, description="Small crops per image as further queries (0 in the paper)."
     )
-    covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the keys' covariance, lambda.")
+    covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the covariance, lambda.")
     covariance_schedule: Literal["constant", "linear"] = Field(
         "constant", description="How lambda changes: constant, or linear from lambda/E in the first of E epochs."
     )
@@ -148,13 +150,15 @@ class TrainSettings(Section):
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
     rank_timeout: Positive = Field(600.0, description="Seconds to wait for a rank that does not respond.")
-    on_nan: Literal["stop", "skip"] = Field("stop", description="At a non-finite loss, stop or skip the step.")
+    on_nan: Literal["stop", "skip"] = Field("stop", description="What to do if the loss is not finite.")
 
 
 class RecordSettings(Section):
     """Metrics, checkpoints and evaluation during training."""
 
-    log_every: PositiveInt = Field(20, description="Steps per line of metrics.jsonl.")
+    log_every: PositiveInt | Auto = Field(
+        "auto", description="Steps per line of metrics.jsonl (auto: 20, fewer at first and in short runs)."
+    )
     checkpoint_every: PositiveInt = Field(5, description="Epochs between checkpoints.")
     checkpoint_minutes: NotNegative = Field(15.0, description="Minutes between checkpoints within epochs; 0: none.")
     keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")

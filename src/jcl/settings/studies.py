@@ -31,24 +31,20 @@ from jcl.settings.training import RUN_PANELS, RUN_SETTINGS, RunOptions
 class AblateOptions(RunOptions, JsonOptions):
     """Options of `jcl ablate`."""
 
-    over: tuple[str, ...] = option(
-        (), "A setting and its values; several --over make a grid.", metavar="NAME=VALUE,..."
-    )
-    each_alone: bool = option(False, "Vary one setting at a time instead, with a panel for each --over.")
-    seeds: str = option("1", "Number of seeds, such as 3, or a list, such as 0,7,42.")
-    out: Path | None = option(None, "Folder (default: a new one in runs/); for ray, on a shared file system.")
-    at_once: PositiveInt = option(1, "Cells at once on each GPU, or on the CPU.", panel=HARDWARE)
-    engine: Literal["local", "ray"] = option("local", "Run on this machine or on a Ray cluster.", panel=HARDWARE)
-    address: str | None = option(
-        None, "Address of the Ray cluster; auto: this machine's (default: start one).", panel=HARDWARE
-    )
+    over: tuple[str, ...] = option((), "Setting to vary; several: a grid.", metavar="NAME=VALUES")
+    each_alone: bool = option(False, "Vary one setting at a time.")
+    seeds: str = option("1", "Seeds: 3, or 0,7,42.")
+    out: Path | None = option(None, "Folder (default: in runs/).")
+    at_once: PositiveInt = option(1, "Cells at once on a GPU or CPU.", panel=HARDWARE)
+    engine: Literal["local", "ray"] = option("local", "Where to run.", panel=HARDWARE)
+    address: str | None = option(None, "Ray cluster, or auto (default: start one).", panel=HARDWARE)
     gpus_per_cell: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "GPUs for each cell on Ray (default: one over --at-once).", panel=HARDWARE
+        None, "GPUs on Ray (default: 1 / --at-once).", panel=HARDWARE
     )
     cpus_per_cell: Annotated[float, Field(ge=0)] | None = option(
-        None, "CPUs and decoding processes for each cell on Ray (default: 1).", panel=HARDWARE
+        None, "CPUs and workers on Ray (default: 1).", panel=HARDWARE
     )
-    plan_only: bool = option(False, "Only write the cells, to run with `jcl ablate-cell` in other jobs.")
+    plan_only: bool = option(False, "Write the cells, but run none.")
 
 
 class AblateCellOptions(JsonOptions):

@@ -30,6 +30,7 @@ RUN_SETTINGS = (
     "data.location",
     "method.name",
     "model.backbone",
+    "views.image_size",
     "train.epochs",
     "train.batch_size",
     "train.lr",
@@ -49,10 +50,10 @@ RUN_PANELS = {"train.on_nan": SETTINGS, "data.strict": DATA, "data.subset": DATA
 class RunOptions(Options):
     """Options that determine the settings of a run."""
 
-    recipe: str | None = option(None, "Recipe name (see `jcl recipes`) or YAML file.")
+    recipe: str | None = option(None, "Recipe (`jcl recipes`) or a file.")
     assignments: tuple[str, ...] = option(
         (),
-        "Change any setting; `jcl recipes --settings` lists them.",
+        "Any setting (`jcl recipes --settings`).",
         "--set",
         metavar="SECTION.NAME=VALUE",
         panel=SETTINGS,
@@ -79,7 +80,7 @@ class RunOptions(Options):
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     """Options of `jcl pretrain`."""
 
-    out: Path | None = option(None, "Folder of the run (default: a new one in runs/).")
+    out: Path | None = option(None, "Run folder (default: in runs/).")
     resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run with the same settings.")
     profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
 
@@ -88,6 +89,7 @@ class ResumeOptions(DevicesOptions, JsonOptions):
     """Options of `jcl resume`."""
 
     run: Path = argument("RUN", "Folder of an unfinished run.")
+    device: str | None = option(None, "Device: auto, cpu, cuda, cuda:1, ... (default: the run's).", panel=HARDWARE)
 
 
 class DemoOptions(SeedOptions, JsonOptions):

@@ -37,6 +37,7 @@ Step = Callable[[], object]
 BASELINE = "moco-v2"
 COMPARED = ("jcl", "multi-key", "multi-key-backprop")
 _DATASET_SIZE = 1_000_000  # assumed when "auto" is resolved; no images are read
+OUT_OF_MEMORY, KILLED = "out of memory", "killed (signal 9)"
 _FLAT_GROWTH = 0.001  # of the baseline's memory per key: 3 % with 32 keys
 
 
@@ -51,11 +52,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method with a number of keys; the cost is None if it ran out of memory."""
+    """A method with a number of keys; if it could not be measured, the cost is None and `failure` says why."""
 
     method: str
     keys: int
     cost: StepCost | None
+    failure: str = OUT_OF_MEMORY
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class CostReport:
         return statistics.linear_regression(keys, memory).slope, fit
 
     def metrics(self) -> dict[str, Any]:
-        """One flat object; null for what ran out of memory."""
+        """One flat object; null for what could not be measured."""
         found: dict[str, Any] = {
             "device": self.device,
             "torch": torch.__version__,
@@ -115,12 +117,12 @@ class CostReport:
         """Memory of JCL and of backprop through the keys relative to MoCo v2, with the most keys that fit."""
         base, found = self.baseline, []
         if base is None:
-            return "MoCo v2 itself ran out of memory"
+            return f"MoCo v2 itself could not be measured: {self.cells[0].failure}"
         for method in ("jcl", "multi-key-backprop"):
             fitting = self.measured(method)[-1:]
             parts = [f"{cost.bytes / base.bytes:.2f} × with {pluralize(keys, 'key')}" for keys, cost in fitting]
-            missing = [cell.keys for cell in self.cells if cell.method == method and cell.cost is None]
-            parts += [f"out of memory with {pluralize(keys, 'key')}" for keys in missing[:1]]
+            missing = [cell for cell in self.cells if cell.method == method and cell.cost is None]
+            parts += [f"{cell.failure} with {pluralize(cell.keys, 'key')}" for cell in missing[:1]]
             found.append(f"{METHODS[method].title} {', '.join(parts)}")
         return f"Memory relative to MoCo v2: {'; '.join(found)}"
 
@@ -133,6 +135,12 @@ class CostReport:
                 grows = f"{format_bytes(line[0])} per key (R² of a linear fit: {line[1]:.3f})"
                 lines.append(f"{METHODS[method].title}: {'constant memory' if flat else grows}.")
         return lines
+
+    def killed(self) -> str:
+        """What is known if measurements were killed, or nothing."""
+        if all(cell.failure != KILLED for cell in self.cells):
+            return ""
+        return "A measuring process was killed (signal 9), often because memory ran out."
 
     def warning(self) -> str:
         """A warning if more keys often do not take longer by more than the noise, or nothing."""
@@ -155,19 +163,19 @@ class CostReport:
 def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> CostReport:
     """Measure MoCo v2 once and the other methods with each number of keys, each in its own process.
 
-    If a measurement runs out of memory, the method is not measured with more keys.
+    If a measurement runs out of memory or is killed, the method is not measured with more keys.
     """
     keys = sorted(parse_integers(options.keys, "--keys", minimum=1))
     device = choose_device(options.device)
     recipe, values = _recipe(options, device)
     cells: list[Cell] = []
     for method, counts in ((BASELINE, [1]), *((method, keys) for method in COMPARED)):
-        fits = True
+        failure = ""
         for count in counts:
             task = (step_settings(recipe, values, method, count), device, options.repeats)
-            cost = run_in_subprocess(measure_training_step, *task) if fits else None
-            fits = cost is not None
-            cells.append(Cell(method, count, cost))
+            answer = failure or run_in_subprocess(measure_training_step, *task)
+            failure = answer if isinstance(answer, str) else ""
+            cells.append(Cell(method, count, None if failure else answer, failure))
             progress(len(cells), 1 + len(COMPARED) * len(keys))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return CostReport(cells, step_settings(recipe, values, BASELINE, 1), name)
@@ -270,7 +278,7 @@ def _measure_on_cpu(build: Callable[[], Step], _device: torch.device, repeats: i
 
 
 def run_in_subprocess(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `work(*arguments)` in a fresh process; returns None if it ran out of memory.
+    """Call `work(*arguments)` in a fresh process; returns OUT_OF_MEMORY or KILLED if that happened to it.
 
     Nothing measured before affects the process, and all of its memory is freed. Everything passed must pickle.
     """
@@ -286,9 +294,9 @@ def run_in_subprocess(work: Callable[..., Any], *arguments: Any) -> Any:
         answer = receiver.recv()
     except EOFError:
         process.join()
-        if process.exitcode != -signal.SIGKILL:  # which the system sends when memory runs out
+        if process.exitcode != -signal.SIGKILL:  # the system sends it when memory runs out, but so may others
             raise JclError(f"A measuring process exited with code {process.exitcode}; see its output.") from None
-        answer = None
+        answer = KILLED
     finally:
         receiver.close()
         process.terminate()
@@ -307,8 +315,8 @@ def _send_result(sender: Any, work: Callable[..., Any], arguments: Sequence[Any]
     try:
         answer = work(*arguments)
     except (torch.OutOfMemoryError, MemoryError):
-        answer = None
+        answer = OUT_OF_MEMORY
     except (JclError, RuntimeError) as error:
         # The CPU allocator raises a plain RuntimeError.
-        answer = None if "DefaultCPUAllocator" in str(error) else error
+        answer = OUT_OF_MEMORY if "DefaultCPUAllocator" in str(error) else error
     sender.send(answer)

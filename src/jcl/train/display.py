@@ -18,8 +18,10 @@ from jcl.train.step import STEPS_BEFORE_RECORDING
 LOG_SECONDS = 30.0  # between lines where there is no terminal
 MAX_LOG_SECONDS = 600.0
 # The first steps after a start compile, choose kernels and are recorded; the estimate of the time left ignores them.
-WARMUP_STEPS = STEPS_BEFORE_RECORDING + 3
-MIN_TIMED_STEPS = 2
+WARMUP_STEPS, WARMUP_STEPS_ON_CPU = STEPS_BEFORE_RECORDING + 3, 1
+SLOW_STEP_SECONDS = 20.0  # a first step that takes longer on a CPU is timed too
+ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; on a GPU the first find their images ready
+LONG_SECONDS = 3600.0  # a longer training is printed with faster options
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
 
 
@@ -59,7 +61,8 @@ class MetricsColumn(ProgressColumn):
 class Display:
     """Shows step, figures, speed and time left for the duration of a `with` block.
 
-    `describe` summarizes the newest metrics for log lines. A task of one epoch (detection) is shown by its steps.
+    `describe` summarizes the newest metrics for log lines; `faster_options` names options that make a long training
+    shorter. A task of one epoch (detection) is shown by its steps.
     """
 
     def __init__(
@@ -67,10 +70,11 @@ class Display:
         console: Console,
         label: str,
         describe: Callable[[Mapping[str, Any]], str] = lambda figures: f"loss {figures['loss']:.3f}",
+        faster_options: Callable[[], str] = lambda: "",
     ) -> None:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
-        self._describe = describe
+        self._describe, self._faster_options = describe, faster_options
         self._log_timer = LogTimer(console)
         self._figures = MetricsColumn()
         self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
@@ -84,8 +88,9 @@ class Display:
             expand=True,
         )
         self._task = self._bar.add_task(label, total=None)
-        self._total, self._steps_per_epoch = 0, 1
+        self._first, self._total, self._steps_per_epoch = 0, 0, 1
         self._timed_from, self._timed_since = WARMUP_STEPS, time.monotonic()
+        self._estimated = False
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -94,10 +99,10 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def start(self, step: int, total: int, steps_per_epoch: int) -> None:
-        """Training starts, or resumes, after `step` of `total` steps."""
-        self._total, self._steps_per_epoch = total, steps_per_epoch
-        self._timed_from, self._timed_since = step + WARMUP_STEPS, time.monotonic()
+    def start(self, step: int, total: int, steps_per_epoch: int, warmup: int = WARMUP_STEPS) -> None:
+        """Training starts, or resumes, after `step` of `total` steps; the first `warmup` steps are not timed."""
+        self._first, self._total, self._steps_per_epoch = step, total, steps_per_epoch
+        self._timed_from, self._timed_since = step + warmup, time.monotonic()
         self._bar.reset(self._task, completed=step, total=total)
 
     def advance(self, step: int) -> None:
@@ -106,11 +111,16 @@ class Display:
         else:
             epochs = self._total // self._steps_per_epoch
             description = f"{self.label} epoch {min(step // self._steps_per_epoch + 1, epochs)}/{epochs}"
+        slow = time.monotonic() - self._timed_since >= SLOW_STEP_SECONDS
+        if slow and step == self._timed_from == self._first + WARMUP_STEPS_ON_CPU:
+            self._timed_from = self._first
         if step > self._timed_from:
             self._bar.update(self._task, completed=step, description=description)
         else:
             self._timed_since = time.monotonic()
             self._bar.reset(self._task, completed=step, description=description)
+        if not self._estimated:
+            self._print_estimate(step)
         if self._log_timer.due():
             self._print_progress(step)
 
@@ -143,9 +153,23 @@ class Display:
     def seconds_left(self, step: int) -> float | None:
         """The estimated duration of the steps after `step`, once enough steps have been timed."""
         timed = step - self._timed_from
-        if timed < MIN_TIMED_STEPS:
-            return None
-        return (time.monotonic() - self._timed_since) / timed * (self._total - step)
+        return (time.monotonic() - self._timed_since) / timed * (self._total - step) if timed > 0 else None
+
+    def _print_estimate(self, step: int) -> None:
+        """Print once how long training takes, after the first timed steps; runs of seconds need no estimate."""
+        timed, seconds = step - self._timed_from, time.monotonic() - self._timed_since
+        if timed < 1 or seconds < ESTIMATE_SECONDS or step == self._total:
+            return
+        self._estimated = True
+        steps = self._total - self._first
+        duration = seconds / timed * steps
+        faster = self._faster_options() if duration > LONG_SECONDS else ""
+        self._print(
+            step,
+            f"training takes about {format_duration(duration)}{' more' if self._first else ''} "
+            f"({pluralize(steps, 'step')} of {seconds / timed:.2g} s)"
+            f"{'. Faster, for a first try: ' if faster else ''}{faster}",
+        )
 
     def _print_progress(self, step: int) -> None:
         seconds = self.seconds_left(step)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.signals import StopRequest
-from jcl.train.display import Display
+from jcl.train.display import WARMUP_STEPS, WARMUP_STEPS_ON_CPU, Display
 
+_MAX_WINDOW = 20  # steps per line of metrics
+_MIN_LINES = 50  # in runs with as many steps
 STEPS_BETWEEN_STOP_CHECKS = 10  # on several GPUs, where the check makes the host wait
 
 
@@ -78,7 +80,8 @@ class Trainer:
     """Trains a task from `progress` to its last step.
 
     Without `checkpoints` nothing is saved and signals keep their default handlers. `resume_hint` completes the
-    sentence "The state is saved; ...". A checkpoint is written every `save_every` steps and every `save_seconds`
+    sentence "The state is saved; ...". A line of metrics is written every `log_every` steps; by default more often in
+    the first steps and in short runs. A checkpoint is written every `save_every` steps and every `save_seconds`
     (0: never), and at the end.
     """
 
@@ -90,7 +93,7 @@ class Trainer:
     saver: CheckpointSaver | NullSaver = field(default_factory=NullSaver)
     checkpoints: Path | None = None
     resume_hint: str = ""
-    log_every: int = 100
+    log_every: int | Literal["auto"] = "auto"
     save_every: int = 0
     save_seconds: float = 0.0
 
@@ -130,7 +133,9 @@ class Trainer:
 
     def _train(self, stop: StopRequest) -> None:
         task, progress, steps = self.task, self.progress, self.task.steps_per_epoch
-        self.display.start(progress.step, self.total_steps, steps)
+        on_cpu = next(task.module.parameters()).device.type == "cpu"
+        warmup = WARMUP_STEPS_ON_CPU if on_cpu else WARMUP_STEPS
+        self.display.start(progress.step, self.total_steps, steps, warmup)
         self._saved_at = time.perf_counter()
         self.clock.restart()
         if progress.step and progress.step % steps == 0:
@@ -154,7 +159,7 @@ class Trainer:
                     self._save()
 
     def _step(self, batch: Any) -> None:
-        """One step; its metrics are summed on the device and fetched only every `log_every` steps."""
+        """One step; its metrics are summed on the device and fetched only for lines of metrics."""
         progress = self.progress
         lr = self.task.learning_rate(progress.step)
         figures = self.task.step(batch, progress.step, lr)
@@ -166,9 +171,16 @@ class Trainer:
             progress.window.add_(figures)
         progress.window_steps += 1
         progress.step += 1
-        if progress.window_steps >= self.log_every or progress.step == self.total_steps:
+        if progress.step == self.total_steps or self._line_due():
             self._write_window(lr)
         self.display.advance(progress.step)
+
+    def _line_due(self) -> bool:
+        step = self.progress.step
+        if self.log_every != "auto":
+            return self.progress.window_steps >= self.log_every
+        window = max(1, min(_MAX_WINDOW, self.total_steps // _MIN_LINES))
+        return step % window == 0 or (step < window and step.bit_count() == 1)  # at 1, 2, 4, 8, ... first
 
     def _write_window(self, lr: float) -> None:
         progress = self.progress

@@ -20,7 +20,6 @@ from jcl.runs.checkpoint import Progress
 from jcl.settings.detection import DetectionSettings, learning_rate
 from jcl.train.trainer import TrainingTask
 
-LOG_ITERATIONS = 20
 KEPT_CHECKPOINTS = 2
 
 _BOX_LOSSES = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
