@@ -76,9 +76,7 @@ class ViewSettings(Section):
     """Augmented views of the images."""
 
     recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
-    image_size: PositiveInt | Auto = Field(
-        "auto", description="Side of the views in pixels; up to 64, ResNets are slower."
-    )
+    image_size: PositiveInt | Auto = Field("auto", description="Side of views in pixels; up to 64, ResNets are slower.")
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
@@ -156,9 +154,7 @@ class TrainSettings(Section):
 class RecordSettings(Section):
     """Metrics, checkpoints and evaluation during training."""
 
-    log_every: PositiveInt | Auto = Field(
-        "auto", description="Steps per line of metrics.jsonl (auto: 20, fewer at first and in short runs)."
-    )
+    log_every: PositiveInt | Auto = Field("auto", description="Steps per line of metrics.jsonl (auto: 20 or fewer).")
     checkpoint_every: PositiveInt = Field(5, description="Epochs between checkpoints.")
     checkpoint_minutes: NotNegative = Field(15.0, description="Minutes between checkpoints within epochs; 0: none.")
     keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")

@@ -174,8 +174,8 @@ def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = la
         for count in counts:
             task = (step_settings(recipe, values, method, count), device, options.repeats)
             answer = failure or run_in_subprocess(measure_training_step, *task)
-            failure = answer if isinstance(answer, str) else ""
-            cells.append(Cell(method, count, None if failure else answer, failure))
+            cost, failure = (None, answer) if isinstance(answer, str) else (answer, "")
+            cells.append(Cell(method, count, cost, failure))
             progress(len(cells), 1 + len(COMPARED) * len(keys))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return CostReport(cells, step_settings(recipe, values, BASELINE, 1), name)

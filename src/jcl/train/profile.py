@@ -158,4 +158,4 @@ def _forward_flops(backbone: str, stem: Stem, size: int) -> int:
         network = build_backbone(backbone, stem=stem, image_size=size)[0].eval()
         with FlopCounterMode(display=False) as counter:
             network(torch.empty(1, 3, size, size))
-    return counter.get_total_flops()
+    return int(counter.get_total_flops())
