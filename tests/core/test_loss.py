@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import jcl
-from jcl.core.loss import InfoNCELoss, JointContrastiveLoss, MultiKeyLoss, contrastive_accuracy
+from jcl.core.loss import InfoNCELoss, JointContrastiveLoss, MultiKeyLoss, contrastive_accuracy, positive_share
 
 NAN, INFINITY = float("nan"), float("inf")
 CASES = [(3, 1, 4, 5), (4, 2, 8, 16), (6, 5, 16, 7), (2, 9, 3, 33)]  # N, M, d, K
@@ -316,3 +316,35 @@ def test_rounded_and_broken_rows_reach_the_loss():
     assert jcl.joint_contrastive_loss(query, keys, negatives).isfinite()
     assert jcl.joint_contrastive_loss(query * 0, keys, negatives).isfinite()
     assert jcl.joint_contrastive_loss(query * NAN, keys, negatives).isnan()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+def test_gradient_of_eq_8_with_respect_to_the_similarities(scale: float) -> None:
+    """The covariance re-weights the keys by -p (s_m - mean s); see docs/theory.md."""
+    query, keys, negatives = inputs(6, 5, 16, 40)
+    keys.requires_grad_()
+    jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scale, reduction="sum").backward()
+    # ds_m/dk_m = q/t for unit q, so q·(dL/dk_m) = (dL/ds_m)/t.
+    found = 0.2 * torch.einsum("nd,nmd->nm", query, keys.grad)
+    similarities = torch.einsum("nd,nmd->nm", query, keys.detach()) / 0.2
+    p = positive_share(query, keys, negatives, covariance_scale=scale)[:, None]
+    expected = -((1 - p) - p * scale * (similarities - similarities.mean(dim=1, keepdim=True))) / 5
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_vanilla_is_jcl_with_one_minus_p_to_second_order() -> None:
+    query, _, negatives = inputs(8, 5, 16, 40)
+    directions = unit_rows(8, 5, 16, seed=9)
+    centre = query + 0.3 * unit_rows(8, 16, seed=10)
+
+    def difference(spread: float, scale: Tensor | float | None) -> float:
+        keys = centre[:, None] + spread * directions
+        if scale is None:
+            scale = 1 - positive_share(query, keys, negatives)
+        joint = jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scale, reduction="none")
+        return float((joint - jcl.multi_key_loss(query, keys, negatives, reduction="none")).abs().max())
+
+    # Halving the spread divides a third-order difference by at least 8, a second-order one by 4.
+    assert difference(0.01, None) < difference(0.02, None) / 7
+    assert difference(0.01, 0.0) > difference(0.02, 0.0) / 5
+    assert difference(0.01, None) < 0.02 * difference(0.01, 0.0)

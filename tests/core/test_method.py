@@ -1,6 +1,7 @@
 """Algorithm 1 against a plain second writing of it in float64."""
 
 import copy
+import math
 from collections.abc import Callable
 from statistics import fmean, pvariance, stdev
 
@@ -295,8 +296,21 @@ def test_figures_of_a_step_are_those_of_plain_loops():
     assert figures.contrastive_accuracy == pytest.approx(fmean(found_first))
     assert figures.positive_similarity == pytest.approx(fmean(fmean(own) for own in similarities))
     assert figures.key_variance == pytest.approx(fmean(pvariance(own) for own in similarities))
+    negative = [sum(math.exp(float(q @ n) / TEMPERATURE) for n in negatives) for q in query]
+    scaled = [[value / TEMPERATURE for value in own] for own in similarities]
+    positive = [math.exp(fmean(own) + SCALE / 2 * pvariance(own)) for own in scaled]
+    assert figures.positive_share == pytest.approx(fmean(p / (p + n) for p, n in zip(positive, negative, strict=True)))
     assert figures.feature_std == pytest.approx(fmean(stdev(column) for column in query.T.tolist()))
     assert result.loss.requires_grad and not result.figures().requires_grad
+
+
+def test_metrics_of_a_step_are_float32_under_autocast():
+    draw = torch.Generator().manual_seed(1)
+    query, keys, negatives = (torch.randn(*shape, DIM, generator=draw) for shape in ((IMAGES,), (IMAGES, 3), (QUEUE,)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = make_learner("jcl", dtype=torch.float32).contrast(query, keys, negatives, SCALE)
+    assert result.positive_similarity.dtype == result.key_variance.dtype == torch.float32
+    assert float(result.key_variance.bfloat16()) != float(result.key_variance)
 
 
 def test_a_step_that_broke_off_leaves_nothing_behind_for_the_next():

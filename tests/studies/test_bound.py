@@ -12,6 +12,7 @@ import jcl
 from jcl.studies.bound import (
     GaussianCase,
     GaussianKeys,
+    attraction,
     bound_row,
     closed_form,
     gaussian_metrics,
@@ -178,3 +179,23 @@ def test_other_samples_are_found_out() -> None:
 def test_too_few_values_for_the_test() -> None:
     with pytest.raises(ValueError, match="at least 20"):
         normality(torch.zeros(3, 19))
+
+
+def test_attraction_counts_the_weights_of_plain_loops() -> None:
+    draw = torch.Generator().manual_seed(0)
+    similarities = 3 + torch.randn(7, 30, generator=draw, dtype=torch.float64)
+    negative = torch.linspace(1, 6, 7, dtype=torch.float64)
+    for scale in (0.0, 1.0, 6.0):
+        shares, parts, repelled = [], [], 0
+        for own, a in zip(similarities.tolist(), negative.tolist(), strict=True):
+            mean, variance = float(np.mean(own)), float(np.var(own))
+            positive = math.exp(mean + scale / 2 * variance)
+            p = positive / (positive + math.exp(a))
+            shares.append(p)
+            parts.append(p * scale * math.sqrt(variance))
+            repelled += sum(1 - p < p * scale * (s - mean) for s in own)
+        found = attraction(similarities, negative, scale)
+        assert found == pytest.approx(
+            (np.mean(shares), sum(parts) / (7 - sum(shares)), repelled / similarities.numel())
+        )
+        assert (found.repelled_keys > 0) == (scale > 0)

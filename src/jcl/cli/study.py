@@ -219,6 +219,15 @@ def _print_run_bound(bounds: RunBounds) -> None:
         f"At the last checkpoint Jensen's bound is {last.jensen - last.infinite:.3g} above Eq. 4; Eq. 8 at scale 1, "
         f"which assumes Gaussian keys, differs from it by {last.closed[1.0] - last.jensen:+.3g}."
     )
+    weights = [
+        [f"{scale:g}", f"{found.positive_share:.4f}", *(f"{100 * value:.1f} %" for value in found[1:])]
+        for scale, found in last.attraction.items()
+    ]
+    _print_table(["scale", "p₊", "covariance", "keys pushed away"], weights)
+    echo(
+        "The gradient of Eq. 8 at the last checkpoint. p₊: the positive's share of the softmax. covariance: its part "
+        "of the attraction to the keys, relative to that of their mean."
+    )
     _warn_about_scales(last)
 
 

@@ -96,6 +96,26 @@ def contrastive_accuracy(query: Tensor, keys: Tensor, negatives: Tensor) -> Tens
         return (positive > hardest).float().mean()
 
 
+@torch.no_grad()
+def positive_share(
+    query: Tensor,
+    keys: Tensor,
+    negatives: Tensor,
+    *,
+    temperature: float = 0.2,
+    covariance_scale: float | Tensor = 0.0,
+) -> Tensor:
+    """The positive's share of the softmax of each query, p₊ (N,); 1 - p₊ is the weight with which it is attracted.
+
+    The positive is the mean key, with the covariance as in `joint_contrastive_loss`.
+    """
+    query, keys, negatives = _checked(query, keys, negatives, temperature)
+    with torch.autocast(query.device.type, enabled=False):
+        scaled = _similarities(query, keys) / temperature
+        positive = scaled.mean(dim=1) + covariance_scale / 2 * scaled.var(dim=1, correction=0)
+        return torch.sigmoid(positive - _log_sum_negatives(query, negatives, temperature))
+
+
 class MultiKeyLoss(nn.Module):
     """`multi_key_loss` as a module: call it with query (N, d), keys (N, M, d) and negatives (K, d)."""
 

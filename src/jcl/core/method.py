@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from jcl.core.batchnorm import group_batch_norm, pop_batch_stats, set_batch_norm_groups, unshuffle, update_running_stats
 from jcl.core.encoder import Encoder
-from jcl.core.loss import contrastive_accuracy
+from jcl.core.loss import contrastive_accuracy, positive_share
 from jcl.core.queue import KeyQueue
 from jcl.core.registry import METHODS as METHODS
 from jcl.core.registry import Method as Method
@@ -36,6 +36,7 @@ class StepFigures(NamedTuple):
     feature_std: float  # mean over the coordinates of the queries; near 0 if features collapse
     positive_similarity: float  # mean qᵀμ
     key_variance: float  # mean qᵀΣq
+    positive_share: float  # mean p₊, the positive's share of the softmax
 
 
 class StepResult(NamedTuple):
@@ -45,6 +46,7 @@ class StepResult(NamedTuple):
     contrastive_accuracy: Tensor
     positive_similarity: Tensor
     key_variance: Tensor
+    positive_share: Tensor
     feature_mean: Tensor  # (d,)
     feature_variance: Tensor  # (d,), biased
     queries: int
@@ -52,7 +54,7 @@ class StepResult(NamedTuple):
     @torch.no_grad()
     def figures(self, ranks: Ranks = ALONE) -> Tensor:
         """The values of `StepFigures` over all ranks, as one tensor, with one collective operation."""
-        means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance]
+        means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance, self.positive_share]
         mean, variance = self.feature_mean, self.feature_variance
         shared = ranks.average(torch.cat([torch.stack(means), mean, mean.square(), variance]))
         # Total variance = variance within the ranks + variance between them.
@@ -60,8 +62,8 @@ class StepResult(NamedTuple):
         between = (squared_mean - mean.square()).clamp_min(0.0)
         count = ranks.count * self.queries
         feature_std = ((within + between) * (count / max(count - 1, 1))).sqrt().mean()
-        loss, accuracy, similarity, key_variance = shared[: len(means)]
-        return torch.stack([loss, accuracy, feature_std, similarity, key_variance])
+        loss, accuracy, *others = shared[: len(means)]
+        return torch.stack([loss, accuracy, feature_std, *others])
 
 
 class ContrastiveLearner(nn.Module):
@@ -149,8 +151,10 @@ class ContrastiveLearner(nn.Module):
             keys = torch.cat([keys.repeat_interleave(count, dim=0) for count in counts])
         scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
         loss = self.loss(query, keys, negatives, temperature=self.temperature, **scale)
+        query, keys = query.detach(), keys.detach()
+        share = positive_share(query, keys, negatives, temperature=self.temperature, **scale)
         with torch.autocast(query.device.type, enabled=False):
-            return _measured(loss, query.detach(), keys.detach(), negatives)
+            return _measured(loss, query, keys, negatives, share)
 
     def compile_parts(self) -> None:
         """Compile the encoders and the loss, without renaming parameters."""
@@ -219,7 +223,7 @@ def _encode(encoder: nn.Module, batches: Iterator[Tensor], passes: int = 1) -> T
 
 
 @torch.no_grad()
-def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor) -> StepResult:
+def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor, share: Tensor) -> StepResult:
     similarities = torch.einsum("nd,nmd->nm", query, keys)
     variance, mean = torch.var_mean(query, dim=0, correction=0)
     return StepResult(
@@ -227,6 +231,7 @@ def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor) -> S
         contrastive_accuracy=contrastive_accuracy(query, keys, negatives),
         positive_similarity=similarities.mean(),
         key_variance=similarities.var(dim=1, correction=0).mean(),
+        positive_share=share.mean(),
         feature_mean=mean,
         feature_variance=variance,
         queries=len(query),

@@ -82,6 +82,27 @@ def closed_form(mean: Tensor, variance: Tensor, negative: Tensor, scale: float) 
     return torch.logaddexp(mean + scale / 2 * variance, negative) - mean
 
 
+class Attraction(NamedTuple):
+    """How Eq. 8 attracts a query to its keys, as means over the images.
+
+    The gradient of the loss with respect to s_m is -(1/M) [(1 - p) - p L (s_m - mean s)], where p is the positive's
+    share of the softmax: all keys attract alike, and the covariance weakens the near ones and strengthens the far ones.
+    """
+
+    positive_share: float  # p
+    covariance_share: float  # mean of p L std(s) over mean of 1 - p, the second part relative to the first
+    repelled_keys: float  # fraction of the keys with a negative weight, from which the query is pushed away
+
+
+def attraction(similarities: Tensor, negative: Tensor, scale: float) -> Attraction:
+    """The weights of the keys in the gradient of Eq. 8, from s (n, m) and A (n,)."""
+    variance, mean = torch.var_mean(similarities, dim=1, correction=0, keepdim=True)
+    share = torch.sigmoid(mean + scale / 2 * variance - negative[:, None])
+    weights = (1 - share) - share * scale * (similarities - mean)
+    relative = (share * scale * variance.sqrt()).mean() / (1 - share).mean()
+    return Attraction(float(share.mean()), float(relative), float((weights < 0).double().mean()))
+
+
 @dataclass(frozen=True)
 class BoundRow:
     """Mean losses over the images, with standard errors due to the sampled keys."""
@@ -92,6 +113,7 @@ class BoundRow:
     jensen_error: float
     closed: dict[float, float]  # by the covariance scale
     deviation: float  # root mean variance of q·k/t; the gap grows with it
+    attraction: dict[float, Attraction]  # by the covariance scale
 
     def gap(self, scale: float) -> float:
         """Eq. 8 minus Eq. 4."""
@@ -104,6 +126,11 @@ class BoundRow:
             "jensen_loss": self.jensen,
             "jensen_error": self.jensen_error,
             **{f"closed_form_loss_scale{scale:g}": value for scale, value in self.closed.items()},
+            **{
+                f"{name}_scale{scale:g}": value
+                for scale, found in self.attraction.items()
+                for name, value in found._asdict().items()
+            },
             "similarity_deviation": self.deviation,
         }
 
@@ -126,6 +153,7 @@ def bound_row(
         jensen_error=jensen.mean_error(),
         closed={scale: float(closed_form(mean, variance, negative, scale).mean()) for scale in scales},
         deviation=float(variance.mean().sqrt()),
+        attraction={scale: attraction(similarities, negative, scale) for scale in scales},
     )
 
 

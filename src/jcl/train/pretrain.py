@@ -58,6 +58,7 @@ class PretrainTask(TrainingTask):
             "feature_std": means.feature_std,
             "positive_similarity": means.positive_similarity,
             "key_variance": means.key_variance,
+            "positive_share": means.positive_share,
             "queue_filled": float(self.training_step.learner.queue.filled()),
             "covariance_scale": self._scale,
         }
