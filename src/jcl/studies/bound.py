@@ -99,7 +99,7 @@ def attraction(similarities: Tensor, negative: Tensor, scale: float) -> Attracti
     variance, mean = torch.var_mean(similarities, dim=1, correction=0, keepdim=True)
     share = torch.sigmoid(mean + scale / 2 * variance - negative[:, None])
     weights = (1 - share) - share * scale * (similarities - mean)
-    relative = (share * scale * variance.sqrt()).mean() / (1 - share).mean()
+    relative = (share * scale * variance.sqrt()).mean() / (1 - share).mean().clamp_min(1e-12)
     return Attraction(float(share.mean()), float(relative), float((weights < 0).double().mean()))
 
 
