@@ -338,7 +338,7 @@ def test_vanilla_is_jcl_with_one_minus_p_to_second_order() -> None:
     centre = query + 0.3 * unit_rows(8, 16, seed=10)
 
     def difference(spread: float, scale: Tensor | float | None) -> float:
-        keys = centre[:, None] + spread * directions
+        keys = F.normalize(centre[:, None] + spread * directions, dim=2)
         if scale is None:
             scale = 1 - positive_share(query, keys, negatives)
         joint = jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scale, reduction="none")

@@ -306,7 +306,8 @@ def test_figures_of_a_step_are_those_of_plain_loops():
 
 def test_metrics_of_a_step_are_float32_under_autocast():
     draw = torch.Generator().manual_seed(1)
-    query, keys, negatives = (torch.randn(*shape, DIM, generator=draw) for shape in ((IMAGES,), (IMAGES, 3), (QUEUE,)))
+    shapes = ((IMAGES, DIM), (IMAGES, 3, DIM), (QUEUE, DIM))
+    query, keys, negatives = (F.normalize(torch.randn(*shape, generator=draw), dim=-1) for shape in shapes)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = make_learner("jcl", dtype=torch.float32).contrast(query, keys, negatives, SCALE)
     assert result.positive_similarity.dtype == result.key_variance.dtype == torch.float32
