@@ -99,8 +99,8 @@ def class_tables(runs: Sequence[RunContents]) -> list[Table]:
     half = (len(rows) + 1) // 2
     lowest, highest = rows[:half][:_MAX_CLASSES], rows[half:][::-1][:_MAX_CLASSES]
     return [
-        Table(f"{word} {len(part)} of {pluralize(len(rows), 'class', 'classes')}: kNN top-1", part, note)
-        for word, part in (("Lowest", lowest), ("Highest", highest))
+        Table(f"{word} {len(part)} of {pluralize(len(rows), 'class', 'classes')}: kNN top-1", part, own_note)
+        for word, part, own_note in (("Lowest", lowest, note), ("Highest", highest, ""))
         if part
     ]
 
