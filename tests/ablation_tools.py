@@ -1,4 +1,4 @@
-"""Small ablations, and an engine that runs cells in this process."""
+"""Small ablations, with cells that run in this process."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.signals import StopRequest
 from jcl.studies.cells import parse_axes
-from jcl.studies.engines import Engine, Outcome
+from jcl.studies.processes import Outcome, RunCells
 from small_runs import TINY_VALUES
 
 QUIET = Console(quiet=True)
@@ -57,8 +57,8 @@ def small_plan(
     return plan_ablation(axes, seeds, build, console, alone=alone)
 
 
-def ablated(plan: Plan, out: Path, engine: Engine = run_here) -> Ablation:
-    return run_ablation(plan, out, engine, QUIET)
+def ablated(plan: Plan, out: Path, run_cells: RunCells = run_here) -> Ablation:
+    return run_ablation(plan, out, run_cells, QUIET)
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:

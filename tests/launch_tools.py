@@ -110,13 +110,6 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
-def ancestors(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        while pid > 1:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-            yield pid
-
-
 def gone(pid: int) -> bool:
     """Whether a process has ended, be it that its parent has not asked yet."""
     try:

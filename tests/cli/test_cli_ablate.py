@@ -30,7 +30,6 @@ VALUES = TINY_VALUES | {"record.knn_every": 0}
         (["--over", "num_keys=1", "--seeds", "some"], "--seeds"),
         (["--over", "num_keys=1", "--seeds", "1,2", "--seed", "1"], "--seed"),
         (["--over", "num_keys=1", "--recipe", "cifar"], "cifar10"),
-        (["--over", "num_keys=1", "--gpus-per-cell", "0.5"], "--engine ray"),
         (["--over", "backbone=tiny_cnn,resnet5"], "resnet5"),
         (["--over", "batch_size=8,35"], "35"),
         (

@@ -38,8 +38,6 @@ def ablate(options: AblateOptions) -> None:
     """Train with several values of a setting and plot the accuracy.
 
     The same command again continues where it stopped; finished cells are kept.
-    With --engine ray, --out must be on a file system that all nodes share:
-    a cell whose node dies continues from its checkpoint on another.
 
     [dim]jcl ablate cifar10 --over num_keys=1,2,3,5,7,9,11 --seeds 3[/]
     """

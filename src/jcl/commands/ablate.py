@@ -1,4 +1,4 @@
-"""An ablation from its plan to its plot: plans the cells, has an engine run them, and writes the tables."""
+"""An ablation from its plan to its plot: plans the cells, runs them, and writes the tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from jcl.studies.cells import (
     shared_values,
     short_name,
 )
-from jcl.studies.engines import Engine, connect_ray, default_share, local_engine, local_slots, ray_engine
+from jcl.studies.processes import RunCells, local_slots, run_in_slots
 from jcl.train.build import build_learner, run_view_recipe
 
 _TAIL_BYTES = 4096  # of metrics.jsonl: more than a line
@@ -192,16 +192,11 @@ def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int
 
 
 def ablate(options: AblateOptions, console: Console) -> Ablation:
-    """Plan an ablation and run it on this machine or on a Ray cluster."""
+    """Plan an ablation and run it on this machine."""
     plan = _plan(options, console)
-    device, cpus = plan.cells[0].settings.train.device, options.cpus_per_cell
-    if options.engine == "local":
-        choose_device(device)  # raises if there is no such device
-        return run_ablation(plan, options.out, local_engine(local_slots(device, options.at_once)), console)
-    with connect_ray(options.address) as ray:
-        share = default_share(ray, device, options.at_once, options.gpus_per_cell, cpus)
-        workers = None if cpus is None else max(1, math.floor(cpus))
-        return run_ablation(plan, options.out, ray_engine(ray, *share, partial(print_line, console), workers), console)
+    device = plan.cells[0].settings.train.device
+    choose_device(device)  # raises if there is no such device
+    return run_ablation(plan, options.out, partial(run_in_slots, local_slots(device, options.at_once)), console)
 
 
 def _plan(options: AblateOptions, console: Console) -> Plan:
@@ -209,9 +204,6 @@ def _plan(options: AblateOptions, console: Console) -> Plan:
     axes = parse_axes(options.over, values, alone=options.each_alone)
     if "," in options.seeds and "train.seed" in values:
         raise SettingsError("--seeds is a list of seeds; remove --seed.")
-    for_ray = (options.address, options.gpus_per_cell, options.cpus_per_cell)
-    if options.engine == "local" and any(value is not None for value in for_ray):
-        raise SettingsError("--address, --gpus-per-cell and --cpus-per-cell need --engine ray.")
 
     def build(own: Mapping[str, Any]) -> Settings:
         return options.settings(values | dict(own))
@@ -220,12 +212,12 @@ def _plan(options: AblateOptions, console: Console) -> Plan:
     return plan_ablation(axes, parse_seeds(options.seeds, first), build, console, alone=options.each_alone)
 
 
-def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console) -> Ablation:
+def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Console) -> Ablation:
     """Run the cells without a result, and write tables and plot of everything in the folder."""
     started = time.perf_counter()
     with plan.locked_folder(out, console) as folder:
         with StopRequest() as stop:
-            failed = _run_cells(folder, plan, engine, stop, console)
+            failed = _run_cells(folder, plan, run_cells, stop, console)
         records = _write_csv(folder, plan)
         points = points_of(records, plan.names)
         summary = _summary(plan, records, time.perf_counter() - started)
@@ -244,7 +236,7 @@ def run_ablation(plan: Plan, out: Path | None, engine: Engine, console: Console)
 
 
 def _run_cells(
-    folder: AblationFolder, plan: Plan, engine: Engine, stop: StopRequest, console: Console
+    folder: AblationFolder, plan: Plan, run_cells: RunCells, stop: StopRequest, console: Console
 ) -> dict[str, str]:
     """Run the cells without a result; returns the errors of failed cells by title."""
     todo = {folder.cell(cell).path: cell for cell in plan.cells if folder.cell(cell).result() is None}
@@ -258,7 +250,7 @@ def _run_cells(
     )  # fmt: skip
     with bar:
         task = bar.add_task("cells", total=total, completed=done)
-        for outcome in engine(list(todo), stop):
+        for outcome in run_cells(list(todo), stop):
             title, ended = todo[outcome.folder].title, CellFolder(outcome.folder)
             if outcome.state == "stopped":
                 if RunFolder(outcome.folder).holds_run():
@@ -266,8 +258,6 @@ def _run_cells(
                 continue
             if outcome.state == "failed":
                 failed[title] = outcome.error
-                if ended.failure() is None:
-                    ended.fail(outcome.error)
             text = f"failed: {outcome.error}"
             if result := ended.result():
                 accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"

@@ -36,14 +36,6 @@ class AblateOptions(RunOptions, JsonOptions):
     seeds: str = option("1", "Seeds: 3, or 0,7,42.")
     out: Path | None = option(None, "Folder (default: in runs/).")
     at_once: PositiveInt = option(1, "Cells at once on a GPU or CPU.", panel=HARDWARE)
-    engine: Literal["local", "ray"] = option("local", "Where to run.", panel=HARDWARE)
-    address: str | None = option(None, "Ray cluster, or auto (default: start one).", panel=HARDWARE)
-    gpus_per_cell: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "GPUs on Ray (default: 1 / --at-once).", panel=HARDWARE
-    )
-    cpus_per_cell: Annotated[float, Field(ge=0)] | None = option(
-        None, "CPUs and workers on Ray (default: 1).", panel=HARDWARE
-    )
     plan_only: bool = option(False, "Write the cells, but run none.")
 
 
