@@ -1,6 +1,7 @@
 """How much of an image's detail and range reaches the views."""
 
 import struct
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from image_files import noise_image
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
 
-from jcl.data import BatchLoader, ImageBatch, open_data, read_all, write_shards
+from jcl.data import BatchLoader, ImageBatch, UnreadableImage, open_data, read_all, write_shards
 from jcl.data.decode import decode
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
@@ -49,6 +50,30 @@ def tiff_of_sixteen_bits(values: NDArray[np.uint16], order: str) -> bytes:
 def gray(file: Path, *values: int, **options: object) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.array([values] * 2, dtype=np.uint16)).save(file, **options)
+
+
+@pytest.mark.parametrize("kind", ["gray", "float", "RGB"])
+def test_more_bits_do_not_multiply_the_memory(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Decoding to numbers of 8 bytes turned a file of 248 kB into 3.8 GB."""
+    side, file = 1600, tmp_path / "image"
+    if kind == "RGB":
+        file.write_bytes(png_of_sixteen_bits(np.full((side, side, 3), 40_000, np.uint16)))
+    else:
+        value = np.float32(0.5) if kind == "float" else np.uint16(40_000)
+        Image.fromarray(np.full((side, side), value)).save(file, "TIFF", compression="tiff_deflate")
+    tracemalloc.start()
+    try:
+        assert decode(file).shape == (3, side, side)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < (20 if kind == "RGB" else 11) * side * side + 2**23, peak
+    monkeypatch.setattr("jcl.data.decode.PIXEL_LIMIT", side * side)
+    if kind == "gray":
+        assert decode(file).shape == (3, side, side)
+    else:  # of four or six bytes a pixel
+        with pytest.raises(UnreadableImage, match="more than the limit"):
+            decode(file)
 
 
 @pytest.mark.parametrize("peak", [200, 900, 4095, 9_000, 65_535])

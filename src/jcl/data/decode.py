@@ -25,7 +25,7 @@ from torch import Tensor
 from jcl.data.source import UnreadableImage
 
 PIXEL_LIMIT: Final = 128_000_000
-"""Images with more pixels than this are refused before any of them is decoded."""
+"""Images with more pixels than this, or fewer of more than 3 bytes, are refused before any of them is decoded."""
 
 MAX_ASPECT: Final = 2
 """Images longer than this, and than the canvas, are cut to a window."""
@@ -34,6 +34,7 @@ _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
 
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes that write 16-bit files
 _PROBED_IMAGES: Final = 64
+_STRIP_VALUES: Final = 1 << 18
 _BITS_TAG: Final = 258  # BitsPerSample of TIFF
 _LARGEST_VALUE_TAG: Final = 341  # SMaxSampleValue of TIFF
 
@@ -105,8 +106,10 @@ def open_image(file: Path | bytes) -> Image.Image:
     Image.init()
     known = tuple(name for name in _FORMATS if name in Image.OPEN)  # some builds of Pillow cannot read all of them
     image = Image.open(io.BytesIO(content), formats=known)
-    if image.width * image.height > PIXEL_LIMIT:
-        raise ValueError(_too_large(f"{image.width} x {image.height} pixels"))
+    size = 6 if image.mode == "RGB" and is_deep(image) else 4 if image.mode in ("I", "F") else 3
+    limit = 3 * PIXEL_LIMIT // size  # so that images of more bits take no more memory
+    if image.width * image.height > limit:
+        raise ValueError(_too_large(f"{image.width} x {image.height} pixels", limit))
     return image
 
 
@@ -135,7 +138,7 @@ def _orientation(image: Image.Image) -> int:
 def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes, common_peak: Callable[[], int]) -> Image.Image:
     """Decode the pixels and convert any mode to 8-bit RGB."""
     if image.mode == "F":
-        image = Image.fromarray(_to_bytes(np.nan_to_num(np.asarray(image).astype(np.float64)), 1.0))
+        image = Image.fromarray(_to_bytes(np.asarray(image), 1.0))
     elif deep:
         peak, values = _deep_values(image, file)
         image = Image.fromarray(_to_bytes(values, float(2 ** real_bits(max(peak, common_peak())) - 1)))
@@ -161,13 +164,16 @@ def real_bits(peak: int) -> int:
     return next((bits for bits in _DEPTHS if peak < 1 << bits), _DEPTHS[-1])
 
 
-def _deep_values(image: Image.Image, file: Path | bytes) -> tuple[int, NDArray[np.float64]]:
+def _deep_values(image: Image.Image, file: Path | bytes) -> tuple[int, NDArray[Any]]:
     """The largest value, or what a TIFF declares as such if that is more; the values, gray (h, w) or RGB (h, w, 3)."""
     tags = getattr(image, "tag_v2", {})
     declared = 4095 if tags.get(_BITS_TAG) == (12,) else tags.get(_LARGEST_VALUE_TAG, 0)
-    values = np.asarray(image).astype(np.float64)
+    values = np.asarray(image)
     if image.mode == "RGB":  # Pillow reads the high bytes, which are enough if all 16 bits are in use
-        values = 257 * values if values.max() >= 64 else 256 * values + _low_bytes(file)
+        low = values if values.max() >= 64 else _low_bytes(file)
+        values = values.astype(np.uint16)
+        values *= 256
+        values += low
     return int(max(np.max(declared), values.max())), values
 
 
@@ -191,17 +197,23 @@ def _raw_mode(part: Any) -> str:
     return str(part.args[0] if isinstance(part.args, tuple) else part.args)
 
 
-def _to_bytes(values: NDArray[np.float64], natural: float) -> NDArray[np.uint8]:
-    """Scale values from 0..natural to 0..255; if they exceed that range, from their minimum and maximum."""
-    least, greatest = float(values.min()), float(values.max())
+def _to_bytes(values: NDArray[Any], natural: float) -> NDArray[np.uint8]:
+    """Scale values from 0..natural to 0..255; if they exceed that range, from their minimum and maximum.
+
+    In strips, because an image of numbers of 8 bytes would be many times larger.
+    """
+    strips = np.array_split(values.reshape(-1), max(1, values.size // _STRIP_VALUES))
+    floats = [lambda strip=strip: np.nan_to_num(strip.astype(np.float64)) for strip in strips]
+    least, greatest = min(float(strip().min()) for strip in floats), max(float(strip().max()) for strip in floats)
     if least >= 0 and greatest <= natural:
         least, greatest = 0.0, natural
-    scaled = (values - least) * (255 / max(greatest - least, 1e-12))
-    return scaled.round().astype(np.uint8)
+    scale = 255 / max(greatest - least, 1e-12)
+    scaled = [((strip() - least) * scale).round().astype(np.uint8) for strip in floats]
+    return np.concatenate(scaled).reshape(values.shape)
 
 
-def _too_large(size: str) -> str:
-    return f"it has {size}, more than the limit of {PIXEL_LIMIT:,}; scale it down or cut it into tiles first"
+def _too_large(size: str, limit: int = PIXEL_LIMIT) -> str:
+    return f"it has {size}, more than the limit of {limit:,}; scale it down or cut it into tiles first"
 
 
 def _reason(error: Exception) -> str:
