@@ -12,7 +12,7 @@
 import io
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -203,12 +203,15 @@ def _to_bytes(values: NDArray[Any], natural: float) -> NDArray[np.uint8]:
     In strips, because an image of numbers of 8 bytes would be many times larger.
     """
     strips = np.array_split(values.reshape(-1), max(1, values.size // _STRIP_VALUES))
-    floats = [lambda strip=strip: np.nan_to_num(strip.astype(np.float64)) for strip in strips]
-    least, greatest = min(float(strip().min()) for strip in floats), max(float(strip().max()) for strip in floats)
+
+    def floats() -> Iterator[NDArray[np.float64]]:
+        return (np.nan_to_num(strip.astype(np.float64)) for strip in strips)
+
+    least, greatest = min(float(strip.min()) for strip in floats()), max(float(strip.max()) for strip in floats())
     if least >= 0 and greatest <= natural:
         least, greatest = 0.0, natural
     scale = 255 / max(greatest - least, 1e-12)
-    scaled = [((strip() - least) * scale).round().astype(np.uint8) for strip in floats]
+    scaled = [((strip - least) * scale).round().astype(np.uint8) for strip in floats()]
     return np.concatenate(scaled).reshape(values.shape)
 
 

@@ -186,10 +186,11 @@ def fingerprint_of_content(source: ImageSource) -> str:
 
 
 def fingerprint_of_files(source: ImageSource) -> str:
-    """The names and sizes of up to 65,536 image files, and of no files of other sources; copies have other times."""
+    """The names and sizes of up to 65,536 image files, empty for other sources; times are left out, since copies differ."""
     size_of = getattr(source, "size_of", None)
-    rows = _spaced(len(source), _HASHED_FILES) if size_of else range(0)
-    return _hash(f"{source.name_of(row)}\0{size_of(row)}\0".encode() for row in rows)
+    if size_of is None:
+        return ""
+    return _hash(f"{source.name_of(row)}\0{size_of(row)}\0".encode() for row in _spaced(len(source), _HASHED_FILES))
 
 
 def _hash(parts: Iterable[bytes]) -> str:
