@@ -186,7 +186,7 @@ def fingerprint_of_content(source: ImageSource) -> str:
 
 
 def fingerprint_of_files(source: ImageSource) -> str:
-    """The names and sizes of up to 65,536 image files, empty for other sources; times are left out, since copies differ."""
+    """The names and sizes of up to 65,536 image files, empty for other sources; copies may have other times."""
     size_of = getattr(source, "size_of", None)
     if size_of is None:
         return ""
