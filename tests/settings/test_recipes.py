@@ -37,6 +37,7 @@ PRESETS = {
         "train.batch_size": 128,
         "train.lr": 0.1,
         "train.epochs": 100,
+        "data.subset": "imagenet100",
     },
 }
 
@@ -52,6 +53,15 @@ def test_presets_are_what_the_paper_and_its_script_say(recipe):
     wanted = PAPER_ALIKE | PRESETS[recipe]
     assert {name: value_of(settings, name) for name in wanted} == wanted
     assert settings.method.name == "jcl" and settings.recipe == recipe
+
+
+def test_moco_v1_is_the_published_one():
+    settings = build_settings("imagenet-moco-v1")
+    method, train = settings.method, settings.train
+    assert (method.name, method.num_keys, method.temperature, method.queue_size) == ("moco-v1", 1, 0.07, 65536)
+    assert (train.schedule, train.milestones, train.decay) == ("step", (120, 160), 0.1)
+    assert (train.batch_size, train.lr, train.epochs, train.weight_decay) == (256, 0.03, 200, 1e-4)
+    assert (settings.model.head, settings.views.recipe) == ("linear", "moco-v1")
 
 
 def test_cifar_recipe_has_the_small_stem():
