@@ -350,6 +350,13 @@ def test_knn_needs_labels(refused, finished, tmp_path):
     assert "has no labels" in refused("knn", finished, tmp_path / "bare.npz")
 
 
+def test_check_of_a_broken_image_states_no_size(call, tmp_path):
+    (tmp_path / "broken.jpg").write_bytes(b"broken")
+    code, out, _ = call("check", tmp_path, "--json", tmp_path / "figures.json")
+    assert code == 0 and " px" not in out
+    assert json.loads((tmp_path / "figures.json").read_text())["train_width_max"] is None
+
+
 def test_check_counts_what_is_there(call, image_folder):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     code, out, _ = call("check", image_folder, "--json", "check.json")

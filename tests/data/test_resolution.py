@@ -1,5 +1,6 @@
 """How much of an image's detail and range reaches the views."""
 
+import io
 import struct
 import tracemalloc
 import zlib
@@ -11,8 +12,11 @@ import torch
 from image_files import noise_image
 from numpy.typing import NDArray
 from PIL import Image, TiffImagePlugin
+from rich.console import Console
 
-from jcl.data import BatchLoader, ImageBatch, UnreadableImage, open_data, read_all, write_shards
+from jcl.commands.pretrain import pretrain
+from jcl.data import BatchLoader, ImageBatch, UnreadableImage, open_data, open_demo, read_all, write_shards
+from jcl.data.check import check_data, survey_headers
 from jcl.data.decode import decode
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
@@ -196,3 +200,35 @@ def test_few_crops_of_a_photograph_are_enlarged(tmp_path: Path, recipe: str):
     assert views.size == 224 and enlarged <= 0.10
     # As from the file itself: no pixel is lost before the crop.
     assert size == (375, 500)
+
+
+@pytest.fixture(scope="module")
+def unusual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unusual")
+    for number in range(16):
+        noise_image(40, 40, seed=number).save(folder / f"{number}.png")
+    for number in range(2):
+        gray(folder / f"deep-{number}.png", 3000, 900 + number)
+    noise_image(300, 40).save(folder / "long.png")
+    pages = [noise_image(40, 40, seed=20 + page) for page in range(3)]
+    pages[0].save(folder / "pages.tif", save_all=True, append_images=pages[1:])
+    return folder
+
+
+def test_unusual_images_are_counted(unusual: Path):
+    data = open_data(str(unusual))
+    lines = survey_headers(data.train, windows=True)
+    assert [line.split()[0] for line in lines] == ["2", "1", "1"]  # in this order:
+    assert "12 bits" in lines[0] and "2:1" in lines[1] and "TIFF" in lines[2]
+    assert check_data(data).splits["train"].warnings == lines
+    assert survey_headers(data.train, windows=False) == [lines[0], lines[2]]
+    assert survey_headers(open_demo(8, 8).train, windows=True) == []
+
+
+def test_the_start_of_a_run_says_what_happens_to_unusual_images(unusual: Path, tmp_path: Path):
+    console = Console(file=io.StringIO(), width=1000)
+    values = {"data.location": str(unusual), "data.workers": 0, "train.epochs": 1, "record.report": False}
+    settings = build_settings("folder", values=values | {"model.backbone": "tiny_cnn", "train.batch_size": 4})
+    pretrain(settings, tmp_path / "run", console=console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(line in printed for line in survey_headers(open_data(str(unusual)).train, windows=True))

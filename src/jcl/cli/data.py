@@ -110,7 +110,7 @@ def _print_report(report: DataReport) -> None:
 
 
 def _pixels(values: tuple[int, int, int]) -> str:
-    return ", ".join(f"{value:,}" for value in values) + " px"
+    return ", ".join(f"{value:,}" for value in values) + " px" if any(values) else "none is readable"
 
 
 def _classes(split: SplitReport) -> str:

@@ -17,6 +17,7 @@ from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data,
 from jcl.commands.train_run import RunParts, build_parts, machine_choices, train_run
 from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData
+from jcl.data.check import survey_headers
 from jcl.data.source import fingerprint_of_listing
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks, fail_together
@@ -211,6 +212,8 @@ def _announce(
         f"on {data.train.description} ({context.device.type}{ranks}), "
         f"{pluralize(settings.train.epochs, 'epoch')}, into {folder.path}",
     )
+    for line in survey_headers(data.train, settings.data.windows) if context.ranks.first else ():
+        context.log(f"  {line}")
     for choice in choices:
         context.log(f"  {choice.name} = {choice.value}: {choice.reason}")
     if (warmup := float(settings.train.warmup_epochs)) >= settings.train.epochs:

@@ -63,21 +63,16 @@ class ImageReader:
 
     With `substitute`, an unreadable image is replaced by the next readable one of the source, so that batches keep
     their size and do not depend on which worker reads them; otherwise it is left out. Of a long image the window at
-    `window` is read; with `window_seed` a random one, another for each n that is added to an index of n images.
+    `window` is read; with a seed a random one, another for each n that is added to an index of n images.
     """
 
     def __init__(
-        self,
-        source: ImageSource,
-        canvas: int,
-        substitute: bool,
-        window: float | None = 0.5,
-        window_seed: int | None = None,
+        self, source: ImageSource, canvas: int, substitute: bool, window: float | None = 0.5, seed: int | None = None
     ) -> None:
         self._source = source
         self.canvas = canvas
         self._substitute = substitute
-        self._window, self._window_seed = window, window_seed
+        self._window, self._seed = window, seed
         self._windows = (-1, torch.empty(0))  # an epoch, and the random windows of all images in it
         self._unreadable: dict[int, str] = {}  # with the reasons; not tried again
 
@@ -123,11 +118,11 @@ class ImageReader:
         return None
 
     def _window_of(self, epoch: int, index: int) -> float | None:
-        if self._window_seed is None:
+        if self._seed is None:
             return self._window
         if self._windows[0] != epoch:
             samples = torch.arange(len(self._source))
-            self._windows = epoch, uniforms(self._window_seed, WINDOWS, epoch, samples, samples * 0, 1).squeeze(1)
+            self._windows = epoch, uniforms(self._seed, WINDOWS, epoch, samples, samples * 0, 1).squeeze(1)
         return float(self._windows[1][index])
 
 

@@ -1,16 +1,20 @@
 """Read every image before a long run: sizes, formats, classes, unreadable images and duplicates."""
 
+import contextlib
 import hashlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from PIL import Image
+
+from jcl.console import pluralize
 from jcl.cores import cpu_cores
-from jcl.data.decode import decode, open_image
+from jcl.data.decode import MAX_ASPECT, decode, is_deep, open_image, real_bits
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
@@ -22,12 +26,16 @@ _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memo
 _DECODED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
 
 
+_HEADERS_READ: Final = 1000  # at the start of a run
+
+
 class _CheckedImage(NamedTuple):
     name: str
     digest: bytes = b""
     width: int = 0
     height: int = 0
     kind: str = ""
+    unusual: Sequence[str] = ()
     reason: str | None = None  # why it cannot be read
 
 
@@ -62,7 +70,9 @@ class SplitReport:
         self.unlisted = source.unlisted if isinstance(source, FolderImages) else {}
         self.damage = source.damage if isinstance(source, ShardImages) else {}
         self.folders_inside = source.folders_inside() if isinstance(source, ShardImages) else ()
+        unusual = Counter(name for image in readable for name in image.unusual)
         self.warnings = source.warnings() if isinstance(source, FolderImages | ShardImages) else []
+        self.warnings += _describe_unusual(unusual, source)
 
     def figures(self) -> dict[str, object]:
         figures: dict[str, object] = {
@@ -84,7 +94,9 @@ class SplitReport:
             "milliseconds_per_image": round(self.seconds_per_image * 1000, 3),
         }
         for side, values in (("width", self.widths), ("height", self.heights)):
-            figures |= {f"{side}_{which}": value for which, value in zip(("min", "median", "max"), values, strict=True)}
+            figures |= {
+                f"{side}_{which}": value or None for which, value in zip(("min", "median", "max"), values, strict=True)
+            }
         return figures
 
 
@@ -145,7 +157,40 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
     except UnreadableImage as error:
         return _CheckedImage(name, reason=error.reason)
     with open_image(content) as image:
-        return _CheckedImage(name, _digest(content), image.width, image.height, f"{image.format} {image.mode}")
+        kind = f"{image.format} {image.mode}"
+        return _CheckedImage(name, _digest(content), image.width, image.height, kind, _unusual(image))
+
+
+def survey_headers(source: ImageSource, windows: bool) -> list[str]:
+    """What happens to unusual images, from the headers of up to 1,000 evenly spaced ones."""
+    if not isinstance(source, FolderImages | ShardImages):
+        return []
+    found: Counter[str] = Counter()
+    rows = range(0, len(source), -(-len(source) // _HEADERS_READ))
+    for row in rows:
+        with contextlib.suppress(Exception), source.header_of(row) as image:  # unreadable ones are reported later
+            found.update(_unusual(image))
+    looked_at = f" (of {len(rows):,} looked at)" if len(rows) < len(source) else ""
+    return _describe_unusual(found if windows else found - Counter(long=len(rows)), source, looked_at)
+
+
+def _unusual(image: Image.Image) -> list[str]:
+    """What is unusual about an opened image."""
+    pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+    kinds = {"deep": is_deep(image), "long": max(image.size) > MAX_ASPECT * min(image.size), "pages": pages > 1}
+    return [kind for kind, holds in kinds.items() if holds]
+
+
+def _describe_unusual(found: Counter[str], source: ImageSource, looked_at: str = "") -> list[str]:
+    bits = real_bits(source.peak()) if isinstance(source, FolderImages | ShardImages) else 16
+    lines = {
+        "deep": f"in 16-bit files: the values use {bits} bits and are scaled from these." if bits < 16 else "",
+        "long": "longer than 2:1: windows are used of those larger than data.canvas, the centre in evaluation.",
+        "pages": "in TIFFs of several pages: only the first page is used.",
+    }
+    return [
+        f"{pluralize(found[kind], 'image')}{looked_at} {line}" for kind, line in lines.items() if found[kind] and line
+    ]
 
 
 def _digest(content: bytes) -> bytes:

@@ -9,12 +9,13 @@
 - Truncated files are refused: the missing part would be gray.
 """
 
+import contextlib
 import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -29,14 +30,11 @@ PIXEL_LIMIT: Final = 128_000_000
 
 MAX_ASPECT: Final = 2
 """Images longer than this, and than the canvas, are cut to a window."""
-
 _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
-
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes that write 16-bit files
 _PROBED_IMAGES: Final = 64
 _STRIP_VALUES: Final = 1 << 18
-_BITS_TAG: Final = 258  # BitsPerSample of TIFF
-_LARGEST_VALUE_TAG: Final = 341  # SMaxSampleValue of TIFF
+_BITS_TAG, _LARGEST_VALUE_TAG = 258, 341  # BitsPerSample and SMaxSampleValue of TIFF
 
 # Not EPS and the like, which Pillow passes to another program.
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
@@ -100,12 +98,11 @@ def decode(
 
 def open_image(file: Path | bytes) -> Image.Image:
     """Open an image without decoding its pixels, for its size, mode and format; raises any exception."""
-    content = file if isinstance(file, bytes) else file.read_bytes()
-    if not content:
+    if not (file if isinstance(file, bytes) else file.stat().st_size):
         raise ValueError("the file is empty")
     Image.init()
     known = tuple(name for name in _FORMATS if name in Image.OPEN)  # some builds of Pillow cannot read all of them
-    image = Image.open(io.BytesIO(content), formats=known)
+    image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=known)
     size = 6 if image.mode == "RGB" and is_deep(image) else 4 if image.mode in ("I", "F") else 3
     limit = 3 * PIXEL_LIMIT // size  # so that images of more bits take no more memory
     if image.width * image.height > limit:
@@ -141,7 +138,7 @@ def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes, common_peak: Cal
         image = Image.fromarray(_to_bytes(np.asarray(image), 1.0))
     elif deep:
         peak, values = _deep_values(image, file)
-        image = Image.fromarray(_to_bytes(values, float(2 ** real_bits(max(peak, common_peak())) - 1)))
+        image = Image.fromarray(_to_bytes(values, 2.0 ** real_bits(max(peak, common_peak())) - 1))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -153,7 +150,7 @@ def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes, common_peak: Cal
 
 def is_deep(image: Image.Image) -> bool:
     """Whether an opened image, whose pixels are not loaded, has integers of more than 8 bits."""
-    return image.mode.startswith("I") or any(_raw_mode(part).startswith("RGB;16") for part in _parts(image))
+    return image.mode.startswith("I") or "'RGB;16" in str(getattr(image, "tile", ""))
 
 
 def real_bits(peak: int) -> int:
@@ -179,22 +176,14 @@ def _deep_values(image: Image.Image, file: Path | bytes) -> tuple[int, NDArray[A
 
 def _low_bytes(file: Path | bytes) -> NDArray[np.uint8]:
     """The low bytes of 16-bit RGB: what Pillow takes for the high bytes if told the other byte order."""
+    native = "L" if sys.byteorder == "little" else "B"
     with open_image(file) as image:
-        for place, part in enumerate(_parts(image)):
-            order = _raw_mode(part)[-1].replace("N", "L" if sys.byteorder == "little" else "B")
-            swapped = "RGB;16B" if order == "L" else "RGB;16L"
-            arguments = (swapped, *part.args[1:]) if isinstance(part.args, tuple) else swapped
-            _parts(image)[place] = part._replace(args=arguments)
+        parts: list[Any] = getattr(image, "tile", [])
+        for place, part in enumerate(parts):
+            own, *others = part.args if isinstance(part.args, tuple) else (part.args,)
+            other_order = "RGB;16B" if own[-1].replace("N", native) == "L" else "RGB;16L"
+            parts[place] = part._replace(args=(other_order, *others) if others else other_order)
         return np.asarray(image)
-
-
-def _parts(image: Image.Image) -> list[Any]:
-    """How Pillow will read the pixels; empty once they are loaded."""
-    return getattr(image, "tile", [])
-
-
-def _raw_mode(part: Any) -> str:
-    return str(part.args[0] if isinstance(part.args, tuple) else part.args)
 
 
 def _to_bytes(values: NDArray[Any], natural: float) -> NDArray[np.uint8]:
@@ -229,7 +218,7 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
-class EncodedImages:
+class EncodedImages(Protocol):
     """Base of sources of image files.
 
     16-bit files often hold values of fewer bits: `peak` is the largest value in up to 64 evenly spaced images, and all
@@ -239,15 +228,13 @@ class EncodedImages:
 
     _peak: int | None = None
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    def __len__(self) -> int: ...
+    def name_of(self, index: int) -> str: ...
+    def content_of(self, index: int) -> bytes: ...
 
-    def name_of(self, index: int) -> str:
-        raise NotImplementedError
-
-    def content_of(self, index: int) -> bytes:
-        """The bytes of the image file; raises `UnreadableImage`."""
-        raise NotImplementedError
+    def header_of(self, index: int) -> Image.Image:
+        """The opened image, whose pixels are not decoded; raises any exception."""
+        return open_image(self.content_of(index))
 
     def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         return decode(self.content_of(index), canvas, self.name_of(index), window, self.peak)
@@ -255,19 +242,13 @@ class EncodedImages:
     def peak(self) -> int:
         """The largest value of 16-bit images; 0 if there are none among those looked at."""
         if self._peak is None:
-            self._peak = max(map(self._peak_of, range(0, len(self), -(-len(self) // _PROBED_IMAGES))), default=0)
+            peak = 0
+            for index in range(0, len(self), -(-len(self) // _PROBED_IMAGES)):
+                with contextlib.suppress(Exception), self.header_of(index) as image:  # reported when it is read
+                    peak = max(peak, _deep_values(image, self.content_of(index))[0]) if is_deep(image) else peak
+            self._peak = peak
         return self._peak
 
     def share_peak(self, other: "EncodedImages") -> None:
         """Scale the 16-bit images of two splits alike."""
         self._peak = other._peak = max(self.peak(), other.peak())
-
-    def _peak_of(self, index: int) -> int:
-        if Path(self.name_of(index)).suffix.lower() in (".jpg", ".jpeg"):  # always 8 bits
-            return 0
-        try:
-            content = self.content_of(index)
-            with open_image(content) as image:
-                return min(65535, _deep_values(image, content)[0]) if is_deep(image) else 0
-        except Exception:  # reported when the image is read
-            return 0

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from jcl.console import pluralize, shell_quote
-from jcl.data.decode import EncodedImages
+from jcl.data.decode import EncodedImages, open_image
 from jcl.data.listing import Listing, NameTable, has_images, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
@@ -66,6 +67,9 @@ class FolderImages(EncodedImages):
         except OSError:
             return -1
 
+    def header_of(self, index: int) -> Image.Image:  # without reading the whole file
+        return open_image(self.root / self._files[index])
+
     def stray_images(self) -> list[str]:
         """The images beside several sub-folders, which would be classes without them."""
         if self.class_names is not None:
@@ -108,9 +112,7 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
     test_classes = _class_names(listing.files)
     if test_classes is not None:  # the training classes keep their labels
         test_classes = tuple(dict.fromkeys((class_names or ()) + test_classes))
-    test = FolderImages(test_root, listing, test_classes)
-    train.share_peak(test)
-    return ImageData(root.name, train, test)
+    return ImageData(root.name, train, FolderImages(test_root, listing, test_classes))
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:

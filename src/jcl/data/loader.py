@@ -75,7 +75,7 @@ class BatchLoader:
             canvas = canvas_for(source, canvas, 0.5 if windows else None)
             if DecodedCache.bytes_needed(len(source), canvas) <= cache_bytes:
                 self._store = DecodedCache(len(source), canvas)
-        reader = ImageReader(source, canvas, substitute=True, window=None, window_seed=seed if windows else None)
+        reader = ImageReader(source, canvas, substitute=True, window=None, seed=seed if windows else None)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
         self._stream: Iterator[Decoded] = iter(())  # endless, so that workers do not pause between epochs
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of its next batch

@@ -59,6 +59,8 @@ def open_data(
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
+    if isinstance(data.train, FolderImages | ShardImages) and isinstance(data.test, FolderImages | ShardImages):
+        data.train.share_peak(data.test)
     for warning in data_warnings(data):
         progress(warning)
     return data

@@ -90,11 +90,10 @@ class ResolvedSettings(Settings):
 
 
 def canvas_side(image_size: int, min_scale: float) -> int:
-    """The longest side of decoded images for views of `image_size` pixels.
+    """The longest side of decoded images, at which the smallest crop of a square image has the pixels of a view.
 
-    The smallest crop of a square image then has about as many pixels as a view: views of 224 px are cropped from 500
-    px, the size of most images in ImageNet. Crops of less than 8 % of an image would need too much memory. A multiple
-    of 4, because JPEGs are decoded fastest at 1/8, 1/4 or 1/2 of their size, which is often 1000, 2000 or 4000 px.
+    Crops of less than 8 % of an image would need too much memory. A multiple of 4, because JPEGs are decoded fastest at
+    1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
     """
     return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)
 

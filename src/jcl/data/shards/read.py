@@ -154,10 +154,7 @@ def open_shards(
             if described is not None and not {file.name for file in files} <= described.counts.keys():
                 described = None
     train_images = _images(train, described, strict)
-    test_images = _images(test, described, strict, train_images) if test else None
-    if test_images is not None:
-        train_images.share_peak(test_images)
-    return ImageData(name, train_images, test_images)
+    return ImageData(name, train_images, _images(test, described, strict, train_images) if test else None)
 
 
 def _splits(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
