@@ -1,4 +1,4 @@
-"""Paths as users write them, and files that would take far more memory than disk space."""
+"""Paths as users write them, the cache folder, and files that would take far more memory than disk space."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def expand_user(path: str | Path) -> Path:
     `Path.expanduser` would raise if there is no user of that name.
     """
     return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for this package."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl"
 
 
 def refuse_size(file: Path, needed: int, limit: int, error: type[JclError]) -> None:

@@ -325,7 +325,11 @@ def test_knn_on_a_run_and_on_weights(call, finished, npz, refused):
     assert code == 0 and "10 queries against a bank of 34 images" in out
     assert figures["knn_top1"] == figures["knn_top1_k5_t0.1"] == pytest.approx(Run(finished).summary["knn_top1"])
     of_each = {f"knn_top{top}_k{k}_t0.1" for top in (1, 5) for k in (5, 1)}
-    assert set(figures) == {"knn_top1", "knn_top5", "test_images", "unseen_class_images"} | of_each
+    of_each |= {"untrained_knn_top1_k5_t0.1", "untrained_knn_top1_k1_t0.1"}
+    compared = {"knn_top1_interval_low", "knn_top1_interval_high", "chance_top1", "untrained_knn_top1"}
+    compared |= {"beats_chance", "beats_untrained"}
+    assert set(figures) == {"knn_top1", "knn_top5", "test_images", "unseen_class_images"} | of_each | compared
+    assert figures["untrained_knn_top1"] == Run(finished).metrics[0]["knn_top1"] and figures["chance_top1"] == 40
     assert figures["test_images"] == 10 and figures["unseen_class_images"] == 0
     weights = finished / "backbone.safetensors"
     assert call("knn", weights, npz, "-k", 5, "--json", "again.json")[0] == 0
@@ -557,7 +561,13 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
         patch.setattr("jcl.train.pretrain.PretrainTask.end_epoch", press_twice)
         code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
         assert (code, out, err.splitlines()[-1]) == (130, "", "Interrupted.") and not Path("my run").exists()
-    monkeypatch.setattr("jcl.evaluate.knn.evaluate_knn", press_twice)  # at the end of the last epoch
+    evaluate, calls = jcl.evaluate.knn.evaluate_knn, []
+
+    def press_at_the_end(*given: object, **options: object) -> object:
+        calls.append(given)
+        return evaluate(*given, **options) if len(calls) == 1 else press_twice()
+
+    monkeypatch.setattr("jcl.evaluate.knn.evaluate_knn", press_at_the_end)
     often = ["--set", "record.checkpoint_every=1", "--set", "record.knn_every=0"]
     code, out, err = call("pretrain", npz, *TINY, *often, "--out", "my run")
     assert code == 75 and out == "" and "Traceback" not in err

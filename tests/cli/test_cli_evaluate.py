@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from jcl.commands.target import untrained_backbone
 from jcl.evaluate.folders import FinetuneFolder
 from launch_tools import wait_until
 from small_runs import drawn_pixels, write_image_folder
@@ -39,6 +40,27 @@ def test_linear_fast(call, pretrained, npz):
     assert code == 0 and figures("two.json") == one, err
 
 
+def test_the_untrained_network_is_measured_once(call, pretrained, npz, monkeypatch):
+    built = []
+
+    def build(*arguments: object) -> object:
+        built.append(arguments)
+        return untrained_backbone(*arguments)
+
+    monkeypatch.setattr("jcl.commands.target.untrained_backbone", build)
+    for command, name in (("knn", "knn_top1"), ("linear --epochs 2", "linear_top1")):
+        found = []
+        for weights in (pretrained, pretrained / "backbone.safetensors"):
+            code, out, err = call(*command.split(), weights, npz, "--json", "figures.json")
+            assert code == 0 and "chance is 40.00 %" in out, err
+            found.append(figures("figures.json"))
+        assert len(built) == 1 and found[0] == found[1] and found[0][f"untrained_{name}"] > 0
+        built.clear()
+        assert call(*command.split(), pretrained, "--no-untrained", "--json", "figures.json")[0] == 0
+        without = figures("figures.json")
+        assert without == {key: value for key, value in found[0].items() if "untrained" not in key} and built == []
+
+
 def test_linear_says_that_the_choice_lies_at_the_edge(call, pretrained):
     code, out, _ = call("linear", pretrained, "--lr", 1e-9, "--lr", 1e-8, "--weight-decay", 0, "--epochs", 2)
     assert code == 0 and "edge of the grid" in out and "est learning rate" in out
@@ -53,6 +75,7 @@ def test_linear_by_the_papers_protocol(call, pretrained):
         assert code == 0, err
     one = figures("one.json")
     assert one == figures("two.json")
+    assert one["chance_top1"] == 40 and 0 < one["untrained_linear_top1"] <= 100
     assert (one["protocol"], one["lr"], one["weight_decay"], one["epochs"]) == ("paper", 10, 0, 2)
     assert "Tested on 10 images." in out
 

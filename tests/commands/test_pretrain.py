@@ -51,11 +51,39 @@ def test_a_run_leaves_what_it_should(unbroken):
         "step-000000012.safetensors",
     ]
     kinds = [(line["kind"], line["step"]) for line in unbroken.metrics]
-    assert kinds == [("train", 3), ("knn", 4), ("train", 6), ("knn", 8), ("train", 9), ("train", 12), ("knn", 12)]
+    assert kinds == [
+        ("knn", 0),
+        ("train", 3),
+        ("knn", 4),
+        ("train", 6),
+        ("knn", 8),
+        ("train", 9),
+        ("train", 12),
+        ("knn", 12),
+    ]
     assert unbroken.settings.train.epochs == 3
     summary = unbroken.summary
     assert summary["steps"] == 12 and summary["seconds"] > 0 and 0 <= summary["knn_top1"] <= 100
     assert not any(isinstance(value, dict | list) for value in summary.values())
+
+
+def test_a_run_is_compared_with_chance_and_its_untrained_network(unbroken):
+    first, *_, last = [line for line in unbroken.metrics if line["kind"] == "knn"]
+    summary = unbroken.summary
+    assert first["step"] == 0 and summary["untrained_knn_top1"] == first["knn_top1"]
+    assert summary["chance_top1"] == last["chance_top1"] == 40.0, "four of the ten test images have the same class"
+    assert summary["knn_top1_interval_low"] < summary["knn_top1"] == last["knn_top1"]
+    assert summary["test_images"] == 10 and isinstance(summary["beats_untrained"], bool)
+
+
+def test_a_run_that_is_no_better_than_its_baselines_is_warned_about(tmp_path):
+    pixels, labels = drawn_pixels(44), np.arange(44) % 2  # of classes that cannot be seen
+    np.savez(tmp_path / "noise.npz", x_train=pixels[:34], y_train=labels[:34], x_test=pixels[34:], y_test=labels[34:])
+    text = io.StringIO()
+    run = pretrain(tiny_settings(tmp_path / "noise.npz", train__epochs=1), tmp_path / "run", console=Console(file=text))
+    assert run.summary["beats_chance"] is run.summary["beats_untrained"] is False
+    (warning,) = [line for line in text.getvalue().splitlines() if "Warning" in line]
+    assert "chance (50.0 %)" in warning and f"network ({run.summary['untrained_knn_top1']:.1f} %)" in warning
 
 
 def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch):
@@ -132,7 +160,7 @@ def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkey
             pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
     (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
     before = float(read_tensors(checkpoint)[1]["seconds"])
-    line = resume(tmp_path / "run", console=QUIET).metrics[0]
+    line = resume(tmp_path / "run", console=QUIET).metrics[1]  # after the kNN of the untrained network
     assert line["step"] == 3 and line["kind"] == "train"  # it sums up three steps, of which one came after the stop
     assert line["images_per_second"] == pytest.approx(8 / (line["seconds"] - before), rel=1e-6)
 
@@ -193,7 +221,7 @@ def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path
     torch.manual_seed(12345)  # what was drawn elsewhere before does not matter
     assert_same(pretrain(tiny_settings(npz), tmp_path / "same", console=QUIET), unbroken)
     other = pretrain(tiny_settings(npz, train__seed=1), tmp_path / "other", console=QUIET)
-    assert figures(other)[0]["loss"] != figures(unbroken)[0]["loss"]
+    assert figures(other)[1]["loss"] != figures(unbroken)[1]["loss"]
 
 
 @pytest.mark.parametrize("method", ["moco-v2", "moco-v1", "multi-key", "multi-key-backprop"])
@@ -212,7 +240,7 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkey
             pretrain(settings, tmp_path / "run", console=QUIET)
     assert_same(resume(tmp_path / "run", console=QUIET), whole)
     plain = pretrain(tiny_settings(npz), tmp_path / "plain", console=QUIET)
-    assert figures(plain)[0]["loss"] != figures(whole)[0]["loss"]
+    assert figures(plain)[1]["loss"] != figures(whole)[1]["loss"]
 
 
 def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path):
@@ -283,6 +311,9 @@ def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):
     """One epoch that is not kept in memory: what was met before the stop is not met again."""
     monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
+    monkeypatch.setattr(
+        "jcl.commands.train_run.online_knn", lambda *_: None
+    )  # it reads all images before the first step
     for file in sorted(image_folder.glob("cats/*.png"))[::2]:
         file.write_bytes(b"no image")
     settings = tiny_settings(image_folder, train__epochs=1, data__max_failed_share=1)

@@ -16,10 +16,10 @@ import torch
 from rich.console import Console
 
 from jcl.commands.pretrain import pretrain
-from jcl.commands.report import gather, read_run, run_names, write_report
+from jcl.commands.report import _measured, gather, read_run, run_names, write_report
 from jcl.commands.report_sample import example_views
 from jcl.data import ImageData, open_data, write_shards
-from jcl.report.contents import NamedImage, NeighbourRow, RunContents
+from jcl.report.contents import Metric, NamedImage, NeighbourRow, RunContents
 from jcl.report.page import render_page
 from jcl.settings.schema import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, small_run
@@ -99,6 +99,19 @@ def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> Non
     images = page.all("img")
     assert all(image.get("alt") for image in images) and len(images) > 40
     assert all((image["src"] or "").startswith("data:image/png") for image in images), "small images stay exact"
+
+
+def test_the_untrained_network_is_where_the_chart_starts_and_no_result(arrays: RunContents) -> None:
+    chart = Reader(render_page([arrays])).data()["charts"]["knn"]
+    first, *later = [line for line in arrays.metrics if line["kind"] == "knn"]
+    assert chart["series"][0]["points"][0][:2] == [0, pytest.approx(first["knn_top1"], rel=1e-5)]
+    assert chart["y"][0] <= first["chance_top1"] <= chart["y"][1] and len(chart["series"][0]["points"]) == 1 + len(
+        later
+    )
+    started = _measured(Path("/nowhere"), [first])
+    assert set(started) == {Metric("untrained_knn_top1")}
+    page = Reader(render_page([replace(arrays, summary=None, metrics=[first], measured=started, sample=None)]))
+    assert "kNN accuracy of the frozen features –" not in page.text and "– contrastive accuracy" in page.text
 
 
 def test_views_are_called_what_they_are(arrays: RunContents) -> None:

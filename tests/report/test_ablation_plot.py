@@ -43,6 +43,22 @@ def test_several_seeds_have_error_bars(tmp_path):
     assert count(spread, style.BLUE) > count(flat, style.BLUE)
 
 
+def test_one_seed_has_the_binomial_interval_as_error_bar():
+    results = [{"linear_top1": 50.0, "knn_top1": 50.0, "test_images": 10}]
+    (axes, _, _) = panels_of(draw_each_alone([Point(CENTER, results)], CENTER))
+    (segment,) = axes.collections[0].get_segments()
+    assert list(segment[:, 1]) == pytest.approx([23.66, 76.34], abs=0.01)
+
+
+@pytest.mark.parametrize("lowest", [0.0, 70.0, 99.8])
+def test_a_small_difference_does_not_fill_the_plot(lowest):
+    points = [point(CENTER | {KEYS: keys}, lowest + 0.1 * number) for number, keys in enumerate((1, 5, 9))]
+    for each in points:
+        each.results[0]["knn_top1"] = each.results[0]["linear_top1"]
+    low, high = panels_of(draw_each_alone(points, CENTER))[0].get_ylim()
+    assert high - low == pytest.approx(5) and low <= lowest and high >= lowest + 0.2 and low >= 0 and high <= 100
+
+
 def test_many_combinations_are_a_heat_map(tmp_path):
     values = [0.1 * number for number in range(1, MAX_CURVES + 2)]
     points = [point({KEYS: keys, TAU: tau}, 70.0 + keys + tau) for keys in (1, 2, 5) for tau in values]
@@ -74,7 +90,7 @@ def panels_of(figure: Figure) -> list[Axes]:
 def test_each_setting_alone_has_a_panel_through_the_center(tmp_path):
     points = around(CENTER, num_keys=[1, 11], covariance_scale=[0.0], temperature=[0.07, 0.5])
     off_the_lines = point({KEYS: 1, SCALE: 4.0, TAU: 0.5}, 99.0)
-    panels = panels_of(draw_each_alone([*points, off_the_lines], CENTER, error_bars=False))
+    panels = panels_of(draw_each_alone([*points, off_the_lines], CENTER))
     curves = [[list(line.get_ydata()) for line in axes.lines if line.get_marker() == "o"] for axes in panels]
     linear = [[51.0, 50.0, 52.0], [53.0, 50.0], [54.0, 50.0, 55.0]]
     assert curves == [[line, [value - 5 for value in line]] for line in linear]
@@ -86,7 +102,7 @@ def test_each_setting_alone_has_a_panel_through_the_center(tmp_path):
 def test_one_panel_per_setting(settings):
     center = {f"section.setting_{number}": 1 for number in range(settings)}
     points = around(center, **{name.rpartition(".")[2]: [2, 3] for name in center})
-    assert len(panels_of(draw_each_alone(points, center, error_bars=True))) == settings
+    assert len(panels_of(draw_each_alone(points, center))) == settings
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,7 @@ def test_one_panel_per_setting(settings):
 )
 def test_tick_labels_do_not_overlap(values):
     center = CENTER | {TAU: values[0]}
-    figure = draw_each_alone(around(center, temperature=values[1:]), center, error_bars=False)
+    figure = draw_each_alone(around(center, temperature=values[1:]), center)
     figure.canvas.draw()
     axes = next(axes for axes in panels_of(figure) if axes.get_xlabel().startswith("temperature"))
     boxes = [label.get_window_extent() for label in axes.get_xticklabels()]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jcl.evaluate.baselines import compare
 from jcl.report.contents import RunContents
 from jcl.report.remarks import remarks
 from small_runs import tiny_settings
@@ -46,6 +47,16 @@ def test_nothing_unusual() -> None:
 def test_each_has_its_remark(changes: dict[str, Any], words: tuple[str, ...]) -> None:
     (remark,) = remarks(run(**changes))
     assert remark.kind == words[0] and all(word in remark.text for word in words[1:])
+
+
+def test_a_run_that_does_not_beat_its_untrained_network() -> None:
+    summary = {"knn_top1": 24.0, "test_images": 50} | compare("knn_top1", 24.0, 50, 12.5, 28.0)
+    (problem,) = said(replace(run(), summary=summary))
+    assert problem.startswith("problem: ") and "24.0 %" in problem and "28.0 %" in problem
+    edited = {"beats_untrained": False, "knn_top1": "high"}
+    assert (
+        said(replace(run(), summary=edited)) == said(replace(run(), summary=summary | {"beats_untrained": True})) == []
+    )
 
 
 def test_a_few_easy_steps_are_not_saturation() -> None:

@@ -2,11 +2,19 @@
 
 import csv
 import io
+import math
 import statistics
+from pathlib import Path
 from typing import Any
 
+import pytest
+from rich.console import Console
+
+from jcl.cli.study import _print_ablation
+from jcl.commands.ablate import Ablation
+from jcl.evaluate.baselines import estimate
 from jcl.settings.schema import Settings
-from jcl.studies.ablation import CellRecord, as_csv, best_points, flat_results, points_of
+from jcl.studies.ablation import CellRecord, Point, as_csv, best_points, flat_results, points_of
 from jcl.studies.cells import Cell
 
 NAMES = ["method.num_keys"]
@@ -57,6 +65,27 @@ def test_the_best_is_chosen_without_the_test_images():
     (best,) = best_points(points)
     assert best.values == {"method.num_keys": 2}  # the test images would have it 11
     assert best_points(points[3:]) == []
+
+
+def test_the_uncertainty_is_the_spread_of_seeds_or_binomial():
+    counted = {"linear_top1": 50.0, "validation_top1": 50.0, "test_images": 10, "train_images": 50}
+    one = Point({}, [counted])
+    assert one.estimate("linear_top1") == one.estimate("validation_top1") == estimate(50.0, 10)
+    two = Point({}, [counted, counted | {"linear_top1": 52.0}])
+    assert two.estimate("linear_top1", deviations=1) == pytest.approx((51.0, 51 - math.sqrt(2), 51 + math.sqrt(2)))
+    assert Point({}, []).estimate("linear_top1") is None
+
+
+@pytest.mark.parametrize(("images", "bold"), [(100, False), (100_000, True)])
+def test_the_best_is_bold_only_beyond_the_uncertainty(monkeypatch, images, bold):
+    text = io.StringIO()
+    monkeypatch.setattr("jcl.cli.study.out", Console(file=text, force_terminal=True, width=150))
+    found = {"validation_top1": 70.0, "test_images": images, "train_images": 5 * images}
+    points = [Point({"method.num_keys": keys}, [found | {"validation_top1": 70.0 + keys}]) for keys in (1, 5)]
+    counts = {"cells_done": 2, "unseen_class_images": 0, "test_images": images, "test_held_out": False}
+    _print_ablation(Ablation(Path("none"), NAMES, points, counts))
+    (row,) = [line for line in text.getvalue().splitlines() if "75.00" in line]
+    assert ("\x1b[1m" in row) == bold
 
 
 def test_flat_figures():

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from jcl.cli.app import EVALUATE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import echo, escape_cell, print_unseen_classes, progress_bar, tested_on
+from jcl.cli.printing import echo, escape_cell, print_baselines, print_unseen_classes, progress_bar, tested_on
 from jcl.console import format_bytes, pluralize
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
     from jcl.commands.probes import LinearReport
+    from jcl.evaluate.knn import KnnResult
     from jcl.settings.evaluation import FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
 
 
@@ -25,25 +26,35 @@ def knn(options: KnnOptions) -> dict[str, Any]:
 
     with progress_bar("features") as progress:
         results = measure_knn(options, console=err, progress=progress)
-    table = Table("k", "temperature", "top-1", "top-5")
+    table = Table("k", "temperature", "top-1", "top-5", "untrained top-1")
     for result in results:
-        table.add_row(str(result.k), f"{result.temperature:g}", f"{result.top1:.2f} %", f"{result.top5:.2f} %")
+        percents = [result.top1, result.top5, result.untrained_top1]
+        shown = ["" if percent is None else f"{percent:.2f} %" for percent in percents]
+        table.add_row(str(result.k), f"{result.temperature:g}", *shown)
     out.print(table)
     best = results[0]
     if any(result.neighbours < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
     echo(f"{pluralize(best.queries, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
     print_unseen_classes(best.unseen_class_images)
-    return _knn_figures(results)
+    figures = _knn_figures(results)
+    print_baselines("knn_top1", figures)
+    return figures
 
 
-def _knn_figures(results: list[Any]) -> dict[str, float]:
+def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
     """The first result under the plain names, every result under names with its k and temperature."""
-    figures: dict[str, float] = {"knn_top1": results[0].top1, "knn_top5": results[0].top5}
+    from jcl.evaluate.baselines import compare
+
+    first = results[0]
+    figures: dict[str, Any] = {"knn_top1": first.top1, "knn_top5": first.top5}
+    figures |= compare("knn_top1", first.top1, first.queries, first.chance_top1, first.untrained_top1)
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
         figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
-    return figures | {"test_images": results[0].queries, "unseen_class_images": results[0].unseen_class_images}
+        if result.untrained_top1 is not None:
+            figures[f"untrained_knn_top1_k{result.k}_t{result.temperature:g}"] = result.untrained_top1
+    return figures | {"test_images": first.queries, "unseen_class_images": first.unseen_class_images}
 
 
 @command("linear", "evaluation.LinearOptions", group=EVALUATE)
@@ -92,6 +103,7 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     )
     out.print(table)
     echo(tested_on(summary))
+    print_baselines("finetune_top1", summary)
     print_unseen_classes(summary.get("unseen_class_images", 0))  # not in the folders of older versions
     echo(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     return summary
@@ -126,6 +138,7 @@ def _print_linear(report: LinearReport) -> None:
     out.print(table)
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     echo(f"Trained on {trained} of {classes}. {tested_on(figures)}")
+    print_baselines("linear_top1", figures)
     print_unseen_classes(scores.unseen_class_images)
     if report.edges:
         echo(

@@ -61,6 +61,20 @@ def tested_on(figures: Mapping[str, Any]) -> str:
     return f"Tested on {pluralize(figures['test_images'], 'image')}{source}."
 
 
+def print_baselines(name: str, figures: Mapping[str, Any]) -> None:
+    """Print the interval of the accuracy `name` and its baselines, and a warning if it does not beat them."""
+    from jcl.evaluate.baselines import baseline_warning
+
+    if "chance_top1" not in figures:  # of an older version
+        return
+    untrained = figures.get(f"untrained_{name}")
+    network = "" if untrained is None else f"; an untrained network has {untrained:.2f} %"
+    low, high = figures[f"{name}_interval_low"], figures[f"{name}_interval_high"]
+    echo(f"95 % interval of top-1: {low:.1f} to {high:.1f} %{network}; chance is {figures['chance_top1']:.2f} %.")
+    if warning := baseline_warning(name, figures):
+        echo(f"Warning: {warning}")
+
+
 def warn_ambiguous_data(location: str | None) -> None:
     """Warn if DATA is the name of both a data set and a folder here."""
     first = rank == 0 and ERROR_FOLDER not in os.environ  # else the launcher has warned

@@ -70,13 +70,15 @@ def ablate_cell(options: AblateCellOptions) -> dict[str, Any]:
 
 
 def _print_ablation(found: Ablation) -> None:
+    from jcl.evaluate.baselines import clearly_best
     from jcl.runs.json_object import format_value
-    from jcl.studies.ablation import best_points
+    from jcl.studies.ablation import SELECTION_METRIC, best_points
     from jcl.studies.cells import describe, short_name
 
     if not any(point.results or point.failed for point in found.points):
         return
     best = best_points(found.points)
+    clear = clearly_best([point.estimate(SELECTION_METRIC) for point in found.points]) is not None
     table = Table(*(escape_cell(short_name(name)) for name in found.names))
     for title in ("linear top-1", "kNN top-1", "validation", "seeds"):
         table.add_column(title, justify="right")
@@ -84,14 +86,15 @@ def _print_ablation(found: Ablation) -> None:
         values = [escape_cell(format_value(point.values[name])) for name in found.names]
         failed = f" ({point.failed} failed)" if point.failed else ""
         means = [_mean(point, metric) for metric in ("linear_top1", "knn_top1", "validation_top1")]
-        style = "bold" if len(best) == 1 and point is best[0] else None
+        style = "bold" if clear and point is best[0] else None
         table.add_row(*values, *means, f"{len(point.results)}{failed}", style=style)
     out.print(table)
     if found.results["cells_done"]:
         echo(tested_on(found.results))
     print_unseen_classes(found.results["unseen_class_images"])
     if len(best) == 1:
-        echo(f"Best on held-out training images (validation): {describe(best[0].values)}.")
+        doubt = "" if clear else "; others are within the uncertainty"
+        echo(f"Best on held-out training images (validation): {describe(best[0].values)}{doubt}.")
     elif best:
         echo(f"{len(best)} values are tied on held-out training images (validation).")
     plot = "plot in ablation.png, " if (found.folder / "ablation.png").is_file() else ""

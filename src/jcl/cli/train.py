@@ -84,6 +84,8 @@ def _whole(number: float) -> str:
 _ROWS: dict[str, tuple[str, _Write]] = {
     "knn_top1": ("kNN top-1", _percent),
     "knn_top5": ("kNN top-5", _percent),
+    "untrained_knn_top1": ("kNN top-1 of the untrained network", _percent),
+    "chance_top1": ("chance", _percent),
     "contrastive_accuracy": ("queries that find their own image first", _percent),
     "loss": ("loss", "{:.3f}".format),
     "epochs": ("epochs", _whole),
@@ -103,5 +105,6 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("value", justify="right")
     for name, (words, write) in _ROWS.items():
         if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
-            table.add_row(words, write(summary[name]))
+            low, high = (summary.get(f"{name}_interval_{end}") for end in ("low", "high"))
+            table.add_row(words, write(summary[name]) + ("" if low is None else f" ({low:.1f} to {high:.1f} %)"))
     return table

@@ -224,7 +224,8 @@ def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Con
         results = summary | flat_results(points)
         write_object(folder.path / "ablation.json", results)
         if any(point.results for point in points):
-            data, chance = Path(summary["data"]).name, 100 / summary["classes"]
+            data = Path(summary["data"]).name
+            chance = max((record.result or {}).get("chance_top1", 0.0) for record in records) or None
             try:
                 plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, center=plan.center)
             except RunError as error:

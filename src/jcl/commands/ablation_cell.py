@@ -92,6 +92,8 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
     linear = linear_probe(*labelled, device=target.device)
     accuracies = {
         "linear_top1": linear.scores.top1,
+        "chance_top1": linear.scores.chance_top1,
+        "untrained_knn_top1": run.summary.get("untrained_knn_top1"),
         "linear_top5": linear.scores.top5,
         "knn_top1": knn.top1,
         "knn_top5": knn.top5,

@@ -6,18 +6,17 @@ import math
 from functools import partial
 from pathlib import Path
 
-import torch
 from rich.console import Console
 from torch import nn
 
 from jcl.commands.run_data import refuse_inside_data
-from jcl.commands.target import EvaluationTarget, data_location, open_target
+from jcl.commands.target import EvaluationTarget, data_location, open_target, untrained_backbone
 from jcl.console import StderrConsole, pluralize, print_line
-from jcl.core.encoder import build_backbone
 from jcl.cores import default_workers
 from jcl.data.named import absolute_location
 from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
+from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
@@ -123,8 +122,7 @@ class _Finetuning:
         self.task = task.select(label_subset(task.labels, label_amount(settings.labels), seed))
         self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]
         if settings.from_scratch:
-            torch.manual_seed(seed)
-            backbone, _ = build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)
+            backbone = untrained_backbone(info, seed)
         network = Classifier(backbone, info.feature_width, len(task.classes), frozen=False, seed=seed)
         self.network = to_device(network, target.device)
 
@@ -151,6 +149,7 @@ class _Finetuning:
         summary = {
             "finetune_top1": scores.top1,
             "finetune_top5": scores.top5,
+            **compare("finetune_top1", scores.top1, scores.images, scores.chance_top1),
             "labels": settings.labels,
             "labels_used": len(task.train) - unreadable,
             "skipped": unreadable,

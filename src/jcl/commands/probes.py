@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,8 @@ from jcl.console import StderrConsole, print_line
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
-from jcl.errors import SettingsError
+from jcl.errors import DataError, SettingsError
+from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
@@ -59,13 +61,24 @@ def measure_knn(
         target = open_target(options.weights, options.data, str(device), context.console)
         workers = max(1, default_workers() // ranks.count) if options.workers is None else options.workers
         console = console or StderrConsole()
-        features = partial(
-            target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
-        )
         data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
         if ranks.first and (data.test is None or data.test.labels is None):
             print_line(console, "No labelled test set: some training images are held out as queries.")
-        return evaluate_knn(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
+
+        def measure(target: EvaluationTarget, console: Console) -> list[KnnResult]:
+            features = partial(
+                target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
+            )
+            return evaluate_knn(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
+
+        def measure_untrained(target: EvaluationTarget) -> dict[str, float]:
+            return {f"{one.k} {one.temperature}": one.top1 for one in measure(target, Console(quiet=True))}
+
+        results = measure(target, console)
+        if options.no_untrained:
+            return results
+        found = target.untrained(measure_untrained, ranks, knn=[[*k], options.temperature])
+        return [replace(one, untrained_top1=found[f"{one.k} {one.temperature}"]) for one in results]
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ def _fast_probe(
         "classes": len(result.classes),  # without those that have no readable image
     }
     names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-    figures = _figures(options, result.scores, chosen, task)
+    figures = _figures(options, result.scores, chosen, task, _untrained_top1(options, target, grid))
     return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
 
 
@@ -173,7 +186,9 @@ class PaperProbe:
             "least_crop": self.options.least_crop,
             "seconds": progress.seconds,
         }
-        return LinearReport(scores, self.task.class_names, _figures(self.options, scores, chosen, self.task))
+        untrained = _untrained_top1(self.options.model_copy(update={"epochs": None}), self.target, ProbeGrid())
+        figures = _figures(self.options, scores, chosen, self.task, untrained)
+        return LinearReport(scores, self.task.class_names, figures)
 
     def run(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> ClassifierResult:
         """Train the layer on the training images and evaluate it on the test images after the last epoch."""
@@ -229,10 +244,24 @@ class PaperProbe:
         }
 
 
+def _untrained_top1(options: LinearOptions, target: EvaluationTarget, grid: ProbeGrid) -> float | None:
+    """The accuracy of the untrained network by the fast protocol, also beside the paper's."""
+    only = options.model_copy(update={"no_untrained": True})
+
+    def measure(untrained: EvaluationTarget) -> dict[str, float]:
+        return {"top1": _fast_probe(only, untrained, grid, Console(quiet=True), None).scores.top1}
+
+    if not options.no_untrained:
+        with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
+            return target.untrained(measure, linear=[asdict(grid), options.epochs, options.seed])["top1"]
+    return None
+
+
 def _figures(
-    options: LinearOptions, scores: Scores, chosen: dict[str, Any], task: ClassificationTask
+    options: LinearOptions, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, untrained: float | None
 ) -> dict[str, Any]:
     found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": options.protocol}
+    found |= compare("linear_top1", scores.top1, scores.images, scores.chance_top1, untrained)
     about = {
         "test_images": scores.images,
         "unseen_class_images": scores.unseen_class_images,

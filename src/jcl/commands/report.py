@@ -21,6 +21,7 @@ from jcl.data.named import KNOWN_SETS, data_warnings
 from jcl.data.shards.fetch import is_shard_location
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, JclError, RunError, SettingsError
+from jcl.evaluate.baselines import Estimate, estimate
 from jcl.paths import expand_user
 from jcl.report.contents import Metric, RunContents
 from jcl.report.page import missing_sections, render_page
@@ -49,7 +50,7 @@ class Report:
         values: dict[str, Any] = {"file": str(self.file), "bytes": self.size, "seconds": self.seconds}
         for run, name in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
             results: dict[str, Any] = {"finished": run.summary is not None}
-            results |= {metric.json_name: value for metric, value in run.measured.items()}
+            results |= {metric.json_name: measured.value for metric, measured in run.measured.items()}
             if run.sample is not None:
                 results |= run.sample.as_dict()
             prefix = "" if len(self.runs) == 1 else f"{name}_"
@@ -129,16 +130,17 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
 def read_run(path: Path, name: str) -> RunContents:
     """What the files of a run folder say; missing or damaged ones leave gaps."""
     folder = RunFolder(path)
+    metrics = read_metrics(folder.metrics_file) if folder.metrics_file.exists() else []
     return RunContents(
         name=name,
         path=expand_user(path).resolve(),
         settings=folder.settings(),
-        metrics=read_metrics(folder.metrics_file) if folder.metrics_file.exists() else [],
+        metrics=metrics,
         summary=_read_json(path / "summary.json"),
         choices=read_choices(folder),
         classes=read_classes(folder),
         skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
-        measured=_measured(path),
+        measured=_measured(path, metrics),
     )
 
 
@@ -169,14 +171,19 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def _measured(path: Path) -> dict[Metric, float]:
-    """Results that commands wrote into the folder with --json; they override those in summary.json."""
-    found: dict[Metric, float] = {}
-    for file in sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name)):
-        values = _read_json(file) or {}
-        found |= {
-            Metric(name, _protocol(name, values)): values[name] for name in METRICS if is_number(values.get(name))
-        }
+def _measured(path: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[Metric, Estimate]:
+    """Results that commands wrote into the folder with --json; they override those in summary.json and of training."""
+    training: dict[str, Any] = {}
+    for line in (line for line in metrics if line["kind"] == "knn"):
+        training |= {"untrained_knn_top1": line.get("knn_top1")} if line["step"] == 0 else line
+    files = sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name))
+    found: dict[Metric, Estimate] = {}
+    for values in (training, *(_read_json(file) or {} for file in files)):
+        images = values.get("test_images")
+        for name in METRICS:
+            if is_number(values.get(name)):
+                share = is_number(images) and name.endswith(("top1", "top5")) and name != "chance_top1"
+                found[Metric(name, _protocol(name, values))] = estimate(values[name], images if share else None)
     return found
 
 

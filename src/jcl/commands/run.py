@@ -19,6 +19,7 @@ from jcl.data.source import class_name
 from jcl.distributed.group import Ranks, fail_together, process_group
 from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
+from jcl.evaluate.baselines import compare
 from jcl.evaluate.knn import KnnResult
 from jcl.export import load_backbone
 from jcl.paths import expand_user, suggest_path
@@ -26,7 +27,7 @@ from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_l
 from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import RunLock
-from jcl.runs.metrics import read_metrics
+from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, read_metrics
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.train.build import build_learner
 
@@ -63,13 +64,15 @@ class Run:
 def write_summary(
     folder: RunFolder,
     settings: ResolvedSettings,
-    newest: dict[str, dict[str, Any]],
+    record: MetricsWriter | NullMetricsWriter,
     progress: Progress,
     peak_memory: int,
-) -> None:
-    """Write the figures of a finished run; `newest` has the last line of metrics of each kind."""
-    train, knn = newest.get("train", {}), newest.get("knn", {})
-    summary = {
+) -> dict[str, Any]:
+    """Write the figures of a finished run and return them."""
+    train, knn = record.newest.get("train", {}), record.newest.get("knn", {})
+    if knn.get("step") == 0:  # of the untrained network
+        knn = {}
+    summary: dict[str, Any] = {
         "method": settings.method.name,
         "data": settings.data.location,
         "seed": settings.train.seed,
@@ -85,7 +88,12 @@ def write_summary(
     }
     if settings.train.on_nan == "skip":
         summary["skipped_steps"] = progress.skipped_steps
+    if knn.get("test_images"):  # not in runs that an older version trained
+        first = record.first["knn"]
+        untrained = first.get("knn_top1") if first["step"] == 0 else None
+        summary |= compare("knn_top1", knn["knn_top1"], knn["test_images"], knn["chance_top1"], untrained)
     folder.write_summary(summary)
+    return summary
 
 
 def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:

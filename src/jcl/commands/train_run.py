@@ -27,6 +27,7 @@ from jcl.data.source import fingerprint_of_content, fingerprint_of_files, finger
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
+from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
@@ -132,7 +133,10 @@ def train_run(
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)
         if measured:
             write_classes(folder, data.train, measured[-1])
-        write_summary(folder, settings, record.newest, progress, memory.read())  # last: it marks the run as finished
+        # Last: the summary marks the run as finished.
+        summary = write_summary(folder, settings, record, progress, memory.read())
+        if warning := baseline_warning("knn_top1", summary):
+            context.log(f"Warning: {warning} Train longer or on more images.")
 
     try:
         fail_together(ranks, lambda: write_results() if ranks.first else None)

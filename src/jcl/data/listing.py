@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from jcl.data.arrays import NPZ_ERRORS
 from jcl.errors import DataError
+from jcl.paths import cache_folder
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
@@ -62,8 +63,7 @@ class TableCache:
     """A dataclass of NumPy arrays and name tables in a file of the user's cache folder."""
 
     def __init__(self, kind: str, key: bytes) -> None:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl" / kind
-        self._file = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.npz"
+        self._file = cache_folder() / kind / f"{hashlib.sha256(key).hexdigest()[:32]}.npz"
 
     def load(self, kind: type[T]) -> T | None:
         """The cached value; None if there is none, or it is damaged or of another version."""

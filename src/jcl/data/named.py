@@ -18,7 +18,7 @@ from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
-from jcl.paths import expand_user, suggest_path
+from jcl.paths import cache_folder, expand_user, suggest_path
 
 DEMO_SET: Final = "demo"
 DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
@@ -102,8 +102,7 @@ def _suggestion(location: str) -> str:
 
 def default_root() -> Path:
     """Where downloads are stored: `$JCL_DATA`, or a folder in the user's cache."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("JCL_DATA") or cache / "jcl" / "data")
+    return Path(os.environ.get("JCL_DATA") or cache_folder() / "data")
 
 
 def open_downloaded(name: str, root: Path | None = None, download: bool = True) -> ImageData:

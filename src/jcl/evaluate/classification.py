@@ -13,6 +13,7 @@ from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.random import LABEL_SUBSET, TEST_SPLIT, VALIDATION_SPLIT, hash_words, permutation
 
+VALIDATION_SHARE = 0.2  # of the training images, on which hyperparameters are selected
 LAST = torch.iinfo(torch.int64).max  # the rank of a true class that cannot be predicted
 
 
@@ -80,6 +81,11 @@ class Scores:
     class_images: tuple[int, ...]
     class_top1: tuple[float | None, ...]
     unseen_class_images: int
+
+    @property
+    def chance_top1(self) -> float:
+        """The accuracy of always giving the most frequent class."""
+        return 100 * max(self.class_images) / self.images
 
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
@@ -168,7 +174,7 @@ def label_subset(labels: Tensor, amount: LabelAmount, seed: int) -> Tensor:
     return rows[positions < amount.of(counts)].sort().values
 
 
-def stratified_split(labels: Tensor, seed: int, *, share: float = 0.2) -> tuple[Tensor, Tensor]:
+def stratified_split(labels: Tensor, seed: int, *, share: float = VALIDATION_SHARE) -> tuple[Tensor, Tensor]:
     """Sorted rows (kept, held out): a share of each class is held out, at least one image but not all of them."""
     rows, positions, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
     held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)

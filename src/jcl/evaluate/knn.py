@@ -51,6 +51,12 @@ class KnnResult:
     queries: int
     unseen_class_images: int = 0
     classes: tuple[ClassAccuracy, ...] = ()  # those of the queries
+    untrained_top1: float | None = None  # of the untrained network, if that was measured too
+
+    @property
+    def chance_top1(self) -> float:
+        """The accuracy of always giving the most frequent class."""
+        return 100 * max((each.images for each in self.classes), default=0) / self.queries
 
 
 def knn_accuracy(
@@ -169,7 +175,12 @@ def online_knn(
             data, features, k=k, temperature=temperature, device=device, ranks=ranks, skipped=skipped
         )
         keep(result)
-        return {"knn_top1": result.top1, "knn_top5": result.top5}
+        return {
+            "knn_top1": result.top1,
+            "knn_top5": result.top5,
+            "chance_top1": result.chance_top1,
+            "test_images": result.queries,
+        }
 
     return measure
 

@@ -32,6 +32,7 @@ _LABELS: Final = {
     "train.lr": "learning rate",
 }
 _OFFSET: Final = 0.017  # between curves with error bars, as a fraction of the axis
+_LEAST_SPAN: Final = 5.0  # percent on the accuracy axis, so that small differences look small
 _PANEL_INCHES: Final = 8.6  # of all panels in a row
 _LETTER_INCHES: Final = 0.072
 _GAP_INCHES: Final = 0.08  # between tick labels
@@ -50,7 +51,8 @@ def plot_ablation(
     """Plot top-1 accuracy of linear probe and kNN against the first setting's values, as a PNG 1500 pixels wide.
 
     Further settings make one curve per combination, or a heat map if there are many. With a `center`, each setting has
-    its own panel, in which the others are at the center. Points are means over seeds, bars one standard deviation.
+    its own panel, in which the others are at the center. Points are means over seeds, bars one standard deviation or,
+    of one seed, the binomial 95 % interval.
     """
     names = list(points[0].values)
     curves: dict[str, list[Point]] = {}
@@ -59,16 +61,17 @@ def plot_ablation(
     seeds = [len(point.results) for point in points if point.results]
     heat_map = False
     if center is not None and len(names) > 1:
-        figure = draw_each_alone(points, center, error_bars=max(seeds) > 1)
+        figure = draw_each_alone(points, center)
     elif heat_map := len(curves) > MAX_CURVES:
         figure = _draw_heat_maps(curves, names[0])
     else:
-        figure = _draw_curves(curves, names, error_bars=max(seeds) > 1)
+        figure = _draw_curves(curves, names)
     labels = [_label(name) for name in names]
     title = f"Accuracy against {' and '.join(filter(None, [', '.join(labels[:-1]), labels[-1]]))}"
     parts = [f"top-1 in percent on {style.plain(data, 24)}" if data else "top-1 in percent"]
     count = f"{min(seeds)} to {max(seeds)} seeds" if min(seeds) < max(seeds) else pluralize(max(seeds), "seed")
-    parts += [count if max(seeds) == 1 else f"mean of {count}" if heat_map else f"mean and std of {count}"]
+    bars = "95 % binomial interval" if max(seeds) == 1 else "std of the seeds"
+    parts += [count if max(seeds) == 1 else f"mean of {count}", *([] if heat_map else [f"bars: {bars}"])]
     parts += [f"chance {chance:.1f} %"] if chance is not None else []
     failed = sum(point.failed for point in points)
     parts += [f"{pluralize(failed, 'cell')} failed"] if failed else []
@@ -135,7 +138,7 @@ def _set_xlabel(axes: Axes, text: str) -> None:
     axes.set_xlabel(text, color=style.MUTED, fontsize=style.SIZES["label"] + 0.5, labelpad=4, parse_math=False)
 
 
-def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str], error_bars: bool) -> Figure:
+def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str]) -> Figure:
     """One panel per metric, with a curve for each combination of the further settings."""
     rows = math.ceil(len(curves) / 4) if len(names) > 1 else 0
     height = 4.1 + 0.22 * rows
@@ -146,13 +149,13 @@ def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str], er
     points = [point for curve in curves.values() for point in curve]
     for axes, (metric, title) in zip(panels, _METRICS.items(), strict=True):
         style.format_axes(axes, title, _best_text(points, metric))
-        _draw_panel(axes, names[0], [(metric, curve) for curve in curves.values()], _PANEL_INCHES / 2, error_bars)
+        _draw_panel(axes, names[0], [(metric, curve) for curve in curves.values()], _PANEL_INCHES / 2)
     if len(names) > 1:
         add_legend(figure, [(name, _handle(number)) for number, name in enumerate(curves)], columns=4)
     return figure
 
 
-def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any], error_bars: bool) -> Figure:
+def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figure:
     """One panel per setting: both metrics over its values, with the other settings at the center."""
     columns = 2 if len(center) in (2, 4) else 3
     rows = math.ceil(len(center) / columns)
@@ -170,7 +173,7 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any], error_ba
         subtitle = style.plain(f"best: {', '.join(found)}" if found else "", 46)
         style.format_axes(axes, style.plain(_label(name), 32), subtitle)
         curves = [(metric, line) for metric in _METRICS]
-        positions = _draw_panel(axes, name, curves, _PANEL_INCHES / columns, error_bars)
+        positions = _draw_panel(axes, name, curves, _PANEL_INCHES / columns)
         if center[name] in [point.values[name] for point in line]:
             axes.axvline(positions.of(center[name]), color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
     entries = [(title, _handle(number)) for number, title in enumerate(_METRICS.values())]
@@ -179,29 +182,30 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any], error_ba
     return figure
 
 
-def _draw_panel(
-    axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]], inches: float, error_bars: bool
-) -> AxisPositions:
-    """Curves of metrics over the values of a setting; with error bars, they are shifted so as not to overlap."""
+def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]], inches: float) -> AxisPositions:
+    """Curves of metrics over the values of a setting, shifted so that their error bars do not overlap."""
     positions = AxisPositions([point.values[name] for _, curve in curves for point in curve], inches)
-    shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * positions.width if error_bars else 0.0
+    shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * positions.width
     for number, (metric, curve) in enumerate(curves):
         color, offset = style.PALETTE[number], shift * (number - (len(curves) - 1) / 2)
         measured = [(positions.of(point.values[name]) + offset, point) for point in curve if point.each(metric)]
         measured.sort(key=lambda pair: pair[0])
         x, means = [at for at, _ in measured], [point.mean(metric) or 0.0 for _, point in measured]
-        if error_bars:
-            spreads = [point.spread(metric) or 0.0 for _, point in measured]
-            axes.errorbar(x, means, yerr=spreads, fmt="none", ecolor=color, elinewidth=1.2, capsize=3, zorder=2.5)
-            seeds = [(at, value) for at, point in measured for value in point.each(metric)]
-            x_seeds, y_seeds = [at for at, _ in seeds], [value for _, value in seeds]
-            axes.plot(x_seeds, y_seeds, ".", color=color, alpha=0.4, markersize=6, markeredgewidth=0)
+        bars = [each for _, point in measured if (each := point.estimate(metric, deviations=1.0)) is not None]
+        lengths = [[each.value - each.low for each in bars], [each.high - each.value for each in bars]]
+        axes.errorbar(x, means, yerr=lengths, fmt="none", ecolor=color, elinewidth=1.2, capsize=3, zorder=2.5)
+        seeds = [(at, value) for at, point in measured for value in point.each(metric) if len(point.results) > 1]
+        axes.scatter([at for at, _ in seeds], [value for _, value in seeds], 14, color, alpha=0.4, linewidth=0)
         axes.plot(
             x, means, color=color, linewidth=1.9, linestyle="-" if positions.ordered else "none", marker="o",
             markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
         )  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.margins(y=0.12)
+    low, high = axes.get_ylim()
+    if high - low < _LEAST_SPAN:
+        low = min(max(0.0, (low + high - _LEAST_SPAN) / 2), 100 - _LEAST_SPAN)
+        axes.set_ylim(low, low + _LEAST_SPAN)
     positions.label_axis(axes, _label(name))
     return positions
 

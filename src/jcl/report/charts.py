@@ -53,7 +53,7 @@ _TRAINING: Final = (
         "contrastive_accuracy", percent=True, from_zero=True,
     ),
     ChartSpec(
-        "knn", "kNN accuracy of the frozen features", "Top-1, measured on all images during training.",
+        "knn", "kNN accuracy of the frozen features", "Top-1 on all images, first of the untrained network.",
         "knn_top1", kind="knn", percent=True,
     ),
     _LEARNING_RATE,
@@ -198,6 +198,9 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
         levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in sizes]
     if spec is _LEARNING_RATE:
         spec = replace(spec, text=f"{_peak_rates([runs[index] for index in found])} {spec.text}")
+    if spec.key == "knn":
+        chances = {chance.value for index in found if (chance := runs[index].accuracy("chance_top1")) is not None}
+        levels = [(chance, "chance") for chance in sorted(chances)]
     final = {runs[index].name: points[np.isfinite(points[:, 1]), 1][-1] for index, points in found.items()}
     ends = "; ".join(f"{name} ends at {spec.format(value)}" for name, value in final.items())
     end = max(float(points[:, 0].max()) for points in found.values())

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from jcl.console import plain_names
+from jcl.evaluate.baselines import Estimate
 from jcl.evaluate.knn import KnnResult
 from jcl.runs.json_object import is_number
 from jcl.settings.resolve import Choice, ResolvedSettings
@@ -101,7 +102,7 @@ class RunContents:
     classes: Mapping[str, tuple[int, float]] = field(default_factory=dict)  # test images and kNN accuracy of each
     skipped: Mapping[str, str] = field(default_factory=dict)
     data_remarks: Sequence[str] = ()
-    measured: Mapping[Metric, float] = field(default_factory=dict)
+    measured: Mapping[Metric, Estimate] = field(default_factory=dict)
     sample: SampleResults | None = None
     views: ExampleViews | None = None
     missing: Sequence[str] = ()  # what the report lacks, and why
@@ -109,6 +110,9 @@ class RunContents:
     def last(self, kind: str) -> Mapping[str, Any]:
         """The last line of this kind in `metrics.jsonl`."""
         return next((line for line in reversed(self.metrics) if line.get("kind") == kind), {})
+
+    def accuracy(self, name: str) -> Estimate | None:
+        return self.measured.get(Metric(name))
 
     def number(self, name: str) -> float | None:
         """A number from the summary or, if the run has not finished, from its last training line."""

@@ -7,7 +7,7 @@ import datetime
 import hashlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Final
 
@@ -105,15 +105,18 @@ def _data_url(pixels: Tensor) -> str:
 
 def _describe(index: int, run: RunContents) -> dict[str, Any]:
     method, sample = run.settings.method, run.sample
-    top1, contrastive = run.last("knn").get("knn_top1"), run.last("train").get("contrastive_accuracy")
+    top1, contrastive = run.accuracy("knn_top1"), run.last("train").get("contrastive_accuracy")
     if top1 is not None:
-        headline = tables.percent(top1), "kNN accuracy of the frozen features"
+        headline = tables.percent(top1.value), "kNN accuracy of the frozen features"
     else:
         headline = tables.MISSING if contrastive is None else tables.percent(contrastive), "contrastive accuracy"
     queries = ["query"] if method.num_queries == 1 else [f"query {i}" for i in range(1, method.num_queries + 1)]
     epochs = pluralize(run.settings.train.epochs, "epoch")
     about = f"{run.settings.model.backbone} · {epochs} on {run.settings.data.location}"
-    facts = {
+    baselines = {"untrained network": run.accuracy("untrained_knn_top1"), "chance": run.accuracy("chance_top1")}
+    facts: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        "95 % interval": ((top1 and top1.interval) or None, str),
+        **{name: (found and found.value, tables.percent) for name, found in baselines.items()},
         "loss": (run.last("train").get("loss"), "{:.3f}".format),
         "contrastive accuracy": (contrastive, tables.percent),
         **{title: (run.number(name), write) for title, (name, write) in tables.RESOURCES.items()},

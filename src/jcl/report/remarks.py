@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from jcl.console import pluralize
+from jcl.evaluate.baselines import baseline_warning
 from jcl.report.contents import RunContents
 from jcl.runs.folder import RunFolder
 from jcl.train.display import COLLAPSED, NARROW, uniform_guess_loss
@@ -37,6 +38,8 @@ def _problems(run: RunContents) -> Iterator[str]:
     loss, guess = last.get("loss"), uniform_guess_loss(run.settings.method.queue_size)
     if loss is not None and loss >= guess:
         yield f"The loss is {loss:.2f}, no better than a uniform guess ({guess:.2f}): nothing has been learned yet."
+    if warning := baseline_warning("knn_top1", run.summary or {}):
+        yield f"{warning} Train longer or on more images."
     if (spread := _spread(run)) < COLLAPSED:
         yield (
             f"The features have collapsed: their standard deviation is {spread:.0%} of the possible one, so all images "
@@ -77,6 +80,7 @@ def _notes(run: RunContents) -> Iterator[str]:
             "reduce method.queue_size."
         )
     knn = [line for line in run.metrics if line.get("kind") == "knn" and line.get("knn_top1") is not None]
+    knn = [line for line in knn if line["step"]]  # without that of the untrained network
     best = max(knn, key=lambda line: line["knn_top1"], default=None)
     if best is not None and best["knn_top1"] - (final := knn[-1]["knn_top1"]) > _KNN_DROP:
         yield (

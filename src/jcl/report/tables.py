@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Final
 
 from jcl.console import format_bytes, format_duration, pluralize
+from jcl.evaluate.baselines import Estimate, clearly_best, estimate
 from jcl.report.contents import Metric, RunContents
 from jcl.settings.schema import describe_settings
 
@@ -21,6 +22,9 @@ METRICS: Final = {
     "linear_top5": "linear probe, top-5",
     "finetune_top1": "fine-tuned, top-1",
     "finetune_top5": "fine-tuned, top-5",
+    "untrained_knn_top1": "kNN of the untrained network, top-1",
+    "untrained_linear_top1": "linear probe of the untrained network, top-1",
+    "chance_top1": "chance, top-1",
     "box_ap": "detection, box AP",
     "mask_ap": "segmentation, mask AP",
     "keypoint_ap": "keypoints, AP",
@@ -37,7 +41,7 @@ RESOURCES: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """A value for each run; `best` is the index of the best one, if any."""
+    """A value for each run; `best` is the index of the one that is clearly best, if any."""
 
     name: str
     values: list[str]
@@ -61,20 +65,21 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     for metric in sorted(metrics, key=lambda metric: (list(METRICS).index(metric.name), metric.protocol)):
         title = METRICS[metric.name]
         if metric.protocol:
-            whole[title.replace(",", f" ({metric.protocol}),", 1)] = [run.measured.get(metric) for run in runs]
-        else:  # kNN is also measured during training
-            whole[title] = [run.measured.get(metric, run.last("knn").get(metric.name)) for run in runs]
+            title = title.replace(",", f" ({metric.protocol}),", 1)
+        whole[title] = [run.measured.get(metric) for run in runs]
     samples = [run.sample for run in runs]
-    sample: dict[str, list[float | None]] = {
+    sample: dict[str, list[Estimate | None]] = {
         f"kNN, k = {k}": [
-            next((result.top1 for result in own.knn if result.k == k), None) if own else None for own in samples
+            next((estimate(each.top1, each.queries) for each in own.knn if each.k == k), None) if own else None
+            for own in samples
         ]
         for k in sorted({result.k for own in samples if own for result in own.knn})
     }
-    sample["linear probe"] = [own.linear_top1 if own else None for own in samples]
+    probes = [(own.linear_top1, own.queries) if own else (None, 0) for own in samples]
+    sample["linear probe"] = [None if top1 is None else estimate(top1, images) for top1, images in probes]
     whole_note = (
         "Results of other commands appear here if their JSON file is in the run folder: "
-        "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`."
+        "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`. In parentheses: 95 % intervals."
     )
     tables = [
         Table("On all images", _rows(whole, percent, best=comparable), whole_note),
@@ -93,7 +98,9 @@ def class_tables(runs: Sequence[RunContents]) -> list[Table]:
     same = len(set(images.values())) == 1
     note = f"{pluralize(next(iter(images.values())), 'test image')} of each class." if same else ""
     order = sorted(names, key=means.__getitem__)
-    rows = _rows({name: [own and own[1] for own in found[name]] for name in order}, percent, best=comparable)
+    rows = _rows(
+        {name: [own and estimate(own[1], own[0]) for own in found[name]] for name in order}, percent, best=comparable
+    )
     if not same:
         rows = [replace(row, note=pluralize(images[row.name], "test image")) for row in rows]
     half = (len(rows) + 1) // 2
@@ -109,7 +116,8 @@ def resource_table(runs: Sequence[RunContents]) -> Table:
     rows: list[Row] = []
     counts = {name: (name, "{:,.0f}".format) for name in ("steps", "ranks")}
     for title, (name, write) in (RESOURCES | counts).items():
-        rows += _rows({title: [run.number(name) for run in runs]}, write, best=name == "images_per_second")
+        values = [None if (value := run.number(name)) is None else estimate(value) for run in runs]
+        rows += _rows({title: values}, write, best=name == "images_per_second")
     return Table("Speed and memory", rows)
 
 
@@ -136,14 +144,17 @@ def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value}" or MISSING
 
 
-def _rows(found: dict[str, list[float | None]], write: Callable[[float], str], *, best: bool = False) -> list[Row]:
-    """A row for each entry that at least one run has a value for."""
+def _rows(found: dict[str, list[Estimate | None]], write: Callable[[float], str], *, best: bool = False) -> list[Row]:
+    """A row for each entry that at least one run has a value for; baselines have no best run."""
+    baselines = {title for name, title in METRICS.items() if name.startswith(("untrained_", "chance_"))}
     rows = []
     for name, values in found.items():
-        known = [value for value in values if value is not None]
-        if known:
-            leader = values.index(max(known)) if best and len(known) > 1 and max(known) > min(known) else None
-            rows.append(Row(name, [MISSING if value is None else write(value) for value in values], best=leader))
+        if any(values):
+            texts = [
+                MISSING if one is None else write(one.value) + (f" ({one.interval})" if one.interval else "")
+                for one in values
+            ]
+            rows.append(Row(name, texts, best=clearly_best(values) if best and name not in baselines else None))
     return rows
 
 
@@ -154,5 +165,5 @@ def _sample_note(runs: Sequence[RunContents]) -> str:
     bank, queries, from_test_set = sizes.pop()
     return (
         f"A quick estimate on {pluralize(queries, 'test image' if from_test_set else 'held-out image')} with "
-        f"{pluralize(bank, 'reference image')}, uncertain by a few percent. `jcl knn` and `jcl linear` use all images."
+        f"{pluralize(bank, 'reference image')}. `jcl knn` and `jcl linear` use all images."
     )

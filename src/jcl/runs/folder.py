@@ -147,7 +147,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def first_files(self) -> tuple[Path, ...]:
-        return *super().first_files, self.choices_file
+        return *super().first_files, self.choices_file, self.skipped_file
 
     def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
         super().remove_unless_started(keep)

@@ -26,8 +26,8 @@ class MetricsWriter:
     """Appends metrics to a run's files.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
-    kept and written later. When a run resumes at a step, lines of later steps are dropped first. `newest` has the last
-    line of each kind.
+    kept and written later. When a run resumes at a step, lines of later steps are dropped first. `first` and `newest`
+    have the first and the last line of each kind.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class MetricsWriter:
         self._pending: list[str] = []
         self._failing = False
         kept = [line for line in read_metrics(self.path) if line["step"] <= resumed_at] if self.path.exists() else []
+        self.first: dict[str, dict[str, Any]] = {line["kind"]: line for line in reversed(kept)}
         self.newest: dict[str, dict[str, Any]] = {line["kind"]: line for line in kept}
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
@@ -53,6 +54,7 @@ class MetricsWriter:
         """Append a line; figures that are not finite become null, since JSON has no such number."""
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
+        self.first.setdefault(kind, line)
         self.newest[kind] = line
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
@@ -104,6 +106,7 @@ class NullMetricsWriter:
     """A writer that writes nothing, for ranks other than the first."""
 
     def __init__(self) -> None:
+        self.first: dict[str, dict[str, Any]] = {}
         self.newest: dict[str, dict[str, Any]] = {}
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:

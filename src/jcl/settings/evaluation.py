@@ -22,6 +22,7 @@ from jcl.settings.schema import Positive, PositiveInt
 
 BatchSize = Annotated[int, Field(ge=2)]  # batch norm needs two images
 _WEIGHTS = "A run folder or an exported backbone."
+_NO_UNTRAINED = "Do not measure the untrained network for comparison."
 _LABELLED = "Labelled data (default: the data of the run)."
 
 
@@ -34,6 +35,7 @@ class KnnOptions(WorkersOptions, DeviceOptions, JsonOptions):
         (), "Neighbours that vote; repeatable (default: 200, fewer for few images).", "-k"
     )
     temperature: tuple[Positive, ...] = option((0.1,), "Temperature of the votes; repeatable.")
+    no_untrained: bool = option(False, _NO_UNTRAINED)
     batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
 
 
@@ -52,6 +54,7 @@ class LinearOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
     least_crop: Annotated[float, Field(ge=0.01, le=1.0)] = option(
         0.08, "Smallest fraction of an image in a training crop (paper)."
     )
+    no_untrained: bool = option(False, _NO_UNTRAINED)
     out: Path | None = option(None, "Folder for checkpoints (paper); the same command again resumes from it.")
     per_class: bool = option(False, "Show the accuracy of each class too.", panel=OUTPUT)
     compile: bool = option(False, "Compile the backbone (paper; pays off in long runs).", panel=HARDWARE)

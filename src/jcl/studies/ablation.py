@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import RunError
+from jcl.evaluate.baselines import Z_95, Estimate, estimate
+from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
 from jcl.settings.schema import affects_results, settings_from
@@ -148,6 +150,17 @@ class Point:
         """The sample standard deviation over seeds; None for fewer than two."""
         found = self.each(metric)
         return statistics.stdev(found) if len(found) > 1 else None
+
+    def estimate(self, metric: str, deviations: float = Z_95) -> Estimate | None:
+        """The mean with a number of standard deviations of the seeds; of one seed, with its binomial interval."""
+        mean, spread = self.mean(metric), self.spread(metric)
+        if mean is None:
+            return None
+        if spread is not None:
+            return Estimate(mean, mean - deviations * spread, mean + deviations * spread)
+        if metric == SELECTION_METRIC:
+            return estimate(mean, round(VALIDATION_SHARE * self.results[0].get("train_images", 0)))
+        return estimate(mean, self.results[0].get("test_images"))
 
 
 def points_of(records: Sequence[CellRecord], names: Sequence[str]) -> list[Point]:

@@ -130,7 +130,9 @@ class Display:
         if self.newest.get("loss") is not None:
             self._figures.text = f"loss {self.newest['loss']:.3f}  {format_speed(self.newest['images_per_second'])}"
         if line["kind"] == "knn":
-            self._print(line["step"], f"kNN top-1 {line['knn_top1']:.1f} %; {self.health()}")
+            baseline = f" (chance {line['chance_top1']:.1f} %)" if "chance_top1" in line else ""
+            state = self.health() if line["step"] else "the untrained network"
+            self._print(line["step"], f"kNN top-1 {line['knn_top1']:.1f} %{baseline}; {state}")
         elif self._log_timer.due():
             self._print_progress(line["step"])
 

@@ -88,10 +88,16 @@ class PretrainTask(TrainingTask):
 
     def end_epoch(self, trainer: Trainer) -> None:
         self.before_stop()
+        epoch, every = trainer.progress.step // self.steps_per_epoch, self.settings.record.knn_every
+        if epoch == self.epochs or (every and epoch % every == 0):
+            self._measure(trainer)
+
+    def before_first_step(self, trainer: Trainer) -> None:
+        """Evaluate the untrained network, the baseline of all later results."""
+        self._measure(trainer)
+
+    def _measure(self, trainer: Trainer) -> None:
         step = trainer.progress.step
-        epoch, every = step // self.steps_per_epoch, self.settings.record.knn_every
-        if epoch < self.epochs and not (every and epoch % every == 0):
-            return
         if self.evaluate is None:
             trainer.display.report(step)
             return

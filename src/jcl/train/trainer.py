@@ -60,6 +60,9 @@ class TrainingTask(ABC):
         """Why training must stop, apart from a non-finite loss; called after each metric window."""
         return None
 
+    def before_first_step(self, trainer: Trainer) -> None:  # noqa: B027
+        """Called before the first step, and again when training resumes there."""
+
     def end_epoch(self, trainer: Trainer) -> None:  # noqa: B027
         """Called after the last step of each epoch, and again when training resumes there."""
 
@@ -137,7 +140,9 @@ class Trainer:
         self.display.start(progress.step, self.total_steps, steps, warmup)
         self._saved_at = time.perf_counter()
         self.clock.restart()
-        if progress.step and progress.step % steps == 0:
+        if progress.step == 0:
+            task.before_first_step(self)
+        elif progress.step % steps == 0:
             task.end_epoch(self)  # training may have stopped between an epoch's last step and this
         for epoch in range(progress.step // steps, task.epochs):
             self._heartbeat.set_status(f"reading the images of step {progress.step}")

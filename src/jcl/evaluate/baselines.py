@@ -1,0 +1,77 @@
+"""What an accuracy is compared with: chance, the untrained network, and its own uncertainty.
+
+Accuracies are in percent. Their 95 % interval is Wilson's binomial one. An accuracy beats another if the difference is
+above zero by Newcombe's 95 % interval (1998, method 10), which combines the two; measured on the same images, as here,
+that is on the safe side. Chance is the share of the most frequent class among the test images: what a classifier
+gets that always gives this class. With classes of equal size it is one by the number of classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jcl.console import join_words, pluralize
+from jcl.runs.json_object import is_number
+
+Z_95 = 1.959964  # standard deviations of a normal distribution on each side of its mean
+
+
+class Estimate(NamedTuple):
+    """A value and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def interval(self) -> str:
+        """As text, empty for an exact value."""
+        return f"{self.low:.1f} to {self.high:.1f} %" if self.low < self.high else ""
+
+    def beats(self, other: Estimate) -> bool:
+        return self.value - other.value > math.hypot(self.value - self.low, other.high - other.value)
+
+
+def estimate(accuracy: float, images: float | None = None) -> Estimate:
+    """An accuracy measured on a number of images, or an exact value."""
+    if images is None or images <= 0:
+        return Estimate(accuracy, accuracy, accuracy)
+    share, square = min(max(accuracy / 100, 0.0), 1.0), Z_95**2 / images
+    centre = (share + square / 2) / (1 + square)
+    half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
+    return Estimate(accuracy, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
+
+
+def clearly_best(estimates: Sequence[Estimate | None]) -> int | None:
+    """The index of the estimate that beats all others, if there are others and one does."""
+    known = {index: one for index, one in enumerate(estimates) if one is not None}
+    best = max(known, key=lambda index: known[index].value, default=None)
+    others = [one for index, one in known.items() if index != best]
+    return best if best is not None and others and all(map(known[best].beats, others)) else None
+
+
+def compare(name: str, accuracy: float, images: int, chance: float, untrained: float | None = None) -> dict[str, Any]:
+    """The interval of the accuracy `name`, the baselines, and whether it beats them, with plain names for JSON."""
+    own = estimate(accuracy, images)
+    found = {f"{name}_interval_low": own.low, f"{name}_interval_high": own.high}
+    found |= {"chance_top1": chance, "beats_chance": own.beats(estimate(chance))}
+    if untrained is not None:
+        found |= {f"untrained_{name}": untrained, "beats_untrained": own.beats(estimate(untrained, images))}
+    return found
+
+
+def baseline_warning(name: str, figures: Mapping[str, Any]) -> str | None:
+    """A sentence about the baselines that the accuracy `name` does not beat, from what `compare` gave."""
+    titles = {"chance_top1": "chance", f"untrained_{name}": "the untrained network"}
+    lost = [key for key in titles if figures.get(f"beats_{key.partition('_')[0]}") is False]
+    if not lost or not all(is_number(figures.get(key)) for key in (name, "test_images", *lost)):  # edited by hand
+        return None
+    title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")
+    interval = estimate(figures[name], figures["test_images"]).interval
+    return (
+        f"{title} top-1 is {figures[name]:.1f} %, not clearly better than "
+        f"{join_words([f'{titles[key]} ({figures[key]:.1f} %)' for key in lost])}: the 95 % interval is {interval} "
+        f"on {pluralize(figures['test_images'], 'test image')}."
+    )
