@@ -89,8 +89,8 @@ def at_steps(monkeypatch: pytest.MonkeyPatch, actions: dict[int, Callable[[], ob
     """Have things happen while the steps of these numbers (from 1) are being done."""
     original = TrainingStep.__call__
 
-    def acting(self, batch, number, lr, scale):
-        result = original(self, batch, number, lr, scale)
+    def acting(self, batch, number, *schedule):
+        result = original(self, batch, number, *schedule)
         actions.get(number + 1, lambda: None)()
         return result
 

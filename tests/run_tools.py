@@ -51,8 +51,8 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, step: int, how: int | type[BaseE
     """Send a signal to this process, or crash, while step number `step` (from 1) is being done."""
     original = TrainingStep.__call__
 
-    def stopping(self, batch, number, lr, scale):
-        result = original(self, batch, number, lr, scale)
+    def stopping(self, batch, number, *schedule):
+        result = original(self, batch, number, *schedule)
         if number + 1 == step:
             if not isinstance(how, int):
                 raise how

@@ -89,15 +89,15 @@ def test_a_run_that_is_no_better_than_its_baselines_is_warned_about(tmp_path):
 def test_a_line_has_the_means_over_its_steps_and_the_rate_of_the_last(npz, tmp_path, monkeypatch):
     original, seen = TrainingStep.__call__, []
 
-    def watched(self, batch, number, lr, scale):
-        figures = original(self, batch, number, lr, scale)
+    def watched(self, batch, number, lr, *schedule):
+        figures = original(self, batch, number, lr, *schedule)
         seen.append([lr, *figures.tolist()])
         return figures
 
     monkeypatch.setattr(TrainingStep, "__call__", watched)
     settings = tiny_settings(npz, train__epochs=2, train__warmup_epochs=5, record__knn_every=0)
     run = pretrain(settings, tmp_path / "run", console=QUIET)
-    means = ("loss", "contrastive_accuracy", "feature_std", "positive_similarity", "key_variance")
+    means = ("loss", "contrastive_accuracy", "feature_std", "positive_similarity", "key_variance", "positive_share")
     lines = [line for line in run.metrics if line["kind"] == "train"]
     for line, steps in zip(lines, (seen[:3], seen[3:6], seen[6:8]), strict=True):
         expected = [fmean(values) for values in zip(*steps, strict=True)][1:]

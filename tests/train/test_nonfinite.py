@@ -122,8 +122,8 @@ def test_running_statistics_that_overflow_are_taken_back_too(npz):
 def go_wrong_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
     original = TrainingStep.__call__
 
-    def failing(self, batch, number, lr, scale):
-        return original(self, batch, number, lr, math.nan if number + 1 in steps else scale)
+    def failing(self, batch, number, lr, scale, *schedule):
+        return original(self, batch, number, lr, math.nan if number + 1 in steps else scale, *schedule)
 
     monkeypatch.setattr(TrainingStep, "__call__", failing)
 
