@@ -69,6 +69,7 @@ def test_a_class_folder_alone_is_noticed(call, tmp_path):
         ("pretrain x --wd 1", "--set train.weight_decay=VALUE."),
         ("pretrain x --pretrained imagenet", "`jcl import`"),
         ("knn x --batch 2", "--batch-size?"),
+        ("pretrain --data x", "give DATA without"),
         ("pretrain x --method jlc", "did you mean jcl?"),
         ("pretrain x --set method.name=moco", "did you mean moco-v2?"),
         ("export x -o y --to torchvison", "did you mean torchvision?"),

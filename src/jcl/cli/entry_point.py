@@ -101,7 +101,8 @@ def _unknown_option(error: Any) -> str:
     from jcl.settings.schema import setting_names
 
     flags = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]
-    known = {flag.lstrip("-"): f"did you mean {flag}?" for flag in flags}
+    known = {flag.lstrip("-"): f"did you mean {flag}?" for flag in flags if flag.startswith("-")}
+    known |= {flag: f"give {flag.upper()} without an option name" for flag in flags if not flag.startswith("-")}
     for setting in setting_names() if "--set" in flags else ():
         known.setdefault(setting.rpartition(".")[2].replace("_", "-"), f"use --set {setting}=VALUE")
     name = error.option_name.lstrip("-").replace("_", "-")
