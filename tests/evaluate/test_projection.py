@@ -1,5 +1,7 @@
 """Principal components preserve variance, t-SNE neighbourhoods."""
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -40,8 +42,14 @@ def test_tsne_keeps_groups_together() -> None:
 @pytest.mark.parametrize("count", [1, 2, 4, 5, 9])
 def test_few_rows(count: int) -> None:
     features, _ = groups(count)
-    for positions in (principal_components(features), tsne(features)):
-        assert positions.shape == (count, 2) and positions.isfinite().all()
+    components, positions = principal_components(features), tsne(features)
+    assert components.shape == (count, 2) and components.isfinite().all()
+    assert positions is None if count < 5 else positions.shape == (count, 2) and positions.isfinite().all()
+
+
+def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    assert tsne(groups()[0]) is None
 
 
 def test_collapsed_features_lie_in_one_place() -> None:

@@ -124,7 +124,7 @@ def test_moving_average_skips_gaps() -> None:
 
 def test_text_is_escaped() -> None:
     evil = '"><script>&'
-    feature_map = FeatureMap(torch.rand(3, 2), torch.rand(3, 2), ["a", "b", evil], [evil, "b", None])
+    feature_map = FeatureMap({"principal": torch.rand(3, 2)}, ["a", "b", evil], [evil, "b", None])
     contents = replace(run([1.0, 2.0], evil), sample=SampleResults(2, 1, from_test_set=True, feature_map=feature_map))
     page = render_page([contents], title=evil, note=evil)
     tags: list[str] = []

@@ -151,7 +151,8 @@ def _feature_map(features: Features, source: ImageSource) -> FeatureMap | None:
         return None
     values, samples = features.values[:_MAP_IMAGES], features.samples[:_MAP_IMAGES].tolist()
     names, labels = [source.name_of(sample) for sample in samples], [_label(source, sample) for sample in samples]
-    return FeatureMap(tsne(values), principal_components(values), names, labels)
+    layouts = {"tsne": tsne(values), "principal": principal_components(values)}
+    return FeatureMap({name: found for name, found in layouts.items() if found is not None}, names, labels)
 
 
 def _distinct(labels: Tensor) -> list[int]:

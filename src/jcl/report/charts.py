@@ -287,10 +287,10 @@ def class_marks(labels: Sequence[str | None]) -> dict[str | None, ClassMark]:
 
 
 def map_chart(run_name: str, feature_map: FeatureMap) -> dict[str, Any]:
-    """What the template draws of a feature map, in both layouts, and `data` for the script that names the images."""
+    """What the template draws of a feature map, in each layout, and `data` for the script that names the images."""
     labels = feature_map.labels
     marks = class_marks(labels)
-    positions = {"tsne": _in_square(feature_map.tsne), "principal": _in_square(feature_map.principal)}
+    positions = {name: _in_square(found) for name, found in feature_map.layouts.items()}
     order = sorted(range(len(labels)), key=lambda row: marks[labels[row]].style != "hue-none")  # grey below
     names = [f"{name} · {label}" if label else name for name, label in zip(feature_map.names, labels, strict=True)]
     return {

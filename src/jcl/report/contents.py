@@ -37,10 +37,9 @@ class NeighbourRow:
 
 @dataclass(frozen=True, eq=False)
 class FeatureMap:
-    """Positions (n, 2) of n images in the plane, by t-SNE and by principal components."""
+    """Positions (n, 2) of n images in the plane: "tsne", if scikit-learn is installed, and "principal" components."""
 
-    tsne: Tensor
-    principal: Tensor
+    layouts: Mapping[str, Tensor]
     names: Sequence[str]
     labels: Sequence[str | None]
 
