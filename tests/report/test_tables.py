@@ -23,7 +23,7 @@ def rows_of(images: int, **figures: list[float]) -> dict[str, Row]:
 
 def test_an_accuracy_is_shown_with_its_interval():
     rows = rows_of(40, knn_top1=[24.0])
-    assert rows["kNN, top-1"].values == ["24.0 % (13.4 to 39.1 %)"] and rows["kNN, top-1"].best is None
+    assert rows["kNN, top-1"].values == ["24.0 % (13.4 to 39.1)"] and rows["kNN, top-1"].best is None
 
 
 def test_a_lead_within_the_uncertainty_or_a_tie_is_no_win():

@@ -151,7 +151,9 @@ def _rows(found: dict[str, list[Estimate | None]], write: Callable[[float], str]
     for name, values in found.items():
         if any(values):
             texts = [
-                MISSING if one is None else write(one.value) + (f" ({one.interval})" if one.interval else "")
+                MISSING
+                if one is None
+                else write(one.value) + (f" ({one.interval.removesuffix(' %')})" if one.interval else "")
                 for one in values
             ]
             rows.append(Row(name, texts, best=clearly_best(values) if best and name not in baselines else None))
