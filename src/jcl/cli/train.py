@@ -105,6 +105,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     table.add_column("value", justify="right")
     for name, (words, write) in _ROWS.items():
         if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
-            low, high = (summary.get(f"{name}_interval_{end}") for end in ("low", "high"))
-            table.add_row(words, write(summary[name]) + ("" if low is None else f" ({low:.1f} to {high:.1f} %)"))
+            table.add_row(words, write(summary[name]))
+            if (low := summary.get(f"{name}_interval_low")) is not None:
+                table.add_row("95 % interval", f"{low:.1f} to {summary[f'{name}_interval_high']:.1f} %")
     return table
