@@ -190,12 +190,15 @@ def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
         result = work()
     except JclError as raised:
         error = raised
-    failed = ranks.gather(torch.tensor([error is not None])).tolist()
-    if not any(failed):
+    codes = ranks.gather(torch.tensor([0 if error is None else error.exit_code])).tolist()
+    first = next((rank for rank, code in enumerate(codes) if code), None)
+    if first is None:
         return result  # type: ignore[return-value]
-    if error is not None and failed.index(True) == ranks.rank:
+    if error is not None and first == ranks.rank:
         raise error
-    raise OtherRankFailed
+    other = OtherRankFailed()
+    other.exit_code = codes[first]
+    raise other
 
 
 @contextlib.contextmanager
