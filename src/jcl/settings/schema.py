@@ -29,6 +29,7 @@ def _known_method(name: str) -> str:
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 CropFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -65,11 +66,9 @@ class DataSettings(Section):
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
     windows: bool | Auto = Field("auto", description="Use random windows of images longer than 2:1, at full sharpness.")
-    workers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="Image decoding processes.")
+    workers: Count | Auto = Field("auto", description="Image decoding processes.")
     strict: bool = Field(False, description="Stop at the first unreadable image, folder or shard.")
-    max_failed_share: Annotated[float, Field(ge=0.0, le=1.0)] = Field(
-        0.1, description="Stop if more than this share of the training images is unreadable; 1: never."
-    )
+    max_failed_share: Probability = Field(0.1, description="Stop if a larger share of images is unreadable; 1: never.")
 
 
 class ViewSettings(Section):
@@ -81,11 +80,9 @@ class ViewSettings(Section):
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
     solarize_probability: Probability | None = Field(None, description="Solarization (default: none).")
-    weak_keys: Annotated[int, Field(ge=0)] = Field(0, description="Key views that are only cropped and flipped.")
+    weak_keys: Count = Field(0, description="Key views that are only cropped and flipped.")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
-    local_scale: tuple[CropFraction, CropFraction] = Field(
-        (0.05, 0.2), description="Fraction of an image in a local query, least and most."
-    )
+    local_scale: tuple[CropFraction, CropFraction] = Field((0.05, 0.2), description="Fraction of an image in them.")
     mean: Triple = Field((0.485, 0.456, 0.406), description="Mean of the channels, for normalization.")
     std: tuple[Positive, Positive, Positive] = Field(
         (0.229, 0.224, 0.225), description="Standard deviation of the channels, for normalization."
@@ -113,9 +110,7 @@ class MethodSettings(Section):
     name: MethodName = Field("jcl", description=f"Method: {', '.join(METHODS)}.")
     num_keys: NumKeys | Auto = Field(5, description="Key views per image, M'.")
     num_queries: NumQueries | Auto = Field(1, description="Query views per image (1 in the paper).")
-    num_local_queries: Annotated[int, Field(ge=0, le=64)] = Field(
-        0, description="Small crops per image as further queries (0 in the paper)."
-    )
+    num_local_queries: Count = Field(0, description="Small crops per image as further queries (0 in the paper).")
     covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the covariance, lambda.")
     covariance_schedule: Literal["constant", "linear"] = Field(
         "constant", description="How lambda changes: constant, or linear from lambda/E in the first of E epochs."
@@ -123,9 +118,7 @@ class MethodSettings(Section):
     temperature: Positive = Field(0.2, description="Softmax temperature, tau.")
     queue_size: PositiveInt | Auto = Field("auto", description="Past keys kept as negatives, K.")
     key_momentum: Fraction | Auto = Field("auto", description="Momentum of the key encoder.")
-    key_momentum_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="Whether the key momentum is constant or grows to 1 by a cosine."
-    )
+    key_momentum_schedule: Literal["constant", "cosine"] = Field("constant", description="Constant, or cosine to 1.")
 
 
 class TrainSettings(Section):
@@ -158,9 +151,7 @@ class RecordSettings(Section):
     checkpoint_every: PositiveInt = Field(5, description="Epochs between checkpoints.")
     checkpoint_minutes: NotNegative = Field(15.0, description="Minutes between checkpoints within epochs; 0: none.")
     keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")
-    knn_every: Annotated[int, Field(ge=0)] = Field(
-        10, description="Epochs between kNN evaluations; 0: only at the end."
-    )
+    knn_every: Count = Field(10, description="Epochs between kNN evaluations; 0: only at the end.")
     knn_k: PositiveInt | Auto = Field(200, description="Neighbours that vote in kNN.")
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
