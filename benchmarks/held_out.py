@@ -23,6 +23,6 @@ def hold_out(data: Path, split: Path) -> Path:
         )
     order = np.random.default_rng(0).permutation(len(images))
     held, kept = np.sort(order[:HELD_OUT]), np.sort(order[HELD_OUT:])
-    with atomic_open(split) as file:
+    with atomic_open(split, follow_links=True) as file:
         np.savez(file, x_train=images[kept], y_train=labels[kept], x_test=images[held], y_test=labels[held])
     return split

@@ -1,5 +1,6 @@
 """What tests of whole runs share."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -36,10 +37,18 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def no_room_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     """A function that makes every write to a file say that the disk is full."""
-    if not Path("/dev/full").exists():
-        pytest.skip("there is no /dev/full here")
-    monkeypatch.setattr("jcl.runs.atomic.secrets.token_hex", lambda _: "1")
-    return lambda file: file.with_name(f".{file.name}.1.partial").symlink_to("/dev/full")
+    files: list[str] = []
+
+    def flush(number: int) -> None:
+        written = Path(f"/proc/self/fd/{number}").readlink().name
+        if any(written.startswith(f".{file}.") for file in files):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(number)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("there is no /proc/self/fd here")
+    monkeypatch.setattr("jcl.runs.atomic.os.fsync", flush)
+    return lambda file: files.append(file.name)
 
 
 @pytest.fixture(scope="session")

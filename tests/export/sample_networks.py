@@ -51,7 +51,7 @@ def _backbone(name: str, image_size: int, stem: Any) -> tuple[nn.Module, int]:
 def sample_file(folder: Path, name: str, image_size: int = 64, stem: str = "imagenet") -> Path:
     network, info = sample_backbone(name, image_size, stem)
     file = folder / "source" / "backbone.safetensors"
-    save_backbone(network, info, file)
+    save_backbone(network, info, file, follow_links=True)
     return file
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from fault_tools import be_killed_writing
 from jcl.errors import RunError
-from jcl.runs.atomic import atomic_open, remove_partial_files, write_atomically
+from jcl.runs.atomic import OpenFolder, atomic_open, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path):
@@ -27,7 +27,7 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path):
 def test_a_half_written_file_is_known_as_one(tmp_path):
     with pytest.raises(RunError, match="could not be written"), atomic_open(tmp_path / "file"):
         assert len(list(tmp_path.iterdir())) == 1
-        remove_partial_files(tmp_path)
+        OpenFolder(tmp_path).remove_partial_files()
         assert not list(tmp_path.iterdir())
 
 
@@ -54,7 +54,7 @@ def test_a_file_that_is_being_checked_is_still_its_writer_s(tmp_path):
 def test_links_stay_links(tmp_path):
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")
-    write_atomically(tmp_path / "link", b"new")
+    write_atomically(tmp_path / "link", b"new", follow_links=True)
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -67,7 +67,7 @@ def test_pipes_stay_pipes_and_hand_on_what_is_written(tmp_path):
     read = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
-    write_atomically(pipe, b"new")
+    write_atomically(pipe, b"new", follow_links=True)
     reader.join(timeout=10)
     assert read == [b"new"] and pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 
@@ -75,4 +75,4 @@ def test_pipes_stay_pipes_and_hand_on_what_is_written(tmp_path):
 def test_a_link_to_what_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(RunError, match=r"link could not be written: Is a directory\."):
-        write_atomically(tmp_path / "link", b"new")
+        write_atomically(tmp_path / "link", b"new", follow_links=True)

@@ -34,7 +34,7 @@ def test_a_file_in_the_way_is_a_sentence(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(RunError, match="is a file"):
         RunFolder(tmp_path / "file").create(Settings())
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(RunError, match="could not be written"):
         RunFolder(tmp_path / "file" / "below").create(Settings())
     assert (tmp_path / "file").read_text() == "mine"
 

@@ -65,9 +65,9 @@ def detect_table(options: DetectTableOptions) -> None:
     if len(tested) > len({task for task, _ in tested}):
         echo("The figures are not comparable: the numbers of test images differ.")
     if options.markdown is not None:
-        write_atomically(options.markdown, to_markdown(*table).encode())
+        write_atomically(options.markdown, to_markdown(*table).encode(), follow_links=True)
     if options.csv_file is not None:
-        write_atomically(options.csv_file, to_csv(*table).encode())
+        write_atomically(options.csv_file, to_csv(*table).encode(), follow_links=True)
 
 
 def _print_figures(figures: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from jcl.runs.json_object import write_object
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
     """Write results to the file given by --json."""
     if path is not None and rank == 0:
-        write_object(path, figures)
+        write_object(path, figures, follow_links=True)
 
 
 def check_picture_path(picture: Path | None, *, force: bool) -> None:

@@ -18,6 +18,7 @@ from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTask
+from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
@@ -96,7 +97,8 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
         job, progress = fail_together(ranks, prepare)
         results, figures = job.evaluate()
         if output is not None and ranks.first:
-            output.write_results(results)
+            with make_folder(output.path):
+                output.write_results(results)
             summary = job.summary(figures, progress)
             del summary["train_images"]  # belongs to the test data, which may be another dataset
             output.write_summary(summary)
@@ -111,6 +113,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
         return folder
 
     def prepare() -> tuple[DetectionJob, Path | None]:
+        folder.refuse_links()
         checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)
         start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
         return DetectionJob(settings, context, options.workers, start), checkpoint

@@ -91,6 +91,7 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     target = open_target(Path(settings.weights), settings.data, settings.train.device, console)
     work = _Finetuning(settings, target, classification_task(target.data), workers, console)
     folder.check_labels(work.names)
+    folder.refuse_links()
     with RunLock(folder.path, warn=partial(print_line, console)), folder.resumable():
         return work.run(folder, resumed=True)
 

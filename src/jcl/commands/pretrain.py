@@ -193,6 +193,7 @@ def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
         )
         return Run(folder.path)
     with context.locked(folder.path):
+        fail_together(ranks, folder.refuse_links)
         moved = f"set data.location in {folder.settings_file} to their new path and resume again"
         fail_together(ranks, lambda: require_data(settings, moved))
         data = _open_data(settings, context)

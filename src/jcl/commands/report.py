@@ -26,7 +26,7 @@ from jcl.paths import expand_user
 from jcl.report.contents import Metric, RunContents
 from jcl.report.page import missing_sections, render_page
 from jcl.report.tables import METRICS
-from jcl.runs.atomic import refuse_overwrite, write_atomically
+from jcl.runs.atomic import refuse_links, refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import is_number, read_object
 from jcl.runs.metrics import read_metrics
@@ -89,6 +89,9 @@ def write_report(
 
     Without `force`, a page is not replaced if it has sections that can no longer be made because the images are gone.
     """
+    own = file in [path / "report.html" for path in paths]  # not named by the user
+    if own:
+        refuse_links(file)
     started = time.perf_counter()
     target = choose_device(device)
     if file.is_dir():
@@ -103,7 +106,7 @@ def write_report(
             "Use -o FILE to write another file, or --force to overwrite this one."
         )
     content = page.encode(errors="replace")  # folder names may not be valid UTF-8
-    write_atomically(file, content)
+    write_atomically(file, content, follow_links=not own)
     return Report(file, len(content), runs, time.perf_counter() - started)
 
 
@@ -146,7 +149,10 @@ def read_run(path: Path, name: str) -> RunContents:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The folders' names, with as many parent folders as needed to make them distinct."""
-    whole = [expand_user(path).resolve() for path in paths]
+    try:
+        whole = [expand_user(path).resolve() for path in paths]
+    except OSError as error:  # below the /proc of a process that has ended
+        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from None
     if len(set(whole)) < len(whole):
         raise SettingsError("The same run folder is given twice.")
     depth = 1

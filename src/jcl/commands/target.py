@@ -58,7 +58,7 @@ class EvaluationTarget:
         found = measure(replace(self, backbone=untrained_backbone(self.info, self.seed)))
         with contextlib.suppress(RunError):
             if ranks.first:
-                write_object(file, found)
+                write_object(file, found, follow_links=True)
         return found
 
     def features(

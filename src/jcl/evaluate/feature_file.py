@@ -79,7 +79,7 @@ def write_feature_file(file: Path, parts: Iterable[FeatureTable]) -> None:
     Parquet is written as the parts come; a `.npz` file is collected in memory first.
     """
     write = _write_parquet if _is_parquet(file) else _write_npz
-    with atomic_open(file) as stream:
+    with atomic_open(file, follow_links=True) as stream:
         write(stream, parts)
 
 

@@ -8,14 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.console import shell_quote
 from jcl.errors import RunError
 from jcl.evaluate.classification import Scores
 from jcl.runs.atomic import write_atomically
-from jcl.runs.checkpoint import read_tensors
+from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.json_object import describe_differences, read_object, write_object
 
@@ -36,7 +35,7 @@ class ClassifierFolder(TrainingFolder):
     def save_classifier(self, layer: nn.Linear, class_names: tuple[str, ...]) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in layer.state_dict().items()}
         metadata = {"format": _CLASSIFIER_FORMAT, "classes": json.dumps(class_names)}
-        write_atomically(self.classifier_file, save(tensors, metadata))
+        write_atomically(self.classifier_file, to_safetensors(tensors, metadata))
 
     def load_classifier(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         """The layer's `weight` (c, d) and `bias` (c,), and the names of the classes."""
@@ -53,6 +52,7 @@ class FinetuneFolder(ClassifierFolder):
 
     kind = "fine-tuning"
     settings_name = "finetune.json"
+    result_name = "finetune_top1"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -91,6 +91,7 @@ class ProbeFolder(ClassifierFolder):
 
     kind = "linear probe"
     settings_name = "probe.json"
+    result_name = "linear_top1"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)

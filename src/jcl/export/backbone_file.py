@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import torch
 from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
+from jcl.runs.checkpoint import tensors_digest, to_safetensors
 from jcl.settings.resolve import ResolvedSettings
 
 FORMAT = "jcl-backbone-1"
@@ -68,14 +66,14 @@ def backbone_info(settings: ResolvedSettings, feature_width: int) -> BackboneInf
     )
 
 
-def save_backbone(backbone: nn.Module, info: BackboneInfo, path: Path) -> None:
+def save_backbone(backbone: nn.Module, info: BackboneInfo, path: Path, *, follow_links: bool = False) -> None:
     """Write a backbone file, atomically."""
-    write_atomically(path, backbone_bytes(backbone, info))
+    write_atomically(path, backbone_bytes(backbone, info), follow_links=follow_links)
 
 
 def backbone_bytes(backbone: nn.Module, info: BackboneInfo) -> bytes:
     """The content of a backbone file."""
-    return save(weights_of(backbone), {"format": FORMAT, "info": info.to_text()})
+    return to_safetensors(weights_of(backbone), {"format": FORMAT, "info": info.to_text()})
 
 
 def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
@@ -85,8 +83,4 @@ def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
 
 def weights_digest(backbone: nn.Module) -> str:
     """SHA-256 of all parameters and buffers."""
-    digest = hashlib.sha256()
-    for name, value in sorted(weights_of(backbone).items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return tensors_digest(weights_of(backbone))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
@@ -24,7 +23,8 @@ from jcl.export.layouts import resnet_name, to_detectron2
 from jcl.export.loading import LoadedBackbone, open_backbone
 from jcl.export.onnx_file import OPSET, check_onnx, onnx_bytes
 from jcl.paths import expand_user
-from jcl.runs.atomic import refuse_overwrite, write_atomically
+from jcl.runs.atomic import make_folder, refuse_overwrite, write_atomically
+from jcl.runs.checkpoint import to_safetensors
 from jcl.runs.folder import RunFolder
 
 _TOLERANCE = 1e-5  # of features, relative to the largest
@@ -69,12 +69,12 @@ def export_backbone(
         raise RunError(f"{out} is not empty; use --force to write into it.")
     loaded = open_backbone(source, backbone)
     weights = loaded.network.state_dict()
-    if not all(bool(value.isfinite().all()) for value in weights.values()):
-        raise RunError(f"The weights in {source} are NaN or infinite; the training probably diverged.")
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
     files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}
+    if isinstance(content, dict):
+        make_folder(out).__exit__()
     for path, file in files.items():
-        write_atomically(path, file)
+        write_atomically(path, file, follow_links=path == out)
     return Exported(out, loaded.info, len(weights), sum(map(len, files.values())), tuple(hints))
 
 
@@ -97,7 +97,7 @@ def import_backbone(
         raise RunError(f"{out} is the file to import; choose another file with -o.")
     refuse_overwrite(out, force=force)
     loaded = open_backbone(source, backbone, image_size)
-    save_backbone(loaded.network, loaded.info, out)
+    save_backbone(loaded.network, loaded.info, out, follow_links=True)
     return loaded
 
 
@@ -291,7 +291,7 @@ def _state_dict(job: ExportJob) -> bytes:
 
 
 def _safetensors_bytes(job: ExportJob) -> bytes:
-    return save(weights_of(job.network), {"format": "pt", INFO_KEY: job.info.to_text()})
+    return to_safetensors(weights_of(job.network), {"format": "pt", INFO_KEY: job.info.to_text()})
 
 
 def _preprocessing(info: BackboneInfo) -> str:

@@ -117,6 +117,7 @@ def _training(settings: Settings, folder: RunFolder) -> str:
     data = settings.data.location
     if data not in KNOWN_SETS:
         data = Path(data).name or data  # without the local path
+    data = f"`{' '.join(data.split()).replace('`', chr(39))}`"  # literally: no markup or HTML
     summary = METHODS[settings.method.name].summary.rstrip(".")
     sections = settings.model_dump(mode="json", include={"recipe", "method", "train", "views", "model"})
     text = f"""## Training
@@ -124,7 +125,7 @@ def _training(settings: Settings, folder: RunFolder) -> str:
 Pre-trained without labels on {data} with {settings.method.name} ({summary}).
 
 ```yaml
-{yaml.safe_dump(sections, sort_keys=False)}```"""
+{yaml.safe_dump(sections, sort_keys=False).replace("```", "")}```"""
     if accuracies := _accuracies(folder):
         rows = "\n".join(f"| {name} | {value:.2f} % |" for name, value in accuracies.items())
         text += f"\n\n## Evaluation\n\nMeasured on the run's own data.\n\n| metric | value |\n| --- | --- |\n{rows}"

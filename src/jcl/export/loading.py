@@ -204,6 +204,9 @@ def _check_match(
             f"{weights.path} has sparse, quantized, complex or meta tensors ({_first(special)}); "
             "save them as dense float tensors."
         )
+    for part in filter(found.__contains__, expected):
+        if not found[part].isfinite().all() or (part.endswith("running_var") and (found[part] < 0).any()):
+            raise RunError(f"{part} in {weights.path} has NaN, infinite or negative values; the file cannot be used.")
 
 
 def _is_plain(value: Tensor) -> bool:

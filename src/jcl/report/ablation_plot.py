@@ -76,7 +76,7 @@ def plot_ablation(
     failed = sum(point.failed for point in points)
     parts += [f"{pluralize(failed, 'cell')} failed"] if failed else []
     style.write_title(figure, style.plain(title, 90), style.plain("; ".join(parts), 140))
-    return style.save(figure, path)
+    return style.save(figure, path, follow_links=False)
 
 
 def _label(name: str) -> str:

@@ -49,7 +49,7 @@ def detections_picture(
                 color = style.PALETTE[key % len(style.PALETTE)]
                 _draw_object(axes, entry, names[entry["category_id"]], image, color)
         top += high + _GAP + _CAPTION
-    return style.save(figure, path)
+    return style.save(figure, path, follow_links=False)
 
 
 def _detected(image: CocoImage, results: Results) -> list[dict[str, Any]]:

@@ -95,9 +95,9 @@ def write_title(figure: Figure, title: str, subtitle: str = "") -> None:
     figure.text(left, 1 - 0.56 / height, subtitle, color=MUTED, fontsize=SIZES["label"] + 0.5, parse_math=False)
 
 
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path, *, follow_links: bool = True) -> Path:
     """Write a PNG atomically; equal figures give equal files."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
-    write_atomically(path, picture.getvalue())
+    write_atomically(path, picture.getvalue(), follow_links=follow_links)
     return path

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from jcl.errors import RunError
 from jcl.paths import refuse_size
-from jcl.runs.atomic import atomic_open
+from jcl.runs.atomic import OpenFolder, atomic_open, make_folder
 
 FORMAT = "jcl-checkpoint-2"
 _GROUP = "group."
@@ -36,6 +37,7 @@ _SETTINGS = {
 }
 
 _CHECKSUM = "sha256"
+_TENSORS_CHECKSUM = "tensors_sha256"
 _ZEROS = b"0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside a value are escaped, so only the key matches
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
@@ -106,10 +108,11 @@ def _copy_to_host(value: Tensor, pinned: Tensor | None) -> Tensor:
     return pinned.copy_(value, non_blocking=True)
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
+def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder | None = None) -> Path:
     """Write a checkpoint, read it back, and only then remove all but the newest `keep`.
 
-    A state that is not finite is refused, so that every checkpoint is worth resuming from.
+    A state that is not finite is refused, so that every checkpoint is worth resuming from. `run` is the open folder
+    that `folder` is in.
     """
     if snapshot.copied is not None:
         snapshot.copied.synchronize()
@@ -119,11 +122,13 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise RunError(f"Step {snapshot.step} was not saved: {name} is not finite.")
     path = folder / f"step-{snapshot.step:09d}.safetensors"
-    save_with_checksum(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimizer)})
-    # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
-    for old in [found for found in list_checkpoints(folder) if found <= path][:-keep]:
-        with contextlib.suppress(OSError):  # tried again after the next checkpoint
-            old.unlink()
+    with make_folder(folder, within=run) as opened:
+        save_with_checksum(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimizer)}, opened)
+        # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
+        names = sorted(name for name in opened.names() if _NAME.fullmatch(name) and name <= path.name)
+        for name in names[:-keep]:
+            with contextlib.suppress(OSError):  # tried again after the next checkpoint
+                opened.remove(name)
     return path
 
 
@@ -214,7 +219,9 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
     return newest
 
 
-def save_with_checksum(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def save_with_checksum(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], folder: OpenFolder | None = None
+) -> None:
     """Write a safetensors file with a checksum and verify it on the disk before it replaces `path`.
 
     The SHA-256 is part of the metadata. It covers every byte of the file, with zeros in place of its own digits.
@@ -223,19 +230,20 @@ def save_with_checksum(path: Path, tensors: dict[str, Tensor], metadata: dict[st
     header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     digits = _DIGEST.search(content, 0, header_end)
     assert digits is not None, "safetensors writes its header as compact JSON"
-    with atomic_open(path, check=_verify_written) as file:
+    with atomic_open(path, check=lambda file: _verify_written(path, file), folder=folder) as file:
         file.write(content[: digits.start(1)])
         file.write(hashlib.sha256(content).hexdigest().encode())
         file.write(content[digits.end(1) :])
 
 
-def verify_checksum(path: Path) -> None:
-    """Raise unless the file has a checksum and its content matches it."""
-    _require_file(path)
+def verify_checksum(path: Path, opened: BinaryIO | None = None) -> None:
+    """Raise unless the file has a checksum and its content matches it; `opened` is the file if it is open."""
     try:
-        with path.open("rb") as file:
+        if opened is None:
+            _require_file(path)
+        with path.open("rb") if opened is None else contextlib.nullcontext(opened) as file:
             length = file.read(_LENGTH_BYTES)
-            header = file.read(min(int.from_bytes(length, "little"), path.stat().st_size))
+            header = file.read(min(int.from_bytes(length, "little"), os.fstat(file.fileno()).st_size))
             digits = _DIGEST.search(header)
             if digits is None:
                 raise RunError(f"{path} is damaged or not a checkpoint of this tool: it has no checksum.")
@@ -248,21 +256,43 @@ def verify_checksum(path: Path) -> None:
         raise RunError(f"{path} is damaged: its content does not match its checksum.")
 
 
-def _verify_written(path: Path) -> None:
+def _verify_written(path: Path, file: BinaryIO) -> None:
     try:
-        verify_checksum(path)
+        verify_checksum(path, file)
     except RunError:
         raise RunError(f"{path} reads back differently from what was written; the disk may be failing.") from None
 
 
+def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file with the digest of its tensors, which `read_tensors` verifies; equal content, equal bytes."""
+    content = save(dict(tensors), dict(metadata) | {_TENSORS_CHECKSUM: tensors_digest(tensors)})
+    end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    # safetensors writes the metadata in random order
+    header = json.dumps(json.loads(content[_LENGTH_BYTES:end]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % _LENGTH_BYTES)
+    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + content[end:]
+
+
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors on the CPU."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file."""
+    """The tensors and the metadata of a safetensors file. Their digest is verified if there is one."""
     _require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
+    if metadata.get(_TENSORS_CHECKSUM) not in (None, tensors_digest(tensors)):
+        raise RunError(f"{path} is damaged: its tensors do not match their checksum. Restore it from a backup.")
+    return tensors, metadata
 
 
 def _require_file(path: Path) -> None:
@@ -290,6 +320,8 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     tensors, metadata = read_tensors(path)
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
+    if (named := _NAME.fullmatch(path.name)) and str(int(named[1])) != metadata.get("step"):
+        raise RunError(f"{path} is not of the step in its name, but of step {metadata.get('step')}; rename it.")
     return tensors, metadata
 
 

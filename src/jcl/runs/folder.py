@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 from jcl.console import escape_controls, shell_quote
 from jcl.errors import DataError, Interrupted, JclError, RunError
 from jcl.paths import expand_user, suggest_path
-from jcl.runs.atomic import write_atomically
+from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock, is_locked
 from jcl.settings.resolve import ResolvedSettings
@@ -28,6 +28,8 @@ class TrainingFolder:
     """What the folder holds, in words."""
     settings_name: ClassVar[str]
     """The settings file, which identifies the kind of folder."""
+    result_name: ClassVar[str]
+    """What every summary has."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = expand_user(path)
@@ -63,6 +65,11 @@ class TrainingFolder:
             raise RunError(f"{self.path} is a file; choose a folder with --out.")
         if not self.settings_file.exists() and RunFolder(self.path).holds_run():
             raise RunError(f"{self.path} already holds a run; choose another folder with --out.")
+        self.refuse_links()
+
+    def refuse_links(self) -> None:
+        """Raise if a file of the training is a link, which would be found out only when it is written."""
+        refuse_links(*(path for path in vars(self).values() if isinstance(path, Path) and path != self.path))
 
     @contextlib.contextmanager
     def locked_for_training(self, warn: Callable[[str], None]) -> Iterator[None]:
@@ -115,7 +122,10 @@ class TrainingFolder:
             if not self.settings_file.exists():
                 raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
             raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
-        return read_object(self.summary_file)
+        summary = read_object(self.summary_file)
+        if self.result_name not in summary:
+            raise RunError(f"{self.summary_file} is no summary of a {self.kind}; remove it and {self.how_to_resume}.")
+        return summary
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_object(self.summary_file, summary)
@@ -129,6 +139,7 @@ class RunFolder(TrainingFolder):
 
     kind = "run"
     settings_name = "settings.yaml"
+    result_name = "method"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -157,11 +168,8 @@ class RunFolder(TrainingFolder):
     def create(self, settings: Settings) -> None:
         """Start a run here, unless the folder already holds one."""
         self.refuse_occupied()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"The run folder {self.path} cannot be written: {error.strerror}.") from None
-        write_atomically(self.settings_file, settings_text(settings).encode())
+        with make_folder(self.path):
+            write_atomically(self.settings_file, settings_text(settings).encode())
 
     def holds_run(self) -> bool:
         """Whether a run, or another training, was started here."""

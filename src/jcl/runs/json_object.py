@@ -14,9 +14,10 @@ from jcl.runs.atomic import write_atomically
 _MAX_DIFFERENCES = 3
 
 
-def write_object(file: Path, content: Mapping[str, Any]) -> None:
-    """Write an object atomically; numbers that are not finite become null, as in metrics."""
-    write_atomically(file, json.dumps(_finite(content), indent=2, allow_nan=False).encode() + b"\n")
+def write_object(file: Path, content: Mapping[str, Any], *, follow_links: bool = False) -> None:
+    """Write an object as `write_atomically` does; numbers that are not finite become null, as in metrics."""
+    text = json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
+    write_atomically(file, text.encode(), follow_links=follow_links)
 
 
 def _finite(value: Any) -> Any:

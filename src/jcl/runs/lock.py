@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from jcl.errors import RunError
+from jcl.runs.atomic import OpenFolder
 
 NAME = ".lock"
 _BUSY = (errno.EAGAIN, errno.EACCES)
@@ -27,7 +28,7 @@ class FolderLocked(RunError):
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder; False where the file system has no locks."""
     try:
-        descriptor = os.open(folder / NAME, os.O_RDONLY)
+        descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return False
     try:
@@ -53,20 +54,22 @@ class RunLock:
     """Keeps other processes from training in a folder until the block ends or the process dies.
 
     It is the kernel's lock (`flock`), so a dead process never holds it. The file only names the owner. On a file
-    system without locks `warn` is called instead. `filelock` cannot replace it: it opens the file for writing, which
-    keeps a disk from being remounted read-only, and has no shared lock to check with.
+    system without locks `warn` is called instead.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
-        self._folder, self._path, self._warn = folder, folder / NAME, warn
+        self._folder, self._warn = folder, warn
+        self._open: OpenFolder | None = None
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._open = OpenFolder(self._folder, create=True)
             while self._descriptor is None:
-                self._descriptor = self._acquire()
-            self._path.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
+                self._descriptor = self._acquire(self._open)
+            with os.fdopen(self._open.open(NAME, os.O_WRONLY), "w", encoding="utf-8") as file:
+                file.truncate(0)
+                file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         except OSError as error:
             self.__exit__()
             if error.errno not in _UNSUPPORTED:
@@ -78,28 +81,31 @@ class RunLock:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # before closing: once unlocked, the file may belong to another process
-                self._path.unlink()
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._open is None:
+            return
+        with self._open as folder:
+            if self._descriptor is not None:
+                with contextlib.suppress(OSError):  # before closing: once unlocked, it may belong to another process
+                    folder.remove(NAME)
+                os.close(self._descriptor)
+        self._open = self._descriptor = None
 
-    def _acquire(self) -> int | None:
+    def _acquire(self, folder: OpenFolder) -> int | None:
         """The locked file; None if its last owner has just removed it."""
         try:  # read-only, so that the file system can still be remounted read-only
-            descriptor = self._open_locked(os.O_RDONLY)
+            descriptor = self._open_locked(folder, os.O_RDONLY)
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise
-            descriptor = self._open_locked(os.O_RDWR)  # network file systems lock only what can be written
+            descriptor = self._open_locked(folder, os.O_RDWR)  # network file systems lock only what can be written
         with contextlib.suppress(FileNotFoundError):
-            if os.fstat(descriptor).st_ino == self._path.stat().st_ino:
+            if os.fstat(descriptor).st_ino == os.stat(NAME, dir_fd=folder.descriptor).st_ino:
                 return descriptor
         os.close(descriptor)
         return None
 
-    def _open_locked(self, mode: int) -> int:
-        descriptor = os.open(self._path, mode | os.O_CREAT, 0o644)
+    def _open_locked(self, folder: OpenFolder, mode: int) -> int:
+        descriptor = folder.open(NAME, mode | os.O_CREAT)
         try:
             if not try_lock(descriptor):
                 raise FolderLocked(f"{self._owner()} is training in {self._folder}; wait for it to end, or stop it.")
@@ -109,7 +115,7 @@ class RunLock:
         return descriptor
 
     def _owner(self) -> str:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), self._path.open("rb") as file:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), (self._folder / NAME).open("rb") as file:
             owner = json.loads(file.read(_MAX_OWNER_BYTES))
             return f"process {int(owner['pid'])} on {str(owner['host'])!r}"
         return "another process"

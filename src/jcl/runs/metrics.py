@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from jcl.console import pluralize
 from jcl.errors import RunError
-from jcl.runs.atomic import write_atomically
+from jcl.runs.atomic import OpenFolder, make_folder, write_atomically
 from jcl.runs.json_object import is_number
 
 
@@ -26,8 +27,8 @@ class MetricsWriter:
     """Appends metrics to a run's files.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
-    kept and written later. When a run resumes at a step, lines of later steps are dropped first. `first` and `newest`
-    have the first and the last line of each kind.
+    kept and written later. When a run resumes at a step, lines of later steps are dropped. A damaged file is kept.
+    `first` and `newest` have the first and the last line of each kind.
     """
 
     def __init__(
@@ -42,13 +43,23 @@ class MetricsWriter:
         self._warn = warn
         self._pending: list[str] = []
         self._failing = False
-        kept = [line for line in read_metrics(self.path) if line["step"] <= resumed_at] if self.path.exists() else []
+        self._folder = make_folder(folder)
+        found = read_metrics(self.path) if self.path.exists() else []
+        before = self.path.read_bytes() if self.path.exists() else b""
+        damaged = sum(bool(line.strip()) for line in before.splitlines()) - len(found)
+        kept = [line for line in found if line["step"] <= resumed_at]
+        if resumed_at and not before:
+            warn(f"{self.path} is missing: the metrics up to step {resumed_at:,} are lost.")
+        if damaged > 0:
+            copy = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
+            write_atomically(copy, before)
+            warn(f"{self.path} has lost {pluralize(damaged, 'damaged line')}; it is kept as {copy.name}.")
         self.first: dict[str, dict[str, Any]] = {line["kind"]: line for line in reversed(kept)}
         self.newest: dict[str, dict[str, Any]] = {line["kind"]: line for line in kept}
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
-        self._events = _EventFile(folder / "tensorboard", resumed_at, warn) if tensorboard else None
+        self._events = _EventFile(self._folder, resumed_at, warn) if tensorboard else None
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         """Append a line; figures that are not finite become null, since JSON has no such number."""
@@ -67,6 +78,13 @@ class MetricsWriter:
 
     def __exit__(self, *exception: object) -> None:
         self._write_pending()
+        self._folder.__exit__()
+
+    def sync(self) -> None:
+        """Have the lines on the disk, as far as possible."""
+        self._write_pending()
+        with contextlib.suppress(OSError), self._folder.append(self.path.name) as file:
+            os.fsync(file.fileno())
 
     def _write_pending(self) -> None:
         try:
@@ -86,7 +104,7 @@ class MetricsWriter:
         """Write after the complete lines; a partial line of a failed attempt is cut off."""
         if not content:
             return
-        with self.path.open("ab", buffering=0) as file:
+        with self._folder.append(self.path.name) as file:
             size = os.fstat(file.fileno()).st_size
             end = min(self._end, size)
             if size > end:
@@ -109,6 +127,8 @@ class NullMetricsWriter:
         self.first: dict[str, dict[str, Any]] = {}
         self.newest: dict[str, dict[str, Any]] = {}
 
+    def sync(self) -> None: ...
+
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         return {"kind": kind, "step": step, "epoch": epoch, **figures}
 
@@ -124,11 +144,11 @@ class _EventFile:
     TensorBoard's own writer works in a thread, which prints a trace when the disk is full.
     """
 
-    def __init__(self, folder: Path, resumed_at: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, run: OpenFolder, resumed_at: int, warn: Callable[[str], None]) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
-        self._path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._warn = warn
+        self._run, self._folder, self._warn = run, run.path / "tensorboard", warn
+        self._name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         self._failed = False
         self._append(file_version="brain.Event:2")
         # Readers drop events from this step on that earlier files hold.
@@ -147,13 +167,12 @@ class _EventFile:
         if self._failed:
             return
         try:
-            self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("ab") as file:
+            with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._name) as file:
                 RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())
         except OSError as error:
             self._failed = True
             self._warn(
-                f"TensorBoard events in {self._path.parent} could not be written: {error.strerror}. "
+                f"TensorBoard events in {self._folder} could not be written: {error.strerror}. "
                 "Training continues without them; metrics.jsonl has the same figures."
             )
 

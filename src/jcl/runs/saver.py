@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from jcl.errors import RunError
-from jcl.runs.atomic import remove_partial_files
+from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, Snapshot, take_snapshot, write_snapshot
 
 
@@ -30,7 +30,10 @@ class CheckpointSaver:
         self._written: Path | None = None
         self._error: BaseException | None = None
         self._failing = False
-        remove_partial_files(folder)
+        self._run = make_folder(folder.parent)
+        if folder.exists():
+            with make_folder(folder, within=self._run) as opened:
+                opened.remove_partial_files()
 
     @property
     def busy(self) -> bool:
@@ -76,6 +79,7 @@ class CheckpointSaver:
 
     def __exit__(self, *exception: object) -> None:
         self._join()  # whatever ended training, a write in progress is completed
+        self._run.__exit__()
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -83,7 +87,7 @@ class CheckpointSaver:
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
-            self._written = write_snapshot(self._folder, snapshot, self._keep)
+            self._written = write_snapshot(self._folder, snapshot, self._keep, self._run)
         except BaseException as error:
             self._error = error
 

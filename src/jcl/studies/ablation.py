@@ -15,6 +15,7 @@ from typing import Any
 from jcl.errors import RunError
 from jcl.evaluate.baselines import Z_95, Estimate, estimate
 from jcl.evaluate.classification import VALIDATION_SHARE
+from jcl.runs.atomic import make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
 from jcl.settings.schema import affects_results, settings_from
@@ -58,8 +59,10 @@ class CellFolder:
         Until then a new plan may change settings that do not affect the result, such as the device.
         """
         if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
+            refuse_links(self.path.parent, self.path)
             settings = cell.settings.model_dump(mode="json")
-            write_object(self.plan_file, {"values": dict(cell.values), "seed": cell.seed, "settings": settings})
+            with make_folder(self.path):
+                write_object(self.plan_file, {"values": dict(cell.values), "seed": cell.seed, "settings": settings})
 
     def cell(self) -> Cell:
         planned = read_object(self.plan_file)
@@ -91,7 +94,7 @@ class AblationFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.study_file = path / "study.json"
-        self.cells = path.resolve() / "cells"  # absolute, because cells may run elsewhere
+        self.cells = path.absolute() / "cells"  # absolute, because cells may run elsewhere
 
     def require_same_study(self, study: Mapping[str, Any]) -> None:
         """Raise if the folder holds anything other than the beginning of this study."""

@@ -237,7 +237,7 @@ class DistributionReport:
             columns[f"{name}_similarity"] = spread.similarity.numpy()
             columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
             columns[f"{name}_variance"] = spread.variance.numpy()
-        with atomic_open(path) as file:
+        with atomic_open(path, follow_links=True) as file:
             if path.suffix.lower() == ".npz":
                 np.savez(file, **columns)  # type: ignore[arg-type]
                 return

@@ -17,6 +17,7 @@ import torch
 
 from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError
+from jcl.runs.atomic import OpenFolder
 from jcl.signals import STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.ablation import CellFolder
 
@@ -98,7 +99,7 @@ class CellProcess:
         command += [] if slot.workers is None else ["--workers", str(slot.workers)]
         environment = os.environ | slot.environment | {STARTED_BY: str(os.getpid()), "COLUMNS": "120"}
         try:
-            with self.folder.log_file.open("ab") as log:
+            with OpenFolder(path) as opened, opened.append(self.folder.log_file.name) as log:
                 # In a session of its own: Ctrl-C in the terminal goes to the parent, which passes it on.
                 self.process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True

@@ -222,6 +222,7 @@ class Trainer:
         self._check_finite()
         self._saved_at = time.perf_counter()
         self.clock.lap()
+        self.record.sync()
         self.saver.start(self.task.module, self.task.optimizer, self.progress)
 
     def save_and_wait(self) -> None:
@@ -231,6 +232,7 @@ class Trainer:
     def _finish_saving(self) -> None:
         self._check_finite()
         self.clock.lap()
+        self.record.sync()
         try:
             self.saver.finish(self.task.module, self.task.optimizer, self.progress)
         except RunError as error:

@@ -29,6 +29,7 @@ class DetectionFolder(TrainingFolder):
 
     kind = "detector"
     settings_name = "detect.json"
+    result_name = "task"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -49,12 +50,6 @@ class DetectionFolder(TrainingFolder):
 
     def settings(self) -> DetectionSettings:
         return validated(DetectionSettings, self.stored_settings(), str(self.settings_file))
-
-    def summary(self) -> dict[str, Any]:
-        summary = super().summary()
-        if "task" not in summary:
-            raise RunError(f"{self.path} holds no {self.kind}: {self.summary_file} is not the summary of one.")
-        return summary
 
     def results_file(self, kind: str) -> Path:
         return self.path / f"results-{kind}.json"

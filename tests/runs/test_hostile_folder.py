@@ -1,0 +1,223 @@
+"""Run folders that come from elsewhere or lose files."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save_file
+
+import jcl
+from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.report import write_report
+from jcl.errors import Interrupted, RunError
+from jcl.export import import_backbone, save_backbone
+from jcl.runs.atomic import atomic_open, write_atomically
+from jcl.runs.checkpoint import (
+    read_tensors,
+    search_checkpoints,
+)
+from jcl.runs.lock import RunLock, is_locked
+from jcl.runs.metrics import MetricsWriter, read_metrics
+from run_tools import stop_after
+from small_runs import tiny_settings
+
+QUIET = Console(quiet=True)
+
+
+def settings_for(npz: Path, **changes):
+    return tiny_settings(npz, record__checkpoint_every=1, **changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(npz, tmp_path_factory) -> jcl.Run:
+    """Three epochs of four steps, with a checkpoint after each."""
+    return pretrain(settings_for(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+@pytest.fixture(scope="module")
+def stopped(npz, tmp_path_factory) -> Path:
+    """Stopped after step 10, with checkpoints of steps 8 and 10; only to be copied."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 10, 15)
+        with pytest.raises(Interrupted):
+            pretrain(settings_for(npz), folder, console=QUIET)
+    return folder
+
+
+@pytest.fixture
+def run(stopped, tmp_path) -> Path:
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+@pytest.fixture
+def victim(tmp_path) -> Path:
+    file = tmp_path / "mine"
+    file.write_text("mine")
+    return file
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(record=True, width=1000, file=Path(os.devnull).open("w"))
+
+
+class TestLinks:
+    @pytest.mark.parametrize("dangling", [False, True])
+    @pytest.mark.parametrize("name", [".lock", "backbone.safetensors", "choices.json", "metrics.jsonl", "report.html"])
+    def test_resuming_refuses_links(self, run, victim, name, dangling):
+        (run / name).unlink(missing_ok=True)
+        (run / name).symlink_to(victim.with_name("new") if dangling else victim)
+        with pytest.raises(RunError, match=f"{name} is a link"):
+            resume(run, console=QUIET)
+        assert victim.read_text() == "mine" and not victim.with_name("new").exists()
+
+    def test_resuming_refuses_subfolders_that_are_links(self, run, tmp_path):
+        moved = (run / "checkpoints").rename(tmp_path / "elsewhere")
+        (run / "checkpoints").symlink_to(moved)
+        before = sorted(moved.iterdir())
+        with pytest.raises(RunError, match="checkpoints is a link"):
+            resume(run, console=QUIET)
+        assert sorted(moved.iterdir()) == before
+
+    def test_tensorboard_as_a_link_is_not_written_to(self, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "away").mkdir()
+        (tmp_path / "run" / "tensorboard").symlink_to(tmp_path / "away")
+        said: list[str] = []
+        with MetricsWriter(tmp_path / "run", warn=said.append) as record:
+            record.write("train", 1, 0.1, {"loss": 1.0})
+        assert len(said) == 1 and "tensorboard is a link" in said[0] and not list((tmp_path / "away").iterdir())
+
+    def test_a_report_refuses_a_link_that_nobody_named(self, pretrained, victim, tmp_path):
+        run = shutil.copytree(pretrained, tmp_path / "run", ignore=shutil.ignore_patterns("report.html"))
+        (run / "report.html").symlink_to(victim)
+        with pytest.raises(RunError, match="is a link"):
+            write_report([run], run / "report.html", device="cpu")
+        assert victim.read_text() == "mine"
+
+    @pytest.mark.parametrize("how", ["hard link", "pipe"])
+    def test_locks_and_metrics_are_files_of_their_own(self, victim, tmp_path, how):
+        folder = tmp_path / "run"
+        folder.mkdir()
+        with MetricsWriter(folder, tensorboard=False, warn=lambda _: None) as record:
+            for name in (".lock", "metrics.jsonl"):
+                (folder / name).unlink(missing_ok=True)
+                os.link(victim, folder / name) if how == "hard link" else os.mkfifo(folder / name)
+            with pytest.raises(RunError), RunLock(folder, print):
+                pass
+            assert not is_locked(folder)
+            record.write("train", 1, 0.1, {"loss": 1.0})
+            (folder / "metrics.jsonl").unlink()
+        assert victim.read_text() == "mine" and len(read_metrics(folder / "metrics.jsonl")) == 1
+
+    def test_a_link_that_appears_during_a_write_is_replaced(self, victim, tmp_path):
+        (tmp_path / "run").mkdir()
+        with atomic_open(tmp_path / "run" / "summary.json") as file:
+            (tmp_path / "run" / "summary.json").symlink_to(victim)
+            file.write(b"new")
+        assert victim.read_text() == "mine" and (tmp_path / "run" / "summary.json").read_text() == "new"
+
+    def test_the_folder_itself_may_be_a_link(self, tmp_path):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "latest").symlink_to("run")
+        with RunLock(tmp_path / "latest", print):
+            write_atomically(tmp_path / "latest" / "summary.json", b"new")
+        assert (tmp_path / "run" / "summary.json").read_text() == "new"
+
+    def test_what_the_user_names_may_be_a_link(self, pretrained, npz, victim, tmp_path, call):
+        (tmp_path / "link.json").symlink_to(victim)
+        victim.write_text("{}")
+        assert call("knn", pretrained, npz, "--device", "cpu", "--json", tmp_path / "link.json")[0] == 0
+        assert "knn_top1" in victim.read_text()
+
+
+class TestMetrics:
+    def test_lost_lines_are_counted_and_the_damaged_file_is_kept(self, run, unbroken, console):
+        lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        damaged = b"".join([lines[0], b'{"kind": "tr\xff\n', *lines[2:], b'{"kind"'])
+        (run / "metrics.jsonl").write_bytes(damaged)
+        again = resume(run, console=console)
+        said = console.export_text()
+        (kept,) = run.glob("metrics.jsonl.damaged*")
+        assert "has lost 2 damaged lines" in said and kept.name in said and kept.read_bytes() == damaged
+        assert len(again.metrics) == len(unbroken.metrics) - 1
+
+    def test_a_deleted_file_is_said(self, run, console):
+        (run / "metrics.jsonl").unlink()
+        resume(run, console=console)
+        assert "the metrics up to step 10 are lost" in console.export_text()
+
+    def test_a_checkpoint_finds_its_lines_on_the_disk(self, npz, tmp_path, monkeypatch):
+        synced: list[str] = []
+        original = os.fsync
+
+        def fsync(number: int) -> None:
+            synced.append(Path(f"/proc/self/fd/{number}").readlink().name)
+            original(number)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        pretrain(settings_for(npz, train__epochs=1), tmp_path / "run", console=QUIET)
+        checkpoint = next(name for name in synced if name.startswith(".step-"))
+        assert "metrics.jsonl" in synced[: synced.index(checkpoint)]
+
+
+class TestWhoseCheckpoint:
+    def test_one_of_another_step_is_refused(self, run):
+        (run / "checkpoints" / "step-000000008.safetensors").rename(run / "checkpoints" / "step-000000011.safetensors")
+        found = search_checkpoints(run / "checkpoints")
+        assert found.newest.name == "step-000000010.safetensors" and "step 8" in found.damaged[0]
+
+
+class TestBackboneFile:
+    def test_a_flipped_bit_is_found(self, pretrained, tmp_path):
+        run = shutil.copytree(pretrained, tmp_path / "run")
+        content = bytearray((run / "backbone.safetensors").read_bytes())
+        content[-5] ^= 0x10
+        (run / "backbone.safetensors").write_bytes(content)
+        with pytest.raises(RunError, match="checksum"):
+            jcl.load_backbone(run)
+
+    def test_equal_weights_give_equal_bytes(self, pretrained, tmp_path):
+        """safetensors itself writes metadata in a random order."""
+        network, files = jcl.load_backbone(pretrained), [tmp_path / f"{number}.safetensors" for number in range(8)]
+        for file in files:
+            save_backbone(network, network.info, file)
+        assert {file.read_bytes() for file in files} == {(pretrained / "backbone.safetensors").read_bytes()}
+
+    def test_files_without_a_checksum_are_loaded(self, pretrained, tmp_path):
+        tensors, metadata = read_tensors(pretrained / "backbone.safetensors")
+        metadata.pop("tensors_sha256")
+        save_file(tensors, tmp_path / "old.safetensors", metadata)
+        jcl.load_backbone(tmp_path / "old.safetensors")
+
+    @pytest.mark.parametrize("value", [float("nan"), float("-inf"), -1.0])
+    def test_impossible_values_are_refused_by_name(self, pretrained, tmp_path, value):
+        tensors, _ = read_tensors(pretrained / "backbone.safetensors")
+        name = next(name for name in tensors if name.endswith("running_var"))
+        tensors[name][0] = value
+        torch.save(tensors, tmp_path / "weights.pth")
+        with pytest.raises(RunError, match=name):
+            import_backbone(tmp_path / "weights.pth", tmp_path / "out.safetensors", backbone="tiny_cnn")
+
+
+@pytest.mark.parametrize("content", ["{}", '{"steps": 3}'])
+def test_a_summary_of_nothing_is_a_sentence(pretrained, tmp_path, call, content):
+    run = shutil.copytree(pretrained, tmp_path / "run")
+    (run / "summary.json").write_text(content)
+    code, _, err = call("resume", run)
+    assert code == 1 and "summary.json is no summary of a run" in " ".join(err.split())
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="there is no /proc here")
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_the_folder_of_a_process_that_has_ended_is_a_sentence(call, command):
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until it is waited for, its folder is there, but empty
+    code, _, err = call(command, f"/proc/{process.pid}/cwd")
+    process.wait()
+    assert code == 1 and "Traceback" not in err and "/cwd" in err
