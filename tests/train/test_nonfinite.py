@@ -15,7 +15,7 @@ from torch import Tensor
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.commands.run_data import data_facts, open_run_data
-from jcl.core.method import METHODS
+from jcl.core.method import METHODS, StepFigures
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError
 from jcl.settings.resolve import resolve
@@ -84,7 +84,7 @@ def test_nothing_of_a_bad_step_is_left(npz, bad, device):
     for number in range(8):
         before = state(step)
         figures = step(batch(100 + number, device), number, **bad).clone()
-        assert figures.tolist() == [0.0] * 5 + [1.0]
+        assert figures.tolist() == [0.0] * len(StepFigures._fields) + [1.0]
         if number:
             assert differing(state(step), before) == []
         step(batch(100 + number, device), number, **bad)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from jcl.distributed.group import ALONE, LostContact, Ranks, SilentRank, fail_together
 from jcl.distributed.heartbeat import Heartbeat
@@ -167,10 +168,11 @@ class Trainer:
         progress = self.progress
         lr = self.task.learning_rate(progress.step)
         figures = self.task.step(batch, progress.step, lr)
-        # Before resuming, `train.on_nan` or the metrics of this version may have changed.
-        if progress.window_steps == 0 or len(progress.window) != len(figures):
-            progress.window, progress.window_steps = figures.clone(), 0
+        if progress.window_steps == 0:
+            progress.window = figures.clone()
         else:
+            if missing := len(figures) - len(progress.window):  # `train.on_nan` was changed before resuming
+                progress.window = F.pad(progress.window, (0, missing))
             progress.window.add_(figures)
         progress.window_steps += 1
         progress.step += 1
