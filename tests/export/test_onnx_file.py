@@ -1,4 +1,4 @@
-"""ONNX programs: the same features in onnxruntime, any batch size, and the network back bit for bit."""
+"""ONNX programs: the same features in onnxruntime, for any batch size."""
 
 import json
 import sys
@@ -12,7 +12,6 @@ from sample_networks import assert_close, images, sample_backbone, sample_file
 import jcl
 from jcl.errors import RunError, SettingsError
 from jcl.export import export_backbone
-from jcl.export.loading import open_backbone
 from jcl.export.onnx_file import check_onnx
 
 pytestmark = pytest.mark.usefixtures("empty_starts")
@@ -39,11 +38,6 @@ def test_onnxruntime_gives_the_same_features_for_any_batch(tmp_path, name, size,
         (found,) = session.run(["features"], {"images": images(size, count).numpy()})
         with torch.inference_mode():
             assert_close(torch.from_numpy(found), network(images(size, count)), 1e-4)
-    taken = open_backbone(tmp_path / "out.onnx")
-    weights = {name: value for name, value in network.state_dict().items() if "num_batches" not in name}
-    loaded = {name: value for name, value in taken.network.state_dict().items() if "num_batches" not in name}
-    assert loaded.keys() == weights.keys() and all(torch.equal(loaded[name], weights[name]) for name in weights)
-    assert taken.info == network.info and taken.loaded == len(weights)
 
 
 @pytest.fixture(scope="module")
@@ -71,28 +65,18 @@ def test_a_program_that_computes_something_else_is_not_written(written):
         check_onnx(written.read_bytes(), network, info)
 
 
-def test_values_of_a_type_that_there_is_not_are_damage(written, tmp_path):
-    model = onnx.load(written)
-    model.graph.initializer[0].data_type = 99
-    (tmp_path / "a.onnx").write_bytes(model.SerializeToString())
-    with pytest.raises(RunError, match="damaged"):
-        jcl.load_backbone(tmp_path / "a.onnx")
-
-
 @pytest.mark.parametrize("library", ["onnx", "onnxscript"])
-def test_what_is_not_installed_is_named(written, library, tmp_path, monkeypatch):
+def test_what_is_not_installed_is_named(library, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     source = sample_file(tmp_path, "tiny_cnn", 32)
     with pytest.raises(SettingsError, match=library):
         export_backbone(source, "onnx", tmp_path / "out.onnx")
     assert not (tmp_path / "out.onnx").exists()
-    if library == "onnx":
-        with pytest.raises(SettingsError, match="onnx"):
-            jcl.load_backbone(written)
 
 
 def test_without_onnxruntime_the_program_is_written_untried(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     hints = export_backbone(sample_file(tmp_path, "tiny_cnn", 32), "onnx", tmp_path / "out.onnx").hints
     assert "onnxruntime is not installed" in hints[0]
-    assert jcl.load_backbone(tmp_path / "out.onnx").info.backbone == "tiny_cnn"
+    with pytest.raises(RunError, match=r"out\.onnx is an ONNX file"):
+        jcl.load_backbone(tmp_path / "out.onnx")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import re
 import tempfile
 from collections.abc import Callable
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import JclError, RunError, SettingsError
-from jcl.export.array_pickle import dump_arrays
 from jcl.export.backbone_file import INFO_KEY, BackboneInfo, backbone_bytes, save_backbone, weights_of
 from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card
 from jcl.export.layouts import resnet_name, to_detectron2
@@ -150,15 +151,20 @@ def for_detectron2(job: ExportJob) -> Content:
         raise SettingsError(f"detectron2 takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
     if info.stem != "imagenet":
         raise SettingsError(f"detectron2 has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")
-    content = dump_arrays(
-        {
-            "model": {to_detectron2(name): value.numpy() for name, value in weights.items()},
-            "__author__": "jcl",
-            "matching_heuristics": True,
-            INFO_KEY: info.to_text(),  # detectron2 ignores other keys
-        }
-    )
-    return content, _detectron2_config(name, job)
+    arrays = {to_detectron2(name): value.numpy() for name, value in weights.items()}
+    buffer = io.BytesIO()
+    _ArrayPickler(buffer, protocol=4).dump({"model": arrays, "__author__": "jcl", "matching_heuristics": True})
+    return buffer.getvalue(), _detectron2_config(name, job)
+
+
+class _ArrayPickler(pickle.Pickler):
+    """Writes arrays for numpy 1 and 2; numpy's own pickles name functions that moved between them."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            # A bytearray rather than bytes keeps the array writable, which torch.from_numpy wants.
+            return np.ndarray, (value.shape, value.dtype.str, bytearray(value.tobytes()))
+        return NotImplemented
 
 
 def for_safetensors(job: ExportJob) -> Content:

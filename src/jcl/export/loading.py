@@ -53,10 +53,10 @@ def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
 
     It maps normalized images (n, 3, h, w) to pooled features (n, width), which are not unit rows.
 
-    Opens what this package writes (`jcl pretrain`, `jcl import` and every target of `jcl export`) and what `jcl import`
-    reads: files of torchvision, timm, detectron2, lightly, solo-learn and the released MoCo and JCL checkpoints. A run
-    that has not finished gives the backbone of its newest checkpoint. `backbone` names the network if neither the file
-    nor its shapes do. The network has an attribute `info`, a `BackboneInfo` with its image size and normalization,
+    Opens what this package writes, except ONNX and detectron2 exports, and what `jcl import` reads: torch.save and
+    safetensors files of torchvision, timm, detectron2, lightly, solo-learn, and the released MoCo and JCL checkpoints.
+    A run that has not finished gives the backbone of its newest checkpoint. `backbone` names the network if neither the
+    file nor its shapes do. The network has an attribute `info`, a `BackboneInfo` with its image size and normalization,
     ImageNet's if the file does not state them. Nothing in a file is ever executed.
     """
     return open_backbone(Path(path), backbone).network

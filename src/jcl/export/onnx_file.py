@@ -1,8 +1,4 @@
-"""ONNX files: images (batch, 3, S, S), normalized by the caller, to pooled features (batch, width).
-
-The graph is exported without optimization, so each weight keeps its name and value and the network can be loaded from
-the file again. Runtimes fold and fuse when they load it.
-"""
+"""ONNX files: images (batch, 3, S, S), normalized by the caller, to pooled features (batch, width)."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from jcl.errors import RunError, SettingsError
-from jcl.export.backbone_file import INFO_KEY, BackboneInfo
+from jcl.export.backbone_file import BackboneInfo
 
 OPSET = 18
 _TOLERANCE = 1e-4  # of features, relative to the largest
@@ -26,8 +21,8 @@ _TOLERANCE = 1e-4  # of features, relative to the largest
 
 def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     """The network as the content of an ONNX file."""
-    onnx = _import("onnx", "writing ONNX files")
-    _import("onnxscript", "writing ONNX files")
+    onnx = _import("onnx")
+    _import("onnxscript")
     images = torch.zeros(2, 3, info.image_size, info.image_size)
     try:
         with _quiet():
@@ -35,7 +30,7 @@ def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
                 network,
                 (images,),
                 dynamo=True,
-                optimize=False,
+                optimize=False,  # runtimes do that; weights keep their names and values
                 verbose=False,
                 opset_version=OPSET,
                 input_names=["images"],
@@ -49,7 +44,6 @@ def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     model = program.model_proto
     _remove_source_locations(model)
     metadata = {
-        INFO_KEY: info.to_text(),
         "backbone": info.backbone,
         "image_size": str(info.image_size),
         "feature_width": str(info.feature_width),
@@ -83,32 +77,12 @@ def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> bool:
     return True
 
 
-def read_onnx(path: Path) -> tuple[dict[str, Tensor], BackboneInfo]:
-    """The weights in an ONNX file of `jcl export`. Weights in other files are never fetched."""
-    onnx = _import("onnx", f"reading {path}")
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        if (info := BackboneInfo.from_text(metadata.get(INFO_KEY))) is None:
-            raise RunError(f"{path} was not written by jcl export; give the weights file that it was made from.")
-        if any(value.data_location == onnx.TensorProto.EXTERNAL for value in model.graph.initializer):
-            raise ValueError("weights in another file")
-        weights = {
-            value.name: torch.from_numpy(onnx.numpy_helper.to_array(value).copy()) for value in model.graph.initializer
-        }
-    except (RunError, OSError):
-        raise
-    except Exception:  # protobuf's errors have no common base class across versions
-        raise RunError(f"{path} cannot be read as an ONNX file; it is damaged or truncated.") from None
-    return weights, info
-
-
-def _import(library: str, purpose: str) -> Any:
+def _import(library: str) -> Any:
     try:
         return __import__(library)
     except ImportError:
         raise SettingsError(
-            f"{purpose} needs {library}, which is not installed; run: pip install 'joint-contrastive-learning[onnx]'."
+            f"Writing ONNX files needs {library}; run: pip install 'joint-contrastive-learning[onnx]'."
         ) from None
 
 

@@ -17,10 +17,8 @@ import torch
 from torch import Tensor
 
 from jcl.errors import RunError
-from jcl.export.array_pickle import DamagedPickle, PickledArray, RefusedPickle, load_arrays
 from jcl.export.backbone_file import FORMAT, INFO_KEY, BackboneInfo
 from jcl.export.hub import WEIGHTS, read_hub_config
-from jcl.export.onnx_file import read_onnx
 from jcl.paths import refuse_expansion
 from jcl.runs.checkpoint import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
@@ -54,18 +52,21 @@ def read_weights(path: Path) -> WeightsFile:
     try:
         with path.open("rb") as file:
             start = file.read(16)
+        if path.suffix == ".onnx":
+            raise RunError(f"{path} is an ONNX file; give the run or weights file that it was exported from.")
         if path.suffix == ".safetensors" or start[8:9] == b"{":
             return _read_safetensors(path)
-        if path.suffix == ".onnx":
-            tensors, info = read_onnx(path)
-            return WeightsFile(path, "ONNX file", tensors, info)
         if start.startswith(b"\x80") and not start.startswith(_LEGACY_START):
-            return _read_array_pickle(path)
+            raise RunError(
+                f"{path} is a pickle, which jcl never executes. If you trust its source, convert it: torch.save({{"
+                "name: torch.from_numpy(value) for name, value in pickle.load("
+                f"open({path.name!r}, 'rb'), encoding='latin1')['model'].items()}}, 'weights.pth')."
+            )
         refuse_expansion(path, RunError)
         content = _load_torch_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
-    return _find_weights(path, "torch file", content)
+    return _find_weights(path, content)
 
 
 def _read_safetensors(path: Path) -> WeightsFile:
@@ -78,18 +79,6 @@ def _read_safetensors(path: Path) -> WeightsFile:
             raise RunError(f"{path} is damaged: it does not describe its network.")
         return WeightsFile(path, "backbone file", tensors, info)
     return WeightsFile(path, "safetensors file", tensors, BackboneInfo.from_text(metadata.get(INFO_KEY)))
-
-
-def _read_array_pickle(path: Path) -> WeightsFile:
-    try:
-        return _find_weights(path, "pickle of arrays", load_arrays(path.read_bytes()))
-    except RefusedPickle as refused:
-        raise RunError(
-            f"{path} was not opened: unpickling it would run {refused}. "
-            "Save the weights as arrays or with torch.save(model.state_dict(), ...)."
-        ) from None
-    except DamagedPickle:
-        raise RunError(f"{path} cannot be read as a pickle of arrays; it is damaged or truncated.") from None
 
 
 def _read_hub_folder(path: Path) -> WeightsFile:
@@ -124,26 +113,21 @@ def _load_torch_file(path: Path) -> Any:
     raise RunError(f"{path} cannot be read as a torch.save file; it is damaged, truncated or another format.")
 
 
-def _find_weights(path: Path, kind: str, content: object) -> WeightsFile:
+def _find_weights(path: Path, content: object) -> WeightsFile:
     """The weights in whatever dictionary a training program saved."""
     outer = content if isinstance(content, Mapping) else {}
     inner = next((outer[key] for key in _WEIGHTS_KEYS if isinstance(outer.get(key), Mapping)), outer)
     around = {} if inner is outer else outer
-    values = {
-        name: torch.from_numpy(value.to_numpy()) if isinstance(value, PickledArray) else value
-        for name, value in inner.items()
-    }
-    tensors = {name: value for name, value in values.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    tensors = {name: value for name, value in inner.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise RunError(f"{path} holds no weights: there are no named tensors in it.")
     metadata, architecture = getattr(inner, "_metadata", None), around.get("arch")
     note = metadata.get(INFO_KEY) if isinstance(metadata, dict) else None  # as `jcl export` writes state dicts
-    text = note.get("info") if isinstance(note, dict) else around.get(INFO_KEY)
     return WeightsFile(
         path,
-        kind,
+        "torch file",
         tensors,
-        info=BackboneInfo.from_text(text),
+        info=BackboneInfo.from_text(note.get("info")) if isinstance(note, dict) else None,
         architecture=architecture if isinstance(architecture, str) else None,
         ignored=tuple(str(name) for name, value in around.items() if value is not inner),
     )
