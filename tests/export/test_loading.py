@@ -125,8 +125,9 @@ def test_lightlys_own_resnet_in_parts_lacks_a_relu_and_is_refused(tmp_path, monk
     lightly = pytest.importorskip("lightly.models")
     parts = nn.Sequential(*list(lightly.ResNetGenerator("resnet-18").children())[:-1], nn.AdaptiveAvgPool2d(1))
     torch.save(parts.state_dict(), tmp_path / "parts.pth")
-    with pytest.raises(RunError, match="ReLU"):
-        jcl.load_backbone(tmp_path / "parts.pth")
+    for name in (None, "resnet18"):
+        with pytest.raises(RunError, match=r"parts\.pth"):
+            jcl.load_backbone(tmp_path / "parts.pth", name)
 
 
 def test_timms_file_with_its_classifier_by_name(tmp_path):

@@ -9,7 +9,7 @@ from rich.table import Table
 from jcl.cli.app import EVALUATE, err, out, rank
 from jcl.cli.options import command
 from jcl.cli.printing import echo, escape_cell
-from jcl.console import pluralize
+from jcl.console import pluralize, print_line
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -47,27 +47,16 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
 
 @command("detect-table", "detection.DetectTableOptions", group=EVALUATE)
 def detect_table(options: DetectTableOptions) -> None:
-    """Put finished detectors side by side, as in the paper's Table 2."""
-    from jcl.evaluate.detection.results import DetectionFolder, detection_table, to_csv, to_markdown
-    from jcl.runs.atomic import refuse_overwrite, write_atomically
+    """Put finished detectors side by side in a Markdown table, as in the paper's Table 2."""
+    from jcl.evaluate.detection.results import DetectionFolder, detection_table
 
-    for file, ending in ((options.markdown, ".md"), (options.csv_file, ".csv")):
-        if file is not None and file.suffix.lower() != ending:
-            raise SettingsError(f"{file} must end in {ending}.")
-        if file is not None:
-            refuse_overwrite(file, force=options.force)
     if len({folder.resolve() for folder in options.folders}) < len(options.folders):
         raise SettingsError("A folder is given twice.")
     summaries = [DetectionFolder(folder).summary() for folder in options.folders]
-    table = detection_table(summaries, options.folders)
-    echo(to_markdown(*table).rstrip())
+    echo(detection_table(summaries, options.folders))
     tested = {(summary["task"], summary.get("test_images")) for summary in summaries}
     if len(tested) > len({task for task, _ in tested}):
-        echo("The figures are not comparable: the numbers of test images differ.")
-    if options.markdown is not None:
-        write_atomically(options.markdown, to_markdown(*table).encode(), follow_links=True)
-    if options.csv_file is not None:
-        write_atomically(options.csv_file, to_csv(*table).encode(), follow_links=True)
+        print_line(err, "The figures are not comparable: the numbers of test images differ.")
 
 
 def _print_figures(figures: dict[str, Any]) -> None:

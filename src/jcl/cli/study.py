@@ -118,12 +118,11 @@ def distribution(options: DistributionOptions) -> None:
     from jcl.commands.distribution import compare_views, split_arguments
     from jcl.report.study_plots import plot_spreads
     from jcl.runs.atomic import refuse_overwrite
-    from jcl.studies.distribution import VALUES_SUFFIXES
 
     check_picture_path(options.plot, force=options.force)
     if options.values is not None:
-        if options.values.suffix.lower() not in VALUES_SUFFIXES:
-            raise SettingsError(f"--values must end in {' or '.join(VALUES_SUFFIXES)}, but got {options.values}.")
+        if options.values.suffix.lower() != ".csv":
+            raise SettingsError(f"--values must end in .csv, but got {options.values}.")
         refuse_overwrite(options.values, force=options.force)
     warn_ambiguous_data(split_arguments(options.weights)[1])
     with progress_bar("views") as progress:

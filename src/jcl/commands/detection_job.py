@@ -16,7 +16,7 @@ from jcl.console import pluralize
 from jcl.core.encoder import build_backbone
 from jcl.cores import default_workers
 from jcl.distributed.device import choose_precision
-from jcl.errors import RunError, SettingsError
+from jcl.errors import SettingsError
 from jcl.evaluate.detection.batches import Hardware
 from jcl.evaluate.detection.data import coco_files, load_coco, overfit_subset, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
@@ -27,11 +27,10 @@ from jcl.export.exporting import torchvision_name
 from jcl.export.loading import open_backbone
 from jcl.report.detections import detections_picture
 from jcl.runs.checkpoint import Progress, load_checkpoint
-from jcl.settings.detection import RANDOM, SUPERVISED, DetectionSettings, scaled_lr
+from jcl.settings.detection import RANDOM, DetectionSettings, scaled_lr
 from jcl.settings.schema import ViewSettings
 
 _DEFAULT_BACKBONE = "resnet50"
-_CLASSIFIER_NAMES = ("fc", "head", "classifier")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class InitialBackbone:
 
 
 def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0, **_: Any) -> InitialBackbone:
-    """Open `random`, `supervised:FILE`, a run folder or a weights file; `backbone` names its network if needed.
+    """Open `random`, a run folder or a weights file; `backbone` names its network if needed.
 
     Other settings of a detector are ignored.
     """
@@ -55,11 +54,8 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
         name, views = backbone or _DEFAULT_BACKBONE, ViewSettings()
         torch.manual_seed(seed)
         return InitialBackbone(build_resnet(name), name, views.mean, views.std, f"{name} with random weights", init)
-    path = Path(init.removeprefix(SUPERVISED))
+    path = Path(init)
     found = open_backbone(path, backbone)
-    supervised = init.startswith(SUPERVISED)
-    if supervised and not any(name.rpartition(".")[2] in _CLASSIFIER_NAMES for name in found.unused):
-        raise RunError(f"{path} has no classifier, so it is not a supervised model. Use --init {path}.")
     resnet = to_resnet(found.network, found.info, str(path))
     skipped = ", ".join(f"{name} ({count})" for name, count in found.unused.items())
     note = (
@@ -67,8 +63,7 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
         f"{len(resnet.state_dict())} of the backbone; {f'left out: {skipped}' if skipped else 'nothing left out'}"
     )
     name = found.info.backbone.removeprefix("timm/").partition(".")[0]
-    label = f"supervised {path.stem}" if supervised else path.name or path.resolve().name
-    return InitialBackbone(resnet, name, found.info.mean, found.info.std, note, label)
+    return InitialBackbone(resnet, name, found.info.mean, found.info.std, note, path.name or path.resolve().name)
 
 
 def build_resnet(name: str) -> ResNet:

@@ -55,13 +55,10 @@ def _from_sequential(first_stage: int, name: str) -> str:
 
 DETECTRON2 = "detectron2's names"
 SEQUENTIAL = "numbered layers, as in lightly"
-WITHOUT_RELU = "numbered layers without the first ReLU"
 # A layout's title, two names that identify it, and how to rename it. Between the first norm and the first stage of a
-# ResNet lie a ReLU and a max-pool (stages begin at 4), or for small images the ReLU alone (3). lightly's own ResNet
-# applies its ReLU as a function, which an nn.Sequential of its children loses (2).
+# ResNet lie a ReLU and a max-pool (stages begin at 4), or for small images the ReLU alone (3).
 _LAYOUTS: tuple[tuple[str, tuple[str, str], Callable[[str], str]], ...] = (
     (DETECTRON2, ("stem.conv1.weight", "res2.0.conv1.weight"), from_detectron2),
-    (WITHOUT_RELU, ("0.weight", "2.0.conv1.weight"), partial(_from_sequential, 2)),
     (SEQUENTIAL, ("0.weight", "3.0.conv1.weight"), partial(_from_sequential, 3)),
     (SEQUENTIAL, ("0.weight", "4.0.conv1.weight"), partial(_from_sequential, 4)),
 )

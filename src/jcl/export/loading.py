@@ -19,7 +19,6 @@ from jcl.export.backbone_file import BackboneInfo, backbone_info
 from jcl.export.hub import CONFIG
 from jcl.export.layouts import (
     DETECTRON2,
-    WITHOUT_RELU,
     has_small_stem,
     network_prefixes,
     resnet_name,
@@ -97,11 +96,6 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
     The network is the one given as `backbone`, the one named in the file, or the ResNet that the shapes belong to.
     """
     tensors, layout = torchvision_names(weights.tensors)
-    if layout == WITHOUT_RELU:
-        raise RunError(
-            f"{weights.path} holds lightly's ResNetGenerator in an nn.Sequential, which lacks the ReLU after the "
-            "first norm; no supported ResNet gives the same features."
-        )
     name = backbone or _network_name(weights, tensors)
     described = weights.info or weights
     stem: Stem

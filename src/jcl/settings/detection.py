@@ -16,7 +16,6 @@ from jcl.settings.options import (
     SETTINGS,
     DeviceOptions,
     DevicesOptions,
-    ForceOptions,
     JsonOptions,
     Options,
     Precision,
@@ -35,7 +34,6 @@ Heads = Literal["standard", "small"]
 ITERATIONS = {"1x": 90_000, "2x": 180_000}
 RANK_TIMEOUT = 600.0  # seconds
 RANDOM = "random"
-SUPERVISED = "supervised:"
 _PAPER_BATCH = 16
 _PAPER_LR = 0.02  # for a batch of _PAPER_BATCH
 _MAX_WARMUP = 1000
@@ -63,7 +61,7 @@ class DetectionSettings(Section):
     """Task, data, initial backbone, sizes and schedule of a detector."""
 
     task: Task = option(..., "Detector: box, mask or keypoint R-CNN.", metavar="TASK")
-    init: str = option(..., "Run, weights file, supervised:FILE or random.")
+    init: str = option(..., "Run, weights file or random.")
     backbone: str = option(..., "With --init random (default: resnet50).", panel=SETTINGS)
     label: str = option(..., "Name in tables (default: that of --init).", panel=SETTINGS)
     mean: Triple = (0.485, 0.456, 0.406)
@@ -171,8 +169,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         values = start | {"iterations": iterations} | self.values | {"backbone": start["backbone"]}
         values["coco"] = self.coco() or CocoSettings()
         if values["init"] != RANDOM:
-            prefix = SUPERVISED if values["init"].startswith(SUPERVISED) else ""
-            values["init"] = prefix + str(expand_user(values["init"].removeprefix(SUPERVISED)).resolve())
+            values["init"] = str(expand_user(values["init"]).resolve())
         checked = validated(DetectionSettings, values, "the options of `jcl detect`")
         derived = {"lr": scaled_lr(checked.batch_size), "warmup": default_warmup(checked.iterations)}
         if "short_side" in values:
@@ -201,9 +198,7 @@ def _flag(names: set[str]) -> str:
     return "--coco" if name == "folder" else f"--{name.replace('_', '-')}"
 
 
-class DetectTableOptions(ForceOptions):
+class DetectTableOptions(Options):
     """Options of `jcl detect-table`."""
 
     folders: tuple[Path, ...] = argument("FOLDER", "Finished folders of `jcl detect`.")
-    markdown: Path | None = option(None, "Write the table to this Markdown file.", panel=OUTPUT)
-    csv_file: Path | None = option(None, "Write the table to this CSV file.", "--csv", panel=OUTPUT)

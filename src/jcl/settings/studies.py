@@ -72,9 +72,7 @@ class DistributionOptions(ViewOptions):
         None, "View recipe: moco-v2, moco-v1 or small (default: the first run's).", metavar="RECIPE"
     )
     split: str = option("train", "train or test.")
-    values: Path | None = option(
-        None, "Also write the values of each image, as .csv or .npz.", metavar="FILE", panel=OUTPUT
-    )
+    values: Path | None = option(None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT)
 
 
 class BoundOptions(ViewOptions):

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +33,6 @@ from jcl.runs.atomic import atomic_open
 from jcl.settings.studies import ViewOptions
 from jcl.views import ViewMaker, ViewRecipe
 
-VALUES_SUFFIXES = (".csv", ".npz")
 _STEP = 0  # views are drawn as in the first training step
 
 
@@ -231,20 +229,17 @@ class DistributionReport:
         )
 
     def write_values(self, path: Path) -> None:
-        """Write one row per image, with its name, similarity and variance for each network, as .csv or .npz."""
-        columns = {"image": np.array(self.image_names, dtype=np.str_)}
+        """Write one row per image, with its name, similarity and variance for each network, as CSV."""
+        columns: dict[str, Sequence[Any]] = {"image": self.image_names}
         for name, spread in self.by_key().items():
-            columns[f"{name}_similarity"] = spread.similarity.numpy()
-            columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.numpy()
-            columns[f"{name}_variance"] = spread.variance.numpy()
+            columns[f"{name}_similarity"] = spread.similarity.tolist()
+            columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.tolist()
+            columns[f"{name}_variance"] = spread.variance.tolist()
         with atomic_open(path, follow_links=True) as file:
-            if path.suffix.lower() == ".npz":
-                np.savez(file, **columns)  # type: ignore[arg-type]
-                return
             text = io.TextIOWrapper(file, newline="", encoding="utf-8")
             writer = csv.writer(text)
             writer.writerow(columns)
-            writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+            writer.writerows(zip(*columns.values(), strict=True))
             text.detach()  # flushes without closing the file
 
     def by_key(self) -> dict[str, ViewSpread]:

@@ -122,7 +122,7 @@ def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
     network = torchvision.models.resnet18(num_classes=10)
     classifier = tmp_path / "classifier.pth"
     torch.save(network.state_dict(), classifier)
-    start = open_initial_backbone(f"supervised:{classifier}", None, 0)
+    start = open_initial_backbone(str(classifier), None, 0)
     assert "120 tensors" in start.note and "fc (2)" in start.note
     detector = build_detector(start.resnet, make_settings(), classes=2, keypoints=0)
     body = detector.backbone.body.state_dict()
@@ -135,8 +135,6 @@ def test_own_file_keeps_its_normalisation(tmp_path):
     save_backbone(build_resnet("resnet18"), info, tmp_path / "b.safetensors")
     start = open_initial_backbone(str(tmp_path / "b.safetensors"), None, 0)
     assert (start.mean, start.std, start.label) == (info.mean, info.std, "b.safetensors")
-    with pytest.raises(RunError, match="classifier"):
-        open_initial_backbone(f"supervised:{tmp_path / 'b.safetensors'}", None, 0)
 
 
 def test_the_folder_one_is_in_is_called_by_its_name(tmp_path, monkeypatch):

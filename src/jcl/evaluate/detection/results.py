@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +57,8 @@ class DetectionFolder(TrainingFolder):
             write_atomically(self.results_file(kind), json.dumps(entries).encode() + b"\n")
 
 
-def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: one row per initialization, schedule and seed, with AP, AP50 and AP75 of each task.
+def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> str:
+    """A Markdown table: one row per initialization, schedule and seed, with AP, AP50 and AP75 of each task.
 
     Detectors of a task that would share a row have their folder appended to the label.
     """
@@ -75,19 +73,8 @@ def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]
     for summary, folder, key, cell in zip(summaries, folders, keys, cells, strict=True):
         unique = key if cells.count(cell) == 1 else (f"{key[0]} ({folder})", *key[1:])
         rows.setdefault(unique, {})[summary["task"]] = summary
-    lines = []
+    lines = [header, ["---"] * len(header)]
     for key, row in rows.items():
         values = [row.get(task, {}).get(f"{task}_{figure}") for task in tasks for figure in _FIGURES]
         lines.append([*key, *("" if value is None else f"{value:.2f}" for value in values)])
-    return header, lines
-
-
-def to_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
-
-
-def to_csv(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
