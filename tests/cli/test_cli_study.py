@@ -168,7 +168,7 @@ def test_bound_of_gaussian_keys(call):
     code, out, err = call("bound", *lists, "--draws", 500, "--json", "f.json", "-o", "bound.png")
     assert code == 0 and "Gaussian keys, 500" in out, err
     figures = json.loads(Path("f.json").read_text())
-    assert len(figures) == 12 and figures["closed_form_loss_scale1_d8_spread0.3_t0.2"] > 0
+    assert len(figures) == 18 and figures["closed_form_loss_scale1_d8_spread0.3_t0.2"] > 0
     assert Path("bound.png").stat().st_size > 10_000
 
 
