@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +12,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, with_absolute_location
 from jcl.console import format_duration, pluralize, print_line, warn_skipped
@@ -31,7 +27,6 @@ from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import write_object
-from jcl.runs.lock import NAME as LOCK
 from jcl.runs.lock import RunLock
 from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import Settings, values_of, with_values
@@ -53,9 +48,6 @@ from jcl.studies.cells import (
 )
 from jcl.studies.processes import RunCells, local_slots, run_in_slots
 from jcl.train.build import build_learner, run_view_recipe
-
-_TAIL_BYTES = 4096  # of metrics.jsonl: more than a line
-_MAX_EPOCHS_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -246,8 +238,9 @@ def _run_cells(
     print_line(console, f"{pluralize(total, 'cell')} in {folder.path}{kept}. Each cell writes a log.txt.")
     failed = {}
     bar = Progress(
-        TextColumn("cells"), BarColumn(), MofNCompleteColumn(), _RunningEpochs(todo), TimeElapsedColumn(),
+        TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
         console=console, transient=True, disable=not console.is_terminal, refresh_per_second=1,
+        speed_estimate_period=1e9,  # of all cells
     )  # fmt: skip
     with bar:
         task = bar.add_task("cells", total=total, completed=done)
@@ -268,28 +261,6 @@ def _run_cells(
             print_line(console, f"[{done}/{total}] {title}: {text}")
             _write_csv(folder, plan)
     return failed
-
-
-class _RunningEpochs(ProgressColumn):
-    """The epochs of the cells that are training."""
-
-    def __init__(self, todo: Mapping[Path, Cell]) -> None:
-        super().__init__()
-        self._todo = todo
-
-    def render(self, task: Task) -> Text:
-        running = [(folder, cell) for folder, cell in self._todo.items() if (folder / LOCK).exists()]
-        epochs = [f"{epoch}/{cell.settings.train.epochs}" for folder, cell in running if (epoch := _epoch(folder))]
-        shown = epochs[:_MAX_EPOCHS_SHOWN] + ["..."] * (len(epochs) > _MAX_EPOCHS_SHOWN)
-        return Text(f"epoch {', '.join(shown)}" if shown else "")
-
-
-def _epoch(folder: Path) -> int:
-    """The current epoch, from the last line of the metrics; 0 before there is any."""
-    with contextlib.suppress(OSError, ValueError, KeyError, IndexError), (folder / "metrics.jsonl").open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        return math.ceil(float(json.loads(file.read().splitlines()[-1])["epoch"]))
-    return 0
 
 
 def _write_csv(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
