@@ -1,12 +1,9 @@
 import os
 import random
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from jcl.data import listing
 from jcl.data.listing import NameTable, list_images
 from plain_user import unlistable
 
@@ -15,12 +12,6 @@ def touch(root: Path, *names: str) -> None:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
-
-
-def settle(root: Path) -> None:
-    """Let the folders have been changed a minute ago."""
-    for folder in (root, *(path for path in root.rglob("*") if path.is_dir())):
-        os.utime(folder, ns=(0, time.time_ns() - 60 * 10**9))
 
 
 def test_name_table_is_a_sequence_of_any_names():
@@ -38,113 +29,6 @@ def test_order_does_not_depend_on_creation(tmp_path: Path):
         touch(tmp_path / str(seed), *random.Random(seed).sample(paths, len(paths)))
     first, second = (list(list_images(tmp_path / str(seed)).files) for seed in range(2))
     assert first == second == sorted(paths)
-
-
-@pytest.fixture
-def listings(own_cache: Path) -> Path:
-    """Where listings are cached."""
-    return own_cache / "jcl" / "listings"
-
-
-@pytest.fixture
-def always_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_CACHE_FROM", 1)
-
-
-@pytest.mark.usefixtures("always_cached")
-class TestKeptListing:
-    def test_is_used_while_it_is_true(self, tmp_path: Path, listings: Path):
-        """What is kept says "x.png" where the folder says otherwise: only reading the kept one can give it."""
-        root = tmp_path / "root"
-        touch(root, "a.png", "sub/b.png")
-        settle(root)
-        assert list(list_images(root).files) == ["a.png", "sub/b.png"]
-        (kept,) = listings.iterdir()
-        with np.load(kept) as arrays:
-            content = dict(arrays)
-        content["files_text"] = np.frombuffer(b"x.pngsub/b.png", dtype=np.uint8)
-        np.savez(kept, **content)
-        assert list(list_images(root).files) == ["x.png", "sub/b.png"]
-
-    def test_knows_what_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-        root = tmp_path / "root"
-        touch(root, "a.png", "sub/b.HEIC", "sub/notes.txt")
-        settle(root)
-        assert list(list_images(root).unsupported) == ["sub/b.HEIC"]
-        monkeypatch.setattr(listing, "_walk", lambda root: pytest.fail("walked again"))
-        assert list(list_images(root).unsupported) == ["sub/b.HEIC"]
-
-    def test_of_an_earlier_form_is_made_anew(self, tmp_path: Path, listings: Path):
-        """Then nothing was kept of what is passed over."""
-        root = tmp_path / "root"
-        touch(root, "a.png", "b.heic")
-        settle(root)
-        list_images(root)
-        (kept,) = listings.iterdir()
-        with np.load(kept) as arrays:
-            content = {name: value for name, value in arrays.items() if not name.startswith("unsupported")}
-        np.savez(kept, **content)
-        assert list(list_images(root).unsupported) == ["b.heic"]
-
-    def test_is_not_made_without_a_folder_that_may_be_listed_later(self, tmp_path: Path, listings: Path):
-        """That it may be does not show in the folder's time."""
-        root = tmp_path / "root"
-        touch(root, "a.png", "sub/b.png")
-        settle(root)
-        with unlistable(root / "sub"):
-            assert list(list_images(root).files) == ["a.png"] and not listings.exists()
-        assert list(list_images(root).files) == ["a.png", "sub/b.png"] and listings.exists()
-
-    @pytest.mark.parametrize("change", ["add", "remove", "rename", "add folder", "remove folder"])
-    def test_is_dropped_when_the_folder_changes(self, tmp_path: Path, listings: Path, change: str):
-        root = tmp_path / "root"
-        touch(root, "a.png", "sub/b.png", "sub/c.png")
-        settle(root)
-        list_images(root)
-        assert list(listings.iterdir())
-        if change == "add":
-            touch(root, "sub/d.png")
-        elif change == "remove":
-            (root / "sub/c.png").unlink()
-        elif change == "rename":
-            (root / "sub/c.png").rename(root / "sub/e.png")
-        elif change == "add folder":
-            touch(root, "other/f.png")
-        else:
-            (root / "sub/b.png").unlink()
-            (root / "sub/c.png").unlink()
-            (root / "sub").rmdir()
-        expected = sorted(str(path.relative_to(root)) for path in root.rglob("*.png"))
-        assert list(list_images(root).files) == expected
-
-    def test_is_not_made_while_the_folder_is_changing(self, tmp_path: Path, listings: Path):
-        touch(tmp_path / "root", "a.png")
-        list_images(tmp_path / "root")
-        assert not listings.exists()
-
-    def test_damaged_one_is_replaced(self, tmp_path: Path, listings: Path):
-        root = tmp_path / "root"
-        touch(root, "a.png")
-        settle(root)
-        list_images(root)
-        (kept,) = listings.iterdir()
-        kept.write_bytes(kept.read_bytes()[:50])
-        assert list(list_images(root).files) == ["a.png"]
-        with np.load(kept) as arrays:
-            assert arrays["files_text"].tobytes() == b"a.png"
-
-    def test_cache_that_cannot_be_written_does_not_matter(self, tmp_path: Path, listings: Path):
-        touch(tmp_path / "root", "a.png")
-        settle(tmp_path / "root")
-        listings.parent.write_text("a file where the folder should be")
-        assert list(list_images(tmp_path / "root").files) == ["a.png"]
-
-
-def test_small_folders_are_not_kept(tmp_path: Path, listings: Path):
-    touch(tmp_path / "root", "a.png")
-    settle(tmp_path / "root")
-    list_images(tmp_path / "root")
-    assert not listings.exists()
 
 
 def test_links_that_lead_nowhere_stop_nothing(tmp_path: Path):
@@ -168,7 +52,6 @@ def test_ways_along_links_are_not_multiplied(tmp_path: Path):
     found = list_images(tmp_path / "root")
     ways = ["left/" * level + f"{level}.png" for level in range(depth + 1)]
     assert list(found.files) == sorted(f"{name}/{way}" for name in ("cats", "dogs") for way in ways)
-    assert len(found.folders) == 1 + 2 * (depth + 1)
 
 
 def test_folders_that_all_link_to_each_other_and_upwards_are_read_once(tmp_path: Path):
@@ -182,7 +65,6 @@ def test_folders_that_all_link_to_each_other_and_upwards_are_read_once(tmp_path:
         (tmp_path / "all" / folder / "top").symlink_to(tmp_path)
     found = list_images(tmp_path)
     assert list(found.files) == [f"all/{folder}/a.png" for folder in folders]
-    assert list(found.folders) == ["", "all", *(f"all/{folder}" for folder in folders)]
 
 
 def test_a_folder_is_named_by_the_way_with_the_fewest_links(tmp_path: Path):
@@ -194,25 +76,12 @@ def test_a_folder_is_named_by_the_way_with_the_fewest_links(tmp_path: Path):
     assert list(list_images(tmp_path).files) == files
 
 
-@pytest.mark.usefixtures("always_cached")
-def test_a_kept_listing_that_is_damaged_is_made_anew(tmp_path: Path, listings: Path):
-    root = tmp_path / "root"
-    touch(root, "a.png")
-    settle(root)
-    list_images(root)
-    (kept,) = listings.iterdir()
-    content = bytearray(kept.read_bytes())
-    content[content.index(b"PK\x01\x02") + 8] |= 1  # says that a password is needed
-    kept.write_bytes(content)
-    assert list(list_images(root).files) == ["a.png"]
-
-
 def test_folders_that_cannot_be_listed_are_passed_over_with_the_reason(tmp_path: Path):
     touch(tmp_path, "a/1.png", "a/deep/2.png", "b/3.png", "lost+found/4.png")
     (tmp_path / "b/link").symlink_to(tmp_path / "a/deep")
     with unlistable(tmp_path / "a/deep", tmp_path / "lost+found"):
         found = list_images(tmp_path)
-    assert list(found.files) == ["a/1.png", "b/3.png"] and list(found.folders) == ["", "a", "b"]
+    assert list(found.files) == ["a/1.png", "b/3.png"]
     assert found.unlisted == dict.fromkeys(["a/deep", "b/link", "lost+found"], "permission denied")
     assert list_images(tmp_path).unlisted == {} and len(list_images(tmp_path).files) == 5
 

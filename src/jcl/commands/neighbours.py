@@ -14,7 +14,7 @@ from torch import Tensor
 from jcl.commands.embed import PRECISIONS
 from jcl.data import UNLABELLED, FolderImages, open_data
 from jcl.data.decode import decode
-from jcl.data.listing import Listing, NameTable
+from jcl.data.listing import Listing
 from jcl.data.named import KNOWN_SETS
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
@@ -105,11 +105,9 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
     same_width = loaded.info.feature_width == table.features.shape[1]
     if not same_width or weights_digest(loaded.network) != table.info.weights_digest:
         raise RunError(f"{options.index} was made with other weights than {path}; write it again with `jcl embed`.")
-    none = NameTable.of([])
-    listing = Listing(NameTable.of(files), unsupported=none, folders=none, folder_times=none.ends)
     features = loaded.info.preprocessing.extract(
         loaded.network,
-        FolderImages(Path(), listing, class_names=None),
+        FolderImages(Path(), Listing(files), class_names=None),
         device=choose_device(options.device),
         precision=PRECISIONS.get(table.info.precision, torch.float32),
         strict=True,

@@ -38,7 +38,7 @@ class FolderImages(EncodedImages):
         self.labels = None if class_names is None else _labels(listing.files, class_names)
         self.unsupported = _count_extensions(listing)
         self.unlisted = {_printable(folder): reason for folder, reason in listing.unlisted.items()}
-        self._files = listing.files
+        self._files = NameTable.of(listing.files)
         self._skipped = _describe_skipped(listing)
 
     @property
@@ -139,8 +139,7 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
     if classes is None or not len(listing.files):
         return listing
     files, unsupported = (
-        NameTable.of([name for name in names if _class_of(name) in wanted])
-        for names in (listing.files, listing.unsupported)
+        [name for name in names if _class_of(name) in wanted] for names in (listing.files, listing.unsupported)
     )
     listing = replace(listing, files=files, unsupported=unsupported)
     if missing := sorted(wanted - {_class_of(name) for name in files}):
@@ -204,11 +203,11 @@ def _class_of(name: str) -> str:
     return folder if slash else ""
 
 
-def _class_names(files: NameTable) -> tuple[str, ...] | None:
+def _class_names(files: Sequence[str]) -> tuple[str, ...] | None:
     names = {_class_of(name) for name in files}
     return tuple(sorted(names)) if len(names) > 1 and "" not in names else None
 
 
-def _labels(files: NameTable, class_names: tuple[str, ...]) -> Tensor:
+def _labels(files: Sequence[str], class_names: tuple[str, ...]) -> Tensor:
     labels = {name: label for label, name in enumerate(class_names)}
     return torch.tensor([labels[_class_of(name)] for name in files], dtype=torch.int64)

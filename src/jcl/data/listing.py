@@ -1,38 +1,24 @@
-"""List the image files of a folder in an order that does not depend on the file system.
+"""List the image files of a folder in an order that does not depend on the file system."""
 
-Listings of large folders are cached. Adding, removing or renaming a file changes the modification time of its folder,
-so a cached listing is valid while every folder in it has the time it was listed with: one `stat` per folder instead of
-one per file.
-"""
-
-import contextlib
 import errno
-import hashlib
 import heapq
 import itertools
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jcl.data.arrays import NPZ_ERRORS
 from jcl.errors import DataError
-from jcl.paths import cache_folder
 
 _EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
 _UNSUPPORTED = "heic heif cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs dcm"  # phones, cameras, microscopes
 UNSUPPORTED_EXTENSIONS: Final = frozenset(f".{name}" for name in _UNSUPPORTED.split())
 _SKIPPED_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # others, of a failing disk, are raised
-
-_CACHE_FROM: Final = 20_000  # files; fewer are listed as fast as a cache is read
-_CLOCK_RESOLUTION: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
-T = TypeVar("T")
 
 
 class NameTable(Sequence[str]):
@@ -59,59 +45,16 @@ class NameTable(Sequence[str]):
         return os.fsdecode(self.text[start : int(self.ends[index])])
 
 
-class TableCache:
-    """A dataclass of NumPy arrays and name tables in a file of the user's cache folder."""
-
-    def __init__(self, kind: str, key: bytes) -> None:
-        self._file = cache_folder() / kind / f"{hashlib.sha256(key).hexdigest()[:32]}.npz"
-
-    def load(self, kind: type[T]) -> T | None:
-        """The cached value; None if there is none, or it is damaged or of another version."""
-        try:
-            with np.load(self._file, allow_pickle=False) as arrays:
-                content = dict(arrays)
-            for name in [name.removesuffix("_text") for name in content if name.endswith("_text")]:
-                content[name] = NameTable(content.pop(f"{name}_text").tobytes(), content.pop(f"{name}_ends"))
-            return kind(**content)
-        except (*NPZ_ERRORS, KeyError):
-            return None
-
-    def save(self, value: Any, count: int, changed: int) -> None:
-        """Save atomically, unless it has few entries, or changed (time in ns) too recently for later changes to show.
-
-        Errors are ignored: the cache is optional.
-        """
-        if count < _CACHE_FROM or time.time_ns() - changed <= _CLOCK_RESOLUTION:
-            return
-        arrays: dict[str, Any] = {}
-        for name, content in ((each.name, getattr(value, each.name)) for each in fields(value)):
-            if isinstance(content, NameTable):
-                arrays[f"{name}_text"], arrays[f"{name}_ends"] = np.frombuffer(content.text, np.uint8), content.ends
-            elif isinstance(content, np.ndarray):
-                arrays[name] = content
-        partial = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as stream:
-                np.savez(stream, **arrays)
-            partial.replace(self._file)
-        except OSError:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-
-
 @dataclass(frozen=True)
 class Listing:
-    """Image files below a folder, as sorted relative paths, and the folders they were found in with their times.
+    """Image files below a folder, as sorted relative paths.
 
     `unsupported` are image files of formats that cannot be decoded. `unlisted` maps the folders that cannot be listed
     ("" is the root) to the reason.
     """
 
-    files: NameTable
-    unsupported: NameTable
-    folders: NameTable
-    folder_times: NDArray[np.int64]
+    files: Sequence[str]
+    unsupported: Sequence[str] = ()
     unlisted: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -119,30 +62,11 @@ def list_images(root: Path) -> Listing:
     """List the image files below `root`, however deeply nested, by relative path in code-point order.
 
     Hidden files and folders are ignored, and folders that cannot be listed are skipped. Links are followed, but below
-    each sub-folder of `root` no folder is visited twice.
+    each sub-folder of `root` no folder is visited twice. Paths with fewer links are visited first, so that neither
+    cycles nor trees of links multiply the work.
     """
-    cache = TableCache("listings", os.fsencode(root.resolve()))
-    listing = cache.load(Listing)
-    if listing is None or not _is_current(root, listing):
-        listing = _walk(root)
-        if not listing.unlisted:  # a change of permissions does not change a folder's time
-            cache.save(listing, len(listing.files), int(listing.folder_times.max()))
-    return listing
-
-
-def _is_current(root: Path, listing: Listing) -> bool:
-    times = zip(listing.folders, listing.folder_times.tolist(), strict=True)
-    try:
-        return all((root / folder).stat().st_mtime_ns == modified for folder, modified in times)
-    except OSError:
-        return False
-
-
-def _walk(root: Path) -> Listing:
-    """Visit paths with fewer links first, so that neither cycles nor trees of links multiply the work."""
     files: list[str] = []
     unsupported: list[str] = []
-    folders: dict[str, int] = {}
     unlisted: dict[str, str] = {}
     waiting = [(0, "")]  # the number of links on the path, and the path
     visited: set[tuple[str, int, int]] = set()
@@ -161,7 +85,6 @@ def _walk(root: Path) -> Listing:
                 raise DataError(f"The folder {root / folder} cannot be listed: {error.strerror}.") from error
             unlisted[folder] = (error.strerror or "it cannot be read").lower()
             continue
-        folders[folder] = status.st_mtime_ns
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
             extension = os.path.splitext(entry.name)[1].lower()  # noqa: PTH122 - a Path each would double the time
@@ -171,8 +94,7 @@ def _walk(root: Path) -> Listing:
                 files.append(path)
             elif extension in UNSUPPORTED_EXTENSIONS:
                 unsupported.append(path)
-    tables = NameTable.of(sorted(files)), NameTable.of(sorted(unsupported)), NameTable.of(list(folders))
-    return Listing(*tables, np.array(list(folders.values()), dtype=np.int64), unlisted)
+    return Listing(sorted(files), sorted(unsupported), unlisted)
 
 
 def sub_folders(folder: Path) -> list[str]:

@@ -5,11 +5,14 @@ cached, and valid while every shard has the size and modification time it was in
 no name in a tar file is used as a path.
 """
 
+import contextlib
+import hashlib
 import io
 import json
 import os
 import re
 import tarfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError
 
-from jcl.data.listing import IMAGE_EXTENSIONS, NameTable, TableCache
+from jcl.data.listing import IMAGE_EXTENSIONS, NameTable
 from jcl.errors import DataError
+from jcl.paths import cache_folder
 
 NOT_A_FILE: Final = -1
 """The size given to a link, folder or device, or to a sparse file."""
 
 DESCRIPTION_FILE: Final = "index.json"
-_FORMAT: Final = "jcl-shards"
-_VERSION: Final = 1
-_DESCRIPTION_LIMIT: Final = 1 << 28  # bytes
+_CACHE_FROM: Final = 20_000  # images; fewer are indexed as fast as a cache is read
+_CLOCK_RESOLUTION: Final = 2_000_000_000  # nanoseconds, that of the coarsest file systems
 _FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$")]  # stays in the folder
 _HEADER_LIMIT: Final = 1 << 16  # bytes of a long name or of extended attributes
 _LABEL_FILE_LIMIT: Final = 1 << 20  # bytes
@@ -59,21 +62,50 @@ class ShardIndex:
 def index_shards(files: Sequence[Path]) -> ShardIndex:
     """Index local tar files in the order given, or load the cached index if it is still valid."""
     shards = NameTable.of([str(file.absolute()) for file in files])
-    stamps = np.array([_stamp(file) for file in files], dtype=np.int64)
-    cache = TableCache("shards", b"\0".join(os.fsencode(shard) for shard in shards))
-    index = cache.load(ShardIndex)
+    try:
+        stamps = np.array([(status.st_size, status.st_mtime_ns) for status in map(os.stat, files)], dtype=np.int64)
+    except OSError as error:
+        raise DataError(f"The shard {error.filename} cannot be read: {error.strerror}.") from error
+    key = hashlib.sha256(b"\0".join(map(os.fsencode, shards))).hexdigest()[:32]
+    cache = cache_folder() / "shards" / f"{key}.npz"
+    index = _load(cache)
     if index is None or list(index.shards) != list(shards) or not np.array_equal(index.stamps, stamps):
         index = _build(shards, stamps)
-        cache.save(index, len(index.names), int(stamps[:, 1].max()))
+        # Changes that come soon after another may not show in a shard's time.
+        if len(index.names) >= _CACHE_FROM and time.time_ns() - int(stamps[:, 1].max()) > _CLOCK_RESOLUTION:
+            _save(index, cache)
     return index
 
 
-def _stamp(file: Path) -> tuple[int, int]:
+def _load(file: Path) -> ShardIndex | None:
+    """The cached index; None if there is none, or it is damaged or of another version."""
     try:
-        status = file.stat()
-    except OSError as error:
-        raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
-    return status.st_size, status.st_mtime_ns
+        with np.load(file, allow_pickle=False) as arrays:
+            content: dict[str, Any] = dict(arrays)
+        for name in [name.removesuffix("_text") for name in content if name.endswith("_text")]:
+            content[name] = NameTable(content.pop(f"{name}_text").tobytes(), content.pop(f"{name}_ends"))
+        return ShardIndex(**content)
+    except Exception:  # NumPy raises many kinds for damaged files
+        return None
+
+
+def _save(index: ShardIndex, file: Path) -> None:
+    """Save atomically; errors are ignored, because the cache is optional."""
+    arrays: dict[str, Any] = {}
+    for name, value in vars(index).items():
+        if isinstance(value, NameTable):
+            arrays[f"{name}_text"], arrays[f"{name}_ends"] = np.frombuffer(value.text, np.uint8), value.ends
+        else:
+            arrays[name] = value
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as stream:
+                np.savez(stream, **arrays)
+            partial.replace(file)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def _build(shards: NameTable, stamps: NDArray[np.int64]) -> ShardIndex:
@@ -207,8 +239,8 @@ def _label(stream: _HeaderFile, member: _Member) -> str | None:
 class ShardSet(BaseModel, frozen=True):
     """A folder of shards as `index.json` describes it: the images in each file by split, and the class names."""
 
-    format: Literal["jcl-shards"] = _FORMAT
-    version: Literal[1] = _VERSION
+    format: Literal["jcl-shards"] = "jcl-shards"
+    version: Literal[1] = 1
     name: str
     class_names: tuple[str, ...] | None
     splits: dict[str, dict[_FileName, StrictInt]]
@@ -227,14 +259,12 @@ def read_description(folder: Path) -> ShardSet | None:
     """Read the description in a folder; None if there is none or the file is another program's."""
     file = folder / DESCRIPTION_FILE
     try:
-        content = json.loads(file.read_bytes()) if file.stat().st_size <= _DESCRIPTION_LIMIT else None
+        content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    if not isinstance(content, dict) or content.get("format") != "jcl-shards":
         return None
-    if content.get("version") != _VERSION:
-        raise DataError(f"The shards in {folder} have version {content.get('version')}; upgrade this program.")
     try:
         return ShardSet.model_validate(content)
     except ValidationError as error:
-        raise DataError(f"The file {file} is damaged; write the shards again.") from error
+        raise DataError(f"The file {file} is damaged or of another version; write the shards again.") from error
