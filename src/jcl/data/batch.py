@@ -69,17 +69,12 @@ class ImageReader:
     def __init__(
         self, source: ImageSource, canvas: int, substitute: bool, window: float | None = 0.5, seed: int | None = None
     ) -> None:
-        self._source = source
+        self.source = source
         self.canvas = canvas
         self._substitute = substitute
         self._window, self._seed = window, seed
         self._windows = (-1, torch.empty(0))  # an epoch, and the random windows of all images in it
         self._unreadable: dict[int, str] = {}  # with the reasons; not tried again
-
-    @property
-    def source_module(self) -> str:
-        """The module that a process must import to unpickle the source."""
-        return type(self._source).__module__
 
     def read(self, indices: Sequence[int]) -> Decoded:
         """Read the images; the result has no rows if none is readable."""
@@ -99,29 +94,32 @@ class ImageReader:
             batch.samples[row] = -1
             if found is not None:
                 batch.samples[row], image = found
-                batch.sizes[row, 0], batch.sizes[row, 1] = image.shape[1:]
-                _copy_to_canvas(image, batch.pixels[row])
+                height, width = image.shape[1:]
+                batch.sizes[row, 0], batch.sizes[row, 1] = height, width
+                batch.pixels[row, :, :height, :width] = image
+                batch.pixels[row, :, height:] = 0
+                batch.pixels[row, :, :height, width:] = 0
         return skipped
 
     def _find(self, index: int, skipped: dict[str, str]) -> tuple[int, Tensor] | None:
         """The index and pixels of the image or its substitute."""
-        count = len(self._source)
+        count = len(self.source)
         epoch = index // count
         for step in range(count if self._substitute else 1):
             candidate = (index + step) % count
             if candidate not in self._unreadable:
                 try:
-                    return candidate, self._source.read(candidate, self.canvas, self._window_of(epoch, candidate))
+                    return candidate, self.source.read(candidate, self.canvas, self._window_of(epoch, candidate))
                 except UnreadableImage as error:
                     self._unreadable[candidate] = error.reason
-            skipped[self._source.name_of(candidate)] = self._unreadable[candidate]
+            skipped[self.source.name_of(candidate)] = self._unreadable[candidate]
         return None
 
     def _window_of(self, epoch: int, index: int) -> float | None:
         if self._seed is None:
             return self._window
         if self._windows[0] != epoch:
-            samples = torch.arange(len(self._source))
+            samples = torch.arange(len(self.source))
             self._windows = epoch, uniforms(self._seed, WINDOWS, epoch, samples, samples * 0, 1).squeeze(1)
         return float(self._windows[1][index])
 
@@ -130,13 +128,6 @@ def readable_rows(batch: ImageBatch, skipped: dict[str, str]) -> Decoded:
     """The rows that hold an image, without a copy if all do."""
     read = batch.samples >= 0
     return Decoded(batch if read.all() else batch.map(lambda rows: rows[read]), skipped)
-
-
-def _copy_to_canvas(image: Tensor, canvas: Tensor) -> None:
-    height, width = image.shape[1:]
-    canvas[:, :height, :width] = image
-    canvas[:, height:] = 0
-    canvas[:, :height, width:] = 0
 
 
 def canvas_for(source: ImageSource, canvas: int, window: float | None = 0.5) -> int:
@@ -168,7 +159,8 @@ class ResidentImages:
         self, pixels: Tensor, device: torch.device, sizes: Tensor | None = None, substitutes: Tensor | None = None
     ) -> None:
         sizes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2) if sizes is None else sizes
-        self.device = device if _fits(pixels, device) else torch.device("cpu")
+        fits = device.type != "cuda" or pixels.numel() <= _DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
+        self.device = device if fits else torch.device("cpu")
         self.pixels = pixels.to(self.device)
         self.sizes = sizes.to(self.device)
         self.substitutes = None if substitutes is None else substitutes.to(self.device)
@@ -205,10 +197,3 @@ class DecodedCache:
 
     def to_resident(self, device: torch.device) -> ResidentImages:
         return ResidentImages(self._pixels, device, self._sizes, self._samples)
-
-
-def _fits(pixels: Tensor, device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return pixels.numel() <= _DEVICE_MEMORY_SHARE * free

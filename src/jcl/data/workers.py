@@ -10,7 +10,6 @@ import multiprocessing.connection
 import multiprocessing.reduction
 import multiprocessing.resource_tracker
 import os
-import pickle
 import resource
 import signal
 import sys
@@ -25,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
-from jcl.errors import DataError
+from jcl.errors import DataError, JclError
 from jcl.signals import STOP_SIGNALS
 
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
@@ -34,26 +33,44 @@ _ALIGNMENT: Final = 4096
 _OPEN_FILES: Final = 24  # besides three per worker
 
 
+class _Report(NamedTuple):
+    """What a worker reports about a task, a part of the batch in a slot of the ring."""
+
+    number: int  # of the pass
+    slot: int
+    skipped: dict[str, str]
+    error: Exception | None
+
+
 class DecodingPool:
     """Decodes lists of indices in order, in this process (no workers) or in worker processes kept from pass to pass.
 
-    A result of `decode` is valid until the next one is requested: with workers its memory is reused. Workers start from
-    a clean process (forkserver), because a fork of this one would copy locks that its other threads hold.
+    A result of `decode` is valid until the next one is requested: with workers its memory is reused. Tasks wait in one
+    queue, so that no worker is idle while there are any; each worker reports through its own pipe, so that one that
+    dies does not block the others. Workers start from a clean process (forkserver), because a fork of this one would
+    copy locks that its other threads hold.
     """
 
     def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:
         # A daemon, such as a process of a multiprocessing.Pool, may not start processes.
         self._workers = 0 if multiprocessing.current_process().daemon else workers
         self._reader, self._batch_size, self._pinned = reader, batch_size, pinned
-        self._team: _WorkerGroup | None = None
+        self._rows_per_task = max(_IMAGES_PER_TASK, batch_size // max(1, 4 * workers))
         self._pass: Generator[Decoded, None, None] | None = None
+        self._number = 0  # of the pass
+        self._unfinished = 0  # tasks submitted and not reported
+        self._ring: Any = None  # this and the following only while there are workers
+        self._tasks: Any = None
+        self._reports: list[multiprocessing.connection.Connection] = []
+        self._processes: list[Any] = []
 
     def decode(self, requests: Iterable[list[int]]) -> Iterator[Decoded]:
         """Decode each list of indices, in order. An unfinished pass ends when the next one starts."""
         self._end_pass()
         if self._workers:
-            self._team = self._team or _WorkerGroup(self._reader, self._workers, self._batch_size, self._pinned)
-            self._pass = self._team.decode(iter(requests))
+            if not self._processes:
+                self._start()
+            self._pass = self._decode(iter(requests))
         else:
             self._pass = (self._reader.read(indices) for indices in requests)
         return self._pass
@@ -66,48 +83,34 @@ class DecodingPool:
     def close(self) -> None:
         """End the worker processes and wait until they are gone."""
         self._end_pass()
-        if self._team is not None:
-            self._team.close()
-            self._team = None
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._reports:
+            pipe.close()
+        if self._tasks is not None:
+            self._tasks.close()
+        self._processes, self._reports, self._tasks, self._ring, self._unfinished = [], [], None, None, 0
 
-
-class _Report(NamedTuple):
-    """What a worker reports about a task, a part of the batch in a slot of the ring."""
-
-    number: int  # of the pass
-    slot: int
-    skipped: dict[str, str]
-    error: Exception | None
-
-
-class _WorkerGroup:
-    """The worker processes and the ring they fill.
-
-    Tasks wait in one queue, so that no worker is idle while there are any; each worker reports through its own pipe, so
-    that one that dies does not block the others.
-    """
-
-    def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:
-        self._rows_per_task = max(_IMAGES_PER_TASK, batch_size // (4 * workers))
-        tasks_ahead = -(-2 * workers * self._rows_per_task // batch_size)
-        self._ring = BatchRing(max(_BATCHES_AHEAD, tasks_ahead) + 1, batch_size, reader.canvas)
-        if pinned:
-            self._ring.pin()
-        self._number = 0  # of the pass
-        self._unfinished = 0  # tasks submitted and not reported
+    def _start(self) -> None:
+        tasks_ahead = -(-2 * self._workers * self._rows_per_task // self._batch_size)
+        slots = max(_BATCHES_AHEAD, tasks_ahead) + 1
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
-        self._tasks: Any = None
-        self._reports: list[multiprocessing.connection.Connection] = []
-        self._processes: list[Any] = []
         try:
-            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * workers:
+            self._ring = BatchRing(slots, self._batch_size, self._reader.canvas)
+            if self._pinned:
+                self._ring.pin()
+            if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * self._workers:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # here, not with a traceback of a new process
-            with _without_main_module(reader), _signals_blocked():
+            with _without_main_module(self._reader), _signals_blocked():
                 self._tasks = context.SimpleQueue()
-                for _ in range(workers):
+                for _ in range(self._workers):
                     receiver, sender = context.Pipe(duplex=False)
-                    process = context.Process(target=_work, args=(reader, self._ring, self._tasks, sender), daemon=True)
+                    arguments = (self._reader, self._ring, self._tasks, sender)
+                    process = context.Process(target=_work, args=arguments, daemon=True)
                     process.start()
                     sender.close()
                     self._reports.append(receiver)
@@ -122,9 +125,12 @@ class _WorkerGroup:
             self.close()
             raise
 
-    def decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
+    def _decode(self, requests: Iterator[list[int]]) -> Generator[Decoded, None, None]:
         """One pass: every slot except the one in use is being filled."""
-        self._begin_pass()
+        self._number += 1
+        self._ring.current_pass.fill_(self._number)  # cancels the tasks of the pass before
+        while self._unfinished:
+            self._receive()
         free = deque(range(self._ring.slots))
         pending: deque[tuple[int, int]] = deque()  # the slots of the batches being decoded, and their sizes
         tasks_left = [0] * self._ring.slots
@@ -153,13 +159,6 @@ class _WorkerGroup:
         self._unfinished += len(starts)
         return len(starts)
 
-    def _begin_pass(self) -> None:
-        """Cancel the tasks of the pass before by changing the pass number, and wait for those being worked on."""
-        self._number += 1
-        self._ring.current_pass.fill_(self._number)
-        while self._unfinished:
-            self._receive()
-
     def _receive(self) -> list[_Report]:
         """Wait for at least one report; return those on tasks of this pass."""
         sentinels = [process.sentinel for process in self._processes]
@@ -169,27 +168,15 @@ class _WorkerGroup:
                 raise EOFError
             reports: list[_Report] = [pipe.recv() for pipe in self._reports if pipe in ready]
         except (EOFError, OSError):
-            message = (
+            raise DataError(
                 "A worker process exited unexpectedly, likely out of memory; use fewer workers or a smaller batch."
-            )
-            raise DataError(message) from None
+            ) from None
         self._unfinished -= len(reports)
         current = [report for report in reports if report.number == self._number]
         for report in current:
             if report.error is not None:
                 raise report.error
         return current
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        for pipe in self._reports:
-            pipe.close()
-        if self._tasks is not None:
-            self._tasks.close()
 
 
 def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiprocessing.connection.Connection) -> None:
@@ -205,18 +192,11 @@ def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiproces
             try:
                 wanted = ring.wanted[slot, first : first + count].tolist()
                 skipped = reader.read_into(wanted, ring.batch(slot, first, count))
-            except Exception as raised:
-                error = _picklable(raised)
+            except JclError as raised:
+                error = raised
+            except Exception as raised:  # it may not pickle
+                error = RuntimeError(f"{type(raised).__name__}: {raised}")
         reports.send(_Report(number, slot, skipped, error))
-
-
-def _picklable(error: Exception) -> Exception:
-    """The error, or a RuntimeError with its type and message if it cannot be sent to the main process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _exit_with_parent() -> None:
@@ -259,7 +239,7 @@ def _without_main_module(reader: ImageReader) -> Iterator[None]:
     Scripts without an `if __name__ == "__main__"` guard, or read from standard input, then work too.
     """
     main = sys.modules["__main__"]
-    if reader.source_module == main.__name__:
+    if type(reader.source).__module__ == main.__name__:
         yield
         return
     sys.modules["__main__"] = types.ModuleType("__main__")
