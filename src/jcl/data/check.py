@@ -14,7 +14,7 @@ from PIL import Image
 
 from jcl.console import pluralize
 from jcl.cores import cpu_cores
-from jcl.data.decode import MAX_ASPECT, decode, is_deep, open_image, real_bits
+from jcl.data.decode import MAX_ASPECT, EncodedImages, decode, is_deep, open_image, real_bits
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
@@ -24,8 +24,6 @@ SMALL_SIDE: Final = 32
 
 _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memory
 _DECODED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
-
-
 _HEADERS_READ: Final = 1000  # at the start of a run
 
 
@@ -71,7 +69,7 @@ class SplitReport:
         self.damage = source.damage if isinstance(source, ShardImages) else {}
         self.folders_inside = source.folders_inside() if isinstance(source, ShardImages) else ()
         unusual = Counter(name for image in readable for name in image.unusual)
-        self.warnings = source.warnings() if isinstance(source, FolderImages | ShardImages) else []
+        self.warnings = source.warnings() if isinstance(source, EncodedImages) else []
         self.warnings += _describe_unusual(unusual, source)
 
     def figures(self) -> dict[str, object]:
@@ -149,7 +147,7 @@ def check_data(
 def _check_image(source: ImageSource, index: int) -> _CheckedImage:
     name = source.name_of(index)
     try:
-        if not isinstance(source, FolderImages | ShardImages):
+        if not isinstance(source, EncodedImages):
             pixels = source.read(index)
             return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
         content = source.content_of(index)
@@ -163,7 +161,7 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
 
 def survey_headers(source: ImageSource, windows: bool) -> list[str]:
     """What happens to unusual images, from the headers of up to 1,000 evenly spaced ones."""
-    if not isinstance(source, FolderImages | ShardImages):
+    if not isinstance(source, EncodedImages):
         return []
     found: Counter[str] = Counter()
     rows = range(0, len(source), -(-len(source) // _HEADERS_READ))
@@ -182,10 +180,10 @@ def _unusual(image: Image.Image) -> list[str]:
 
 
 def _describe_unusual(found: Counter[str], source: ImageSource, looked_at: str = "") -> list[str]:
-    bits = real_bits(source.peak()) if isinstance(source, FolderImages | ShardImages) else 16
+    bits = real_bits(source.peak()) if isinstance(source, EncodedImages) else 16
     lines = {
         "deep": f"in 16-bit files: the values use {bits} bits and are scaled from these." if bits < 16 else "",
-        "long": "longer than 2:1: windows are used of those larger than data.canvas, the centre in evaluation.",
+        "long": "longer than 2:1: windows are used of those larger than data.canvas, the center in evaluation.",
         "pages": "in TIFFs of several pages: only the first page is used.",
     }
     return [

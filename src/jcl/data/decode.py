@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -74,16 +74,16 @@ def decode(
     try:
         with open_image(file) as image:
             deep, orientation = is_deep(image), _orientation(image)  # reading EXIF may load the pixels
-            full = image.size
-            left, top, right, bottom = 0, 0, *full
+            full, box = image.size, (0, 0, *image.size)
             if canvas is not None:
                 if window is not None:
-                    left, top, right, bottom = _window(full, canvas, window)
+                    box = _window(full, canvas, window)
                 # JPEG only: decode at the smallest of 1/1, 1/2, 1/4, 1/8 that is large enough.
-                image.draft(None, _fitted(full, canvas, max(right - left, bottom - top)))
+                image.draft(None, _fitted(full, canvas, max(box[2] - box[0], box[3] - box[1])))
             picture = _to_rgb(image, deep, file, common_peak)
-        if (right - left, bottom - top) != full:
+        if box != (0, 0, *full):
             across, down = picture.width / full[0], picture.height / full[1]
+            left, top, right, bottom = box
             picture = picture.crop(
                 (round(left * across), round(top * down), round(right * across), round(bottom * down))
             )
@@ -218,8 +218,9 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
+@runtime_checkable
 class EncodedImages(Protocol):
-    """Base of sources of image files.
+    """Base of sources of image files, folders and shards.
 
     16-bit files often hold values of fewer bits: `peak` is the largest value in up to 64 evenly spaced images, and all
     images are scaled from the bits that cover it, so that their brightness stays comparable. An image with larger
@@ -231,6 +232,7 @@ class EncodedImages(Protocol):
     def __len__(self) -> int: ...
     def name_of(self, index: int) -> str: ...
     def content_of(self, index: int) -> bytes: ...
+    def warnings(self) -> list[str]: ...
 
     def header_of(self, index: int) -> Image.Image:
         """The opened image, whose pixels are not decoded; raises any exception."""

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from jcl.data.arrays import open_npz
-from jcl.data.folder import FolderImages, open_folder
+from jcl.data.decode import EncodedImages
+from jcl.data.folder import open_folder
 from jcl.data.shards.fetch import is_shard_location
-from jcl.data.shards.read import ShardImages, open_shards
+from jcl.data.shards.read import open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
@@ -59,7 +60,7 @@ def open_data(
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
-    if isinstance(data.train, FolderImages | ShardImages) and isinstance(data.test, FolderImages | ShardImages):
+    if isinstance(data.train, EncodedImages) and isinstance(data.test, EncodedImages):
         data.train.share_peak(data.test)
     for warning in data_warnings(data):
         progress(warning)
@@ -68,7 +69,7 @@ def open_data(
 
 def data_warnings(data: ImageData) -> list[str]:
     """What a user should know about skipped files, damaged shards and missing labels or test images."""
-    splits = [split for split in (data.train, data.test) if isinstance(split, FolderImages | ShardImages)]
+    splits = [split for split in (data.train, data.test) if isinstance(split, EncodedImages)]
     return [*filter(None, [data.why_untested]), *(warning for split in splits for warning in split.warnings())]
 
 
@@ -145,27 +146,9 @@ def _arrays(name: str, dataset: Any) -> ArrayImages:
     return ArrayImages(pixels, labels, tuple(dataset.classes), f"{name}, {len(pixels):,} images")
 
 
-# The 100 ImageNet classes of the paper's ablations, as its appendix lists them.
-_IMAGENET100: Final = """
-    n02869837 n01749939 n02488291 n02107142 n13037406 n02091831 n04517823 n04589890 n03062245 n01773797
-    n01735189 n07831146 n07753275 n03085013 n04485082 n02105505 n01983481 n02788148 n03530642 n04435653
-    n02086910 n02859443 n13040303 n03594734 n02085620 n02099849 n01558993 n04493381 n02109047 n04111531
-    n02877765 n04429376 n02009229 n01978455 n02106550 n01820546 n01692333 n07714571 n02974003 n02114855
-    n03785016 n03764736 n03775546 n02087046 n07836838 n04099969 n04592741 n03891251 n02701002 n03379051
-    n02259212 n07715103 n03947888 n04026417 n02326432 n03637318 n01980166 n02113799 n02086240 n03903868
-    n02483362 n04127249 n02089973 n03017168 n02093428 n02804414 n02396427 n04418357 n02172182 n01729322
-    n02113978 n03787032 n02089867 n02119022 n03777754 n04238763 n02231487 n03032252 n02138441 n02104029
-    n03837869 n03494278 n04136333 n03794056 n03492542 n02018207 n04067472 n03930630 n03584829 n02123045
-    n04229816 n02100583 n03642806 n04336792 n03259280 n02116738 n02108089 n03424325 n01855672 n02090622
-"""
-IMAGENET100: Final = tuple(_IMAGENET100.split())
-
-
 def class_list(subset: str) -> tuple[str, ...]:
     """The classes of a subset: "imagenet100", or the lines of a text file (empty lines and # comments ignored)."""
-    if subset == "imagenet100":
-        return IMAGENET100
-    file = expand_user(subset)
+    file = Path(__file__).with_name("imagenet100.txt") if subset == "imagenet100" else expand_user(subset)
     try:
         if not file.is_file():  # reading a pipe would block
             raise FileNotFoundError(subset)
