@@ -15,13 +15,12 @@ from shard_files import by_pixels, names, opened, png, write_tar
 
 from jcl.data import ImageData, UnreadableImage, open_data
 from jcl.data.check import check_data
-from jcl.data.shards import index
 from jcl.errors import DataError
 
 
 @pytest.fixture
 def always_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "_CACHE_FROM", 1)
+    monkeypatch.setattr("jcl.data.shards.index._CACHE_FROM", 1)
 
 
 @pytest.fixture

@@ -251,8 +251,9 @@ class ShardSet(BaseModel, frozen=True):
         return {name: count for files in self.splits.values() for name, count in files.items()}
 
     def write(self, folder: Path) -> None:
-        text = json.dumps(self.model_dump(), indent=1) + "\n"
-        (folder / DESCRIPTION_FILE).write_text(text, encoding="ascii")
+        with (folder / DESCRIPTION_FILE).open("wb", buffering=0) as file:
+            file.write(json.dumps(self.model_dump(), indent=1).encode() + b"\n")
+            os.fsync(file.fileno())
 
 
 def read_description(folder: Path) -> ShardSet | None:

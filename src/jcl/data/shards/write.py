@@ -11,14 +11,11 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
-import torch
 from PIL import Image
 
 from jcl.cores import cpu_cores
-from jcl.data.decode import decode
-from jcl.data.folder import FolderImages
-from jcl.data.shards.index import DESCRIPTION_FILE, ShardSet
-from jcl.data.shards.read import ShardImages
+from jcl.data.decode import EncodedImages, decode
+from jcl.data.shards.index import ShardSet
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names
 from jcl.errors import DataError, SettingsError
 from jcl.random import SHARD_ORDER, permutation
@@ -48,13 +45,8 @@ class ShardReport:
         """The figures as one flat object with keys such as `train_images` and `train_left_out`."""
         flat: dict[str, object] = {"out": str(self.out)}
         for split, written in self.splits.items():
-            flat |= {
-                f"{split}_shards": written.shards,
-                f"{split}_images": written.images,
-                f"{split}_bytes": written.bytes,
-                f"{split}_left_out": len(written.left_out),
-                f"{split}_left_out_names": sorted(written.left_out),
-            }
+            figures = vars(written) | {"left_out": len(written.left_out), "left_out_names": sorted(written.left_out)}
+            flat |= {f"{split}_{name}": value for name, value in figures.items()}
         return flat
 
 
@@ -76,29 +68,22 @@ def write_shards(
     if images_per_shard < 1:
         raise SettingsError(f"images_per_shard must be at least 1, got {images_per_shard}.")
     sources = {"train": data.train} | ({} if data.test is None else {"val": data.test})
-    done, total = 0, sum(map(len, sources.values()))
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
+    total = sum(map(len, sources.values()))
     partial = _new_folder(out)
-    splits, files = {}, {}
+    splits, files, done = {}, {}, 0
     try:
         with ThreadPoolExecutor(threads or cpu_cores()) as pool:
             for split, source in sources.items():
                 left_out: dict[str, str] = {}
-                images = _readable_images(source, seed, pool, left_out, advance)
+                images = _readable_images(source, seed, pool, left_out, lambda read: progress(done + read, total))  # noqa: B023
                 files[split] = _write_split(images, len(source), partial, split, images_per_shard)
                 if not files[split]:
                     raise DataError(f"None of the images can be read ({source.description}).")
                 size = sum((partial / name).stat().st_size for name in files[split])
                 splits[split] = SplitShards(len(files[split]), sum(files[split].values()), size, left_out)
+                done += len(source)
         ShardSet(name=data.name, class_names=all_class_names(sources.values()), splits=files).write(partial)
-        _sync(partial / DESCRIPTION_FILE, partial)
         partial.rename(out)  # fails if something has appeared there
-        _sync(out.absolute().parent)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, OSError):
@@ -138,19 +123,21 @@ def _readable_images(
     advance: Callable[[int], None],
 ) -> Iterator[_EncodedImage]:
     """Yield the images in shuffled order, read by several threads; unreadable ones are added to `left_out`."""
-    for indices in torch.split(permutation(seed, SHARD_ORDER, 0, len(source)), _READ_TOGETHER):
-        for loaded in pool.map(lambda index: _load(source, index), indices.tolist()):
+    order = permutation(seed, SHARD_ORDER, 0, len(source)).tolist()
+    for start in range(0, len(order), _READ_TOGETHER):  # to bound memory
+        indices = order[start : start + _READ_TOGETHER]
+        for loaded in pool.map(lambda index: _load(source, index), indices):
             if isinstance(loaded, UnreadableImage):
                 left_out[loaded.name] = loaded.reason
             else:
                 yield loaded
-        advance(len(indices))
+        advance(start + len(indices))
 
 
 def _load(source: ImageSource, index: int) -> _EncodedImage | UnreadableImage:
     label = UNLABELLED if source.labels is None else int(source.labels[index])
     try:
-        if isinstance(source, FolderImages | ShardImages):
+        if isinstance(source, EncodedImages):
             content, extension = source.content_of(index), PurePosixPath(source.name_of(index)).suffix.lower()
             decode(content, _DECODED_SIDE, source.name_of(index))
         else:
@@ -173,14 +160,15 @@ def _write_split(
     files: dict[str, int] = {}
     for shard, numbered in groupby(enumerate(images), lambda each: each[0] // images_per_shard):
         name = f"{split}-{shard:0{width}}.tar"
-        with tarfile.open(folder / name, "x", format=tarfile.USTAR_FORMAT) as tar:
-            for number, image in numbered:
-                key = f"{number:0{key_width}}"
-                _add(tar, key + image.extension, image.content)
-                if image.label != UNLABELLED:
-                    _add(tar, f"{key}.cls", str(image.label).encode())
-                files[name] = files.get(name, 0) + 1
-        _sync(folder / name)
+        with (folder / name).open("xb") as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+                for number, image in numbered:
+                    key = f"{number:0{key_width}}"
+                    _add(tar, key + image.extension, image.content)
+                    if image.label != UNLABELLED:
+                        _add(tar, f"{key}.cls", str(image.label).encode())
+                    files[name] = files.get(name, 0) + 1
+            os.fsync(file.fileno())
     return files
 
 
@@ -188,13 +176,3 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     tar.addfile(member, io.BytesIO(content))
-
-
-def _sync(*paths: Path) -> None:
-    """Wait until files and folders are on the disk."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
