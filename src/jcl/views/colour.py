@@ -12,13 +12,13 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters, ViewRows
+from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters
 
 GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Blends(ViewRows):
+class Blends:
     """k successive blends of n images: own * image + gray * (gray image) + mean * (mean of the gray image)."""
 
     own: Tensor  # (n, k)
@@ -27,7 +27,7 @@ class Blends(ViewRows):
 
 
 @dataclass(frozen=True)
-class ColourChange(ViewRows):
+class ColourChange:
     """Blends, a hue shift, and more blends."""
 
     before: Blends

@@ -4,8 +4,8 @@ The parameters of a view are a function of (seed, step, sample, view number); se
 """
 
 import math
-from dataclasses import dataclass, fields
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -35,15 +35,7 @@ _DRAWS: Final = {
 
 
 @dataclass(frozen=True)
-class ViewRows:
-    """Base of dataclasses whose fields are tensors, or further `ViewRows`, with one row per view."""
-
-    def __getitem__(self, rows: slice | Tensor) -> Self:
-        return type(self)(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
-
-
-@dataclass(frozen=True)
-class ViewParameters(ViewRows):
+class ViewParameters:
     """Parameters of n views; the factors are those of torchvision's `adjust_*` and used where `jitter` is true."""
 
     box: Tensor  # (n, 4) int64: top, left, height, width of the crop in pixels
@@ -60,6 +52,9 @@ class ViewParameters(ViewRows):
 
     def __len__(self) -> int:
         return self.box.shape[0]
+
+    def __getitem__(self, rows: slice | Tensor) -> "ViewParameters":
+        return ViewParameters(**{name: value[rows] for name, value in vars(self).items()})
 
 
 def draw_parameters(
@@ -112,18 +107,12 @@ def _random_box(recipe: ViewRecipe, sizes: Tensor, draws: dict[str, Tensor]) -> 
     chosen = attempts.gather(1, first[:, None, None].expand(-1, 1, 2)).squeeze(1)
     place = (draws["place"] * (sizes - chosen + 1)).to(torch.int64)
 
-    fallback = _fallback_size(recipe, image)
+    # The largest crop with an allowed aspect ratio.
+    height, width = image.unbind(dim=1)
+    limits = torch.minimum(height, width / recipe.ratio[0]), torch.minimum(width, height * recipe.ratio[1])
+    fallback = torch.stack(limits, dim=1).round().to(torch.int64).clamp_min(1)
     found = fits.any(dim=1, keepdim=True)
     return torch.cat((torch.where(found, place, (sizes - fallback) // 2), torch.where(found, chosen, fallback)), dim=1)
-
-
-def _fallback_size(recipe: ViewRecipe, image: Tensor) -> Tensor:
-    """The largest crop with an allowed aspect ratio."""
-    height, width = image.unbind(dim=1)
-    size = torch.stack(
-        (torch.minimum(height, width / recipe.ratio[0]), torch.minimum(width, height * recipe.ratio[1])), dim=1
-    )
-    return size.round().to(torch.int64).clamp_min(1)
 
 
 def _centred_square(sizes: Tensor) -> Tensor:

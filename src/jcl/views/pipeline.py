@@ -8,20 +8,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.colour import (
-    Blends,
-    ColourChange,
-    blend,
-    change_colours,
-    gray_blends,
-    jitter_change,
-    normalise,
-    solarize,
-)
+from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, normalise, solarize
 from jcl.views.fused import fused_views
-from jcl.views.parameters import ViewParameters, ViewRows, draw_parameters
+from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
-from jcl.views.resize import Crop, Taps, blur, blur_taps, box_crop, centre_crop, resize, working_type
+from jcl.views.resize import blur, blur_taps, box_crop, centre_crop, resize, working_type
 
 _CPU_CHUNK_VALUES: Final = 1_000_000  # values of views made at a time on a CPU, to fit its caches
 _BLUR_REACH: Final = 4  # standard deviations at which the strongest blur is cut off
@@ -47,10 +38,9 @@ def apply_views(
         return fused_views(pixels, chosen, parameters, recipe).to(dtype).contiguous(memory_format=memory_format)
     shape = (count, 3, recipe.size, recipe.size)
     views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=memory_format)
-    plan = _plan(parameters, recipe, pixels)
     for part in _chunks(count, recipe.size, pixels.device):
         images = pixels[part] if rows is None else pixels.index_select(0, rows[part])
-        views[part] = _make_views(images, plan[part], recipe)
+        views[part] = _make_views(images, parameters[part], recipe)
     return views
 
 
@@ -67,9 +57,10 @@ def centre_views(
     `crop_ratio` is the fraction of the short side that is left after the crop (0.875: resize to 256, crop 224).
     """
     views = torch.empty((len(pixels), 3, size, size), device=pixels.device)
-    crop = centre_crop(sizes, crop_ratio, (pixels.shape[2], pixels.shape[3]), size, working_type(pixels))
+    canvas, dtype = (pixels.shape[2], pixels.shape[3]), working_type(pixels)
     for part in _chunks(len(pixels), size, pixels.device):
-        views[part] = normalise(resize(pixels[part], crop[part]), mean, std)
+        crop = centre_crop(sizes[part], crop_ratio, canvas, size, dtype)
+        views[part] = normalise(resize(pixels[part], crop), mean, std)
     return views
 
 
@@ -100,41 +91,21 @@ class ViewMaker:
         return draw_parameters(self.recipe, self.seed, self.step, self.samples[rows], numbers, self.sizes[rows])
 
 
-@dataclass(frozen=True)
-class _Plan(ViewRows):
-    """The weights of the operations for each view."""
-
-    crop: Crop
-    gray: Blends
-    jitter: ColourChange
-    blur: Taps
-    solarize: Tensor
-
-
-def _plan(parameters: ViewParameters, recipe: ViewRecipe, pixels: Tensor) -> _Plan:
-    dtype, canvas = working_type(pixels), (pixels.shape[2], pixels.shape[3])
-    return _Plan(
-        box_crop(parameters.box, parameters.flip, canvas, recipe.size, dtype),
-        gray_blends(parameters.gray),
-        jitter_change(parameters),
-        blur_taps(parameters.blur_sigma.to(dtype), recipe.size, math.ceil(_BLUR_REACH * recipe.blur_sigma[1])),
-        parameters.solarize,
-    )
-
-
-def _make_views(pixels: Tensor, plan: _Plan, recipe: ViewRecipe) -> Tensor:
+def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
     """Apply the transforms in the order of MoCo and BYOL; those with probability zero are skipped."""
-    images = resize(pixels, plan.crop)
+    dtype, canvas = working_type(pixels), (pixels.shape[2], pixels.shape[3])
+    images = resize(pixels, box_crop(parameters.box, parameters.flip, canvas, recipe.size, dtype))
     if recipe.gray_probability and recipe.gray_first:
-        images = blend(images, plan.gray)
+        images = blend(images, gray_blends(parameters.gray))
     if recipe.jitter_probability:
-        images = change_colours(images, plan.jitter)
+        images = change_colours(images, jitter_change(parameters))
     if recipe.gray_probability and not recipe.gray_first:
-        images = blend(images, plan.gray)
+        images = blend(images, gray_blends(parameters.gray))
     if recipe.blur_probability:
-        images = blur(images, plan.blur)
+        radius = math.ceil(_BLUR_REACH * recipe.blur_sigma[1])
+        images = blur(images, blur_taps(parameters.blur_sigma.to(dtype), recipe.size, radius))
     if recipe.solarize_probability:
-        images = solarize(images, plan.solarize[:, None, None, None])
+        images = solarize(images, parameters.solarize[:, None, None, None])
     return normalise(images, recipe.mean, recipe.std)
 
 

@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jcl.views.parameters import ViewRows
-
 
 @dataclass(frozen=True)
-class Taps(ViewRows):
+class Taps:
     """Input rows and weights of each output row of n views."""
 
     index: Tensor  # (n, outputs, taps) int64
@@ -71,7 +69,7 @@ def blur_taps(sigma: Tensor, size: int, radius: int) -> Taps:
 
 
 @dataclass(frozen=True)
-class Crop(ViewRows):
+class Crop:
     """A crop of each of n images, resized to a square."""
 
     rows: Taps
