@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from jcl.data.arrays import open_npz
-from jcl.data.decode import EncodedImages
-from jcl.data.folder import open_folder
+from jcl.data.folder import FolderImages, open_folder
 from jcl.data.shards.fetch import is_shard_location
-from jcl.data.shards.read import open_shards
+from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
@@ -60,7 +59,7 @@ def open_data(
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
-    if isinstance(data.train, EncodedImages) and isinstance(data.test, EncodedImages):
+    if isinstance(data.train, FolderImages | ShardImages) and isinstance(data.test, FolderImages | ShardImages):
         data.train.share_peak(data.test)
     for warning in data_warnings(data):
         progress(warning)
@@ -69,7 +68,7 @@ def open_data(
 
 def data_warnings(data: ImageData) -> list[str]:
     """What a user should know about skipped files, damaged shards and missing labels or test images."""
-    splits = [split for split in (data.train, data.test) if isinstance(split, EncodedImages)]
+    splits = [split for split in (data.train, data.test) if isinstance(split, FolderImages | ShardImages)]
     return [*filter(None, [data.why_untested]), *(warning for split in splits for warning in split.warnings())]
 
 
