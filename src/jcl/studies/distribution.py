@@ -29,7 +29,7 @@ from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.random import IMAGE_CHOICE, permutation
-from jcl.runs.atomic import atomic_open
+from jcl.runs.atomic import write_atomically
 from jcl.settings.studies import ViewOptions
 from jcl.views import ViewMaker, ViewRecipe
 
@@ -235,12 +235,9 @@ class DistributionReport:
             columns[f"{name}_similarity"] = spread.similarity.tolist()
             columns[f"{name}_similarity_of_different_views"] = spread.similarity_of_different_views.tolist()
             columns[f"{name}_variance"] = spread.variance.tolist()
-        with atomic_open(path, follow_links=True) as file:
-            text = io.TextIOWrapper(file, newline="", encoding="utf-8")
-            writer = csv.writer(text)
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
-            text.detach()  # flushes without closing the file
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([list(columns), *zip(*columns.values(), strict=True)])
+        write_atomically(path, text.getvalue().encode(), follow_links=True)
 
     def by_key(self) -> dict[str, ViewSpread]:
         """The spreads by names of lower-case letters, digits and underscores."""
