@@ -92,14 +92,16 @@ def test_torchvisions_file_is_a_plain_mapping_of_tensors(resnet18, tmp_path):
     assert list(content) == [name for name in torchvision.models.resnet18().state_dict() if not name.startswith("fc.")]
 
 
-def test_the_small_stem_goes_to_torchvision_as_the_hint_says(small, tmp_path):
-    written = export_backbone(small.file, "torchvision", tmp_path / "out.pth")
+@pytest.mark.parametrize("stem", ["small", "medium"])
+def test_other_stems_go_to_torchvision_as_the_hint_says(stem, tmp_path):
+    source = open_source(tmp_path, "resnet18", 32, stem)
+    written = export_backbone(source.file, "torchvision", tmp_path / "out.pth")
     names = {"torch": torch, "torchvision": torchvision}
     exec(written.hints[0], names)
     model = names["model"]
     model.fc = nn.Identity()
-    assert_features(model, small)
-    assert_the_way_back_is_the_identity(written.path, small)
+    assert_features(model, source)
+    assert_the_way_back_is_the_identity(written.path, source)
 
 
 @pytest.mark.parametrize("target", ["timm", "hub-folder", "detectron2"])

@@ -76,7 +76,7 @@ def build_resnet(name: str) -> ResNet:
 def to_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:
     """The network as torchvision's ResNet, converted from timm if needed."""
     if info.stem != "imagenet":
-        raise SettingsError(f"{origin} has the small stem, for images of about 32 px. Detectors need the usual stem.")
+        raise SettingsError(f"{origin} has the {info.stem} stem, for small images. Detectors need the usual stem.")
     if isinstance(network, ResNet):
         return network
     name = torchvision_name(network, info)

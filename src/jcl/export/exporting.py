@@ -124,7 +124,9 @@ def for_torchvision(job: ExportJob) -> Content:
         raise SettingsError(f"torchvision has no network equal to {info.backbone}; {_ALWAYS}.")
     lines = [f"model = torchvision.models.{name}({f'image_size={info.image_size}' if name.startswith('vit_') else ''})"]
     if info.stem != "imagenet":
-        lines += ["model.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)", "model.maxpool = torch.nn.Identity()"]
+        stride = 1 if info.stem == "small" else 2
+        lines.append(f"model.conv1 = torch.nn.Conv2d(3, 64, 3, {stride}, 1, bias=False)")
+        lines.append("model.maxpool = torch.nn.Identity()")
     file = str(job.out)
     safe = job.out.suffix == ".safetensors"
     state = f"safetensors.torch.load_file({file!r})" if safe else f"torch.load({file!r}, weights_only=True)"
