@@ -195,7 +195,7 @@ def test_finetune_writes_its_folder_and_can_go_on_from_there(call, pretrained, n
     )
     assert f"{summary['finetune_top1']:.2f} %" in out and "Everything is in tuned" in out
     assert {path.name for path in Path("tuned").iterdir()} == {
-        "finetune.json", "labels.txt", "metrics.jsonl", "checkpoints",
+        "finetune.json", "labels.txt", "run_id", "metrics.jsonl", "checkpoints",
         "backbone.safetensors", "classifier.safetensors", "summary.json",
     }  # fmt: skip
     assert call("linear", "tuned/backbone.safetensors", npz, "--epochs", 1)[0] == 0

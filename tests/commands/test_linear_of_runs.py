@@ -59,7 +59,7 @@ def assert_same(one: Path, two: Path) -> None:
 
 def test_a_folder_changes_no_figure_and_holds_what_was_found(weights, npz, unbroken):
     assert {path.name for path in unbroken.iterdir()} == {
-        "probe.json", "metrics.jsonl", "checkpoints", "classifier.safetensors", "scores.json", "summary.json",
+        "probe.json", "run_id", "metrics.jsonl", "checkpoints", "classifier.safetensors", "scores.json", "summary.json",
     }  # fmt: skip
     found = probed(weights, npz, None)
     assert found.scores == ProbeFolder(unbroken).scores()

@@ -1,4 +1,4 @@
-"""Run folders that come from elsewhere or lose files."""
+"""Run folders that come from elsewhere, lose files, or are moved, removed or on a full disk while a run trains."""
 
 import os
 import shutil
@@ -11,18 +11,22 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 import jcl
+from fault_tools import at_steps, once_written, small_disk
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.report import write_report
 from jcl.errors import Interrupted, RunError
 from jcl.export import import_backbone, save_backbone
 from jcl.runs.atomic import atomic_open, write_atomically
 from jcl.runs.checkpoint import (
+    list_checkpoints,
+    newest_checkpoint,
     read_tensors,
+    save_with_checksum,
     search_checkpoints,
 )
 from jcl.runs.lock import RunLock, is_locked
 from jcl.runs.metrics import MetricsWriter, read_metrics
-from run_tools import stop_after
+from run_tools import assert_same, assert_same_backbone, stop_after
 from small_runs import tiny_settings
 
 QUIET = Console(quiet=True)
@@ -68,7 +72,9 @@ def console() -> Console:
 
 class TestLinks:
     @pytest.mark.parametrize("dangling", [False, True])
-    @pytest.mark.parametrize("name", [".lock", "backbone.safetensors", "choices.json", "metrics.jsonl", "report.html"])
+    @pytest.mark.parametrize(
+        "name", [".lock", "backbone.safetensors", "choices.json", "metrics.jsonl", "report.html", "run_id"]
+    )
     def test_resuming_refuses_links(self, run, victim, name, dangling):
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(victim.with_name("new") if dangling else victim)
@@ -144,13 +150,20 @@ class TestMetrics:
         again = resume(run, console=console)
         said = console.export_text()
         (kept,) = run.glob("metrics.jsonl.damaged*")
-        assert "has lost 2 damaged lines" in said and kept.name in said and kept.read_bytes() == damaged
+        assert "has lost 1 line;" in said and kept.name in said and kept.read_bytes() == damaged
         assert len(again.metrics) == len(unbroken.metrics) - 1
 
-    def test_a_deleted_file_is_said(self, run, console):
+    def test_a_torn_line_after_the_checkpoint_is_no_loss(self, run, unbroken, console):
+        with (run / "metrics.jsonl").open("ab") as file:
+            file.write(b'{"kind": "tr')
+        assert_same(resume(run, console=console), unbroken)
+        assert "has lost" not in console.export_text() and not list(run.glob("metrics.jsonl.damaged*"))
+
+    def test_the_lines_of_a_deleted_file_are_counted(self, run, console):
+        count = len(read_metrics(run / "metrics.jsonl"))
         (run / "metrics.jsonl").unlink()
         resume(run, console=console)
-        assert "the metrics up to step 10 are lost" in console.export_text()
+        assert f"has lost {count} lines." in console.export_text()
 
     def test_a_checkpoint_finds_its_lines_on_the_disk(self, npz, tmp_path, monkeypatch):
         synced: list[str] = []
@@ -166,7 +179,98 @@ class TestMetrics:
         assert "metrics.jsonl" in synced[: synced.index(checkpoint)]
 
 
+class TestMoved:
+    @pytest.mark.parametrize("step", [6, 12])
+    def test_a_moved_folder_is_saved_where_it_is(self, npz, unbroken, tmp_path, monkeypatch, step):
+        old, new = tmp_path / "old", tmp_path / "new"
+        with monkeypatch.context() as patch:
+            at_steps(patch, {step: once_written(lambda: old.rename(new))})
+            with pytest.raises(RunError, match=f"was moved to {new} .*Step {step} is saved"):
+                pretrain(settings_for(npz), old, console=QUIET)
+        assert not old.exists() and not (new / ".lock").exists()
+        assert newest_checkpoint(new / "checkpoints").name == f"step-{step:09}.safetensors"
+        assert_same(resume(new, console=QUIET), unbroken)
+
+    def test_a_removed_folder_is_said_and_not_created_again(self, npz, tmp_path, monkeypatch):
+        at_steps(monkeypatch, {6: once_written(lambda: shutil.rmtree(tmp_path / "run"))})
+        with pytest.raises(RunError, match=r"was removed.*step 6 is not saved"):
+            pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+        assert not (tmp_path / "run").exists()
+
+    def test_no_checkpoint_is_written_into_an_emptied_folder(self, npz, tmp_path, monkeypatch):
+        """`rm -r` leaves the folder if a file appears in it meanwhile."""
+
+        def empty() -> None:
+            shutil.rmtree(tmp_path / "run" / "checkpoints")
+            for file in (tmp_path / "run").iterdir():
+                file.unlink()
+
+        at_steps(monkeypatch, {6: once_written(empty)})
+        with pytest.raises(RunError, match="emptied"):
+            pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+        assert not (tmp_path / "run" / "checkpoints").exists()
+
+    def test_a_folder_that_took_its_place_is_left_alone(self, npz, tmp_path, monkeypatch):
+        def swap() -> None:
+            (tmp_path / "run").rename(tmp_path / "old")
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / "other").write_text("other")
+
+        at_steps(monkeypatch, {6: once_written(swap)})
+        with pytest.raises(RunError, match="was moved"):
+            pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
+        assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["other"]
+
+
+class TestFullDisk:
+    @pytest.mark.parametrize("keep", [2, 1])
+    def test_older_checkpoints_make_room_but_not_the_newest(self, npz, unbroken, tmp_path, monkeypatch, keep):
+        with small_disk(tmp_path / "disk") as disk:
+            folder = disk.place / "run"
+            with monkeypatch.context() as patch:
+                stop_after(patch, 10, 15)
+                at_steps(patch, {9: once_written(disk.fill)})
+                with pytest.raises(Interrupted if keep == 2 else RunError):
+                    pretrain(settings_for(npz, record__keep=keep), folder, console=QUIET)
+            names = [path.name for path in list_checkpoints(folder / "checkpoints")]
+            assert names == ["step-000000008.safetensors", "step-000000010.safetensors"][:keep]
+            disk.free()
+            assert_same_backbone(resume(folder, console=QUIET), unbroken)
+
+    def test_too_little_space_is_said_at_the_start(self, npz, tmp_path, monkeypatch, console):
+        with small_disk(tmp_path / "disk", megabytes=4) as disk:
+            disk.filler.write_bytes(b"\0" * (7 << 19))
+            at_steps(monkeypatch, {1: disk.free})
+            pretrain(settings_for(npz), disk.place / "run", console=console)
+        assert "is nearly full" in console.export_text()
+
+
 class TestWhoseCheckpoint:
+    def test_one_of_another_run_is_refused(self, run, unbroken):
+        shutil.copy(list_checkpoints(unbroken.path / "checkpoints")[-1], run / "checkpoints")
+        found = search_checkpoints(run / "checkpoints")
+        assert found.newest.name == "step-000000010.safetensors" and "another run" in found.damaged[0]
+        for path in list_checkpoints(run / "checkpoints")[:-1]:
+            path.unlink()
+        with pytest.raises(RunError, match="of another run"):
+            resume(run, console=QUIET)
+
+    def test_a_run_that_lost_its_id_takes_that_of_its_checkpoint(self, run, unbroken):
+        before = (run / "run_id").read_text()
+        (run / "run_id").unlink()
+        assert_same(resume(run, console=QUIET), unbroken)
+        assert (run / "run_id").read_text() == before
+
+    def test_those_of_older_versions_are_resumed(self, run, unbroken):
+        (run / "run_id").unlink()
+        for path in list_checkpoints(run / "checkpoints"):
+            tensors, metadata = read_tensors(path)
+            older = {name: value for name, value in metadata.items() if name not in ("run", "lines", "sha256")}
+            save_with_checksum(path, tensors, older)
+        assert_same(resume(run, console=QUIET), unbroken)
+        newest = list_checkpoints(run / "checkpoints")[-1]
+        assert read_tensors(newest)[1]["run"].strip('"') == (run / "run_id").read_text().strip()
+
     def test_one_of_another_step_is_refused(self, run):
         (run / "checkpoints" / "step-000000008.safetensors").rename(run / "checkpoints" / "step-000000011.safetensors")
         found = search_checkpoints(run / "checkpoints")

@@ -139,7 +139,10 @@ def _train(
     record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
     saver: CheckpointSaver | NullSaver = NullSaver()
     if ranks.first:
-        record = MetricsWriter(folder.path, resumed_at=progress.step, tensorboard=False, warn=context.log)
+        progress.run = folder.identify(progress.run)
+        record = MetricsWriter(
+            folder.path, resumed_at=progress.step, expected=progress.lines, tensorboard=False, warn=context.log
+        )
         saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.log)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
     with record, saver, contextlib.closing(batches):

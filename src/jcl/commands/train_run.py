@@ -102,8 +102,13 @@ def train_run(
     record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
     saver: CheckpointSaver | NullSaver = NullSaver()
     if ranks.first:
+        progress.run = folder.identify(progress.run)
         record = MetricsWriter(
-            folder.path, resumed_at=progress.step, tensorboard=settings.record.tensorboard, warn=display.warn
+            folder.path,
+            resumed_at=progress.step,
+            expected=progress.lines,
+            tensorboard=settings.record.tensorboard,
+            warn=display.warn,
         )
         saver = CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn)
     unreadable: dict[str, str] = {}  # images that only kNN reads

@@ -168,8 +168,9 @@ def train_and_evaluate(
         task = ClassifierTask(training, loader)
         trainer = Trainer(task, Display(console, training.title), progress)
         if folder is not None:
+            progress.run = folder.identify(progress.run)
             trainer.record = open_files.enter_context(
-                MetricsWriter(folder.path, resumed_at=progress.step, tensorboard=False)
+                MetricsWriter(folder.path, resumed_at=progress.step, expected=progress.lines, tensorboard=False)
             )
             trainer.saver = open_files.enter_context(
                 CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=trainer.display.warn)

@@ -60,6 +60,19 @@ class OpenFolder:
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise OSError(errno.ELOOP, f"{name} {_SPECIAL}")
 
+    def in_place(self) -> bool:
+        """Whether the folder is still at its path."""
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self.descriptor))
+        except OSError as error:  # a network file system may be unavailable for a while
+            return error.errno not in (errno.ENOENT, errno.ENOTDIR)
+
+    def current_path(self) -> Path | None:
+        """Where the folder is now; None if the system does not tell (Linux does)."""
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/self/fd/{self.descriptor}").readlink()
+        return None
+
     def names(self) -> list[str]:
         return [entry.name for entry in os.scandir(self.descriptor)]
 
@@ -87,10 +100,10 @@ def write_atomically(path: Path, content: bytes, *, follow_links: bool = False) 
         file.write(content)
 
 
-def make_folder(path: Path, within: OpenFolder | None = None) -> OpenFolder:
-    """Create a folder unless it exists, and open it."""
+def make_folder(path: Path, within: OpenFolder | None = None, *, create: bool = True) -> OpenFolder:
+    """Open a folder, and create it unless it exists or `create` is False."""
     try:
-        return OpenFolder(path, within=within, create=True)
+        return OpenFolder(path, within=within, create=create)
     except OSError as error:
         raise RunError(f"The folder {path} could not be written: {error.strerror}.") from error
 

@@ -7,6 +7,7 @@ snapshot copies the state to the host, which is all that training waits for, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from jcl.errors import RunError
 from jcl.paths import refuse_size
 from jcl.runs.atomic import OpenFolder, atomic_open, make_folder
+from jcl.runs.folder import read_run_id
 
 FORMAT = "jcl-checkpoint-2"
 _GROUP = "group."
@@ -36,6 +38,8 @@ _SETTINGS = {
     "queue.rows": "method.queue_size",
 }
 
+_NEW_FIELDS = ("run", "lines")  # of `Progress`; checkpoints of older versions lack them
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECKSUM = "sha256"
 _TENSORS_CHECKSUM = "tensors_sha256"
 _ZEROS = b"0" * 64
@@ -58,6 +62,8 @@ class Progress:
     steps_per_epoch: int = 0  # at the last step; 0 if unknown
     settings: dict[str, Any] = field(default_factory=dict)  # by dotted names; empty if unknown
     images: dict[str, str] = field(default_factory=dict)  # fingerprints of the images; empty if unknown
+    run: str = ""  # the id of the run; empty if unknown
+    lines: int = 0  # of metrics up to this step; 0 if unknown
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,8 @@ def _copy_to_host(value: Tensor, pinned: Tensor | None) -> Tensor:
 def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder | None = None) -> Path:
     """Write a checkpoint, read it back, and only then remove all but the newest `keep`.
 
-    A state that is not finite is refused, so that every checkpoint is worth resuming from. `run` is the open folder
-    that `folder` is in.
+    On a full disk older checkpoints are removed first, but never the newest valid one. A state that is not finite is
+    refused, so that every checkpoint is worth resuming from. `run` is the open folder that `folder` is in.
     """
     if snapshot.copied is not None:
         snapshot.copied.synchronize()
@@ -122,14 +128,34 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder 
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise RunError(f"Step {snapshot.step} was not saved: {name} is not finite.")
     path = folder / f"step-{snapshot.step:09d}.safetensors"
+    metadata = snapshot.metadata | {"optimiser": json.dumps(optimizer)}
     with make_folder(folder, within=run) as opened:
-        save_with_checksum(path, tensors, snapshot.metadata | {"optimiser": json.dumps(optimizer)}, opened)
+        while True:
+            try:
+                save_with_checksum(path, tensors, metadata, opened)
+                break
+            except RunError as error:
+                if getattr(error.__cause__, "errno", 0) not in _DISK_FULL or not _make_room(opened):
+                    raise
         # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
         names = sorted(name for name in opened.names() if _NAME.fullmatch(name) and name <= path.name)
         for name in names[:-keep]:
             with contextlib.suppress(OSError):  # tried again after the next checkpoint
                 opened.remove(name)
     return path
+
+
+def _make_room(folder: OpenFolder) -> bool:
+    """Remove the oldest checkpoint other than the newest valid one; returns whether there was one."""
+    newest = newest_checkpoint(folder.path) if folder.in_place() else None
+    others = [path for path in list_checkpoints(folder.path) if path != newest]
+    if newest is None or not others:
+        return False
+    try:
+        folder.remove(others[0].name)
+    except OSError:
+        return False
+    return True
 
 
 def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
@@ -139,7 +165,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optim
     try:
         _restore_optimizer(optimizer, tensors, json.loads(metadata["optimiser"]))
         progress = Progress(window=tensors["progress.window"].to(device))
-        for name in _progress_fields():
+        for name in [name for name in _progress_fields() if name in metadata or name not in _NEW_FIELDS]:
             setattr(progress, name, type(getattr(progress, name))(json.loads(metadata[name])))
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
@@ -212,7 +238,7 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
         log(f"Skipped checkpoint: {reason}")
     if newest is None and damaged:
         raise RunError(
-            f"All checkpoints in {folder} are damaged; restore one from a backup, "
+            f"All checkpoints in {folder} are damaged or of another run; restore one from a backup, "
             "or remove them to train from the first step."
         )
     log(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")
@@ -322,6 +348,9 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
     if (named := _NAME.fullmatch(path.name)) and str(int(named[1])) != metadata.get("step"):
         raise RunError(f"{path} is not of the step in its name, but of step {metadata.get('step')}; rename it.")
+    owner, run = metadata.get("run", "").strip('"'), read_run_id(path.parent.parent)
+    if owner and run and owner != run:
+        raise RunError(f"{path} is a checkpoint of another run (id {owner}, this run has {run}); remove it.")
     return tensors, metadata
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,10 +20,13 @@ from jcl.runs.lock import RunLock, is_locked
 from jcl.settings.resolve import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
+RUN_ID = "run_id"
+_MAX_ID_BYTES = 100
+
 
 class TrainingFolder:
-    """A settings file, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at the end
-    `summary.json`."""
+    """A settings file, `run_id`, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at
+    the end `summary.json`."""
 
     kind: ClassVar[str]
     """What the folder holds, in words."""
@@ -36,6 +40,7 @@ class TrainingFolder:
         self.settings_file = self.path / self.settings_name
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.id_file = self.path / RUN_ID
         self.skipped_file = self.path / "skipped.txt"
         self.summary_file = self.path / "summary.json"
 
@@ -47,7 +52,7 @@ class TrainingFolder:
     @property
     def first_files(self) -> tuple[Path, ...]:
         """The files that exist before the first checkpoint."""
-        return self.settings_file, self.metrics_file
+        return self.settings_file, self.metrics_file, self.id_file
 
     def refuse_occupied(self) -> None:
         """Raise if the folder already holds a training."""
@@ -70,6 +75,12 @@ class TrainingFolder:
     def refuse_links(self) -> None:
         """Raise if a file of the training is a link, which would be found out only when it is written."""
         refuse_links(*(path for path in vars(self).values() if isinstance(path, Path) and path != self.path))
+
+    def identify(self, resumed: str) -> str:
+        """The id of this training; if it has none, that of the checkpoint it is `resumed` from, or a new one."""
+        if not read_run_id(self.path):
+            write_atomically(self.id_file, f"{resumed or secrets.token_hex(8)}\n".encode())
+        return read_run_id(self.path)
 
     @contextlib.contextmanager
     def locked_for_training(self, warn: Callable[[str], None]) -> Iterator[None]:
@@ -183,6 +194,15 @@ class RunFolder(TrainingFolder):
                 f"{self.path} is not a run folder (it has no settings.yaml); give a folder that `jcl pretrain` wrote."
             )
         return read_settings(self.settings_file, ResolvedSettings)
+
+
+def read_run_id(folder: Path) -> str:
+    """The id of the training in a folder, which is also in its checkpoints; empty if there is none."""
+    with contextlib.suppress(OSError):
+        if (folder / RUN_ID).is_file():  # opening a named pipe would block forever
+            with (folder / RUN_ID).open("rb") as file:
+                return file.read(_MAX_ID_BYTES).decode(errors="replace").strip()
+    return ""
 
 
 def numbered_folders(parent: Path, name: str) -> list[Path]:

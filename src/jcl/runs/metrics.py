@@ -27,8 +27,9 @@ class MetricsWriter:
     """Appends metrics to a run's files.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
-    kept and written later. When a run resumes at a step, lines of later steps are dropped. A damaged file is kept.
-    `first` and `newest` have the first and the last line of each kind.
+    kept and written later. When a run resumes at a step, lines of later steps are dropped. If fewer than `expected`
+    lines remain, `warn` is called, and a damaged file is kept under another name. `first` and `newest` have the first
+    and the last line of each kind.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class MetricsWriter:
         folder: Path,
         *,
         resumed_at: int = 0,
+        expected: int = 0,
         tensorboard: bool = True,
         warn: Callable[[str], None] = print_warning,
     ) -> None:
@@ -43,17 +45,21 @@ class MetricsWriter:
         self._warn = warn
         self._pending: list[str] = []
         self._failing = False
-        self._folder = make_folder(folder)
+        self._folder = make_folder(folder, create=False)
         found = read_metrics(self.path) if self.path.exists() else []
         before = self.path.read_bytes() if self.path.exists() else b""
         damaged = sum(bool(line.strip()) for line in before.splitlines()) - len(found)
         kept = [line for line in found if line["step"] <= resumed_at]
-        if resumed_at and not before:
+        self.lines = len(kept)
+        lost = expected - len(kept) if expected else damaged  # checkpoints of older versions do not count the lines
+        if resumed_at and not before and not expected:
             warn(f"{self.path} is missing: the metrics up to step {resumed_at:,} are lost.")
-        if damaged > 0:
+        elif lost > 0:
             copy = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
-            write_atomically(copy, before)
-            warn(f"{self.path} has lost {pluralize(damaged, 'damaged line')}; it is kept as {copy.name}.")
+            if damaged:
+                write_atomically(copy, before)
+            backup = f"; the damaged file is kept as {copy.name}" if damaged else ""
+            warn(f"{self.path} has lost {pluralize(lost, 'line')}{backup}.")
         self.first: dict[str, dict[str, Any]] = {line["kind"]: line for line in reversed(kept)}
         self.newest: dict[str, dict[str, Any]] = {line["kind"]: line for line in kept}
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
@@ -67,6 +73,7 @@ class MetricsWriter:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
         self.first.setdefault(kind, line)
         self.newest[kind] = line
+        self.lines += 1
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
         if self._events is not None:
@@ -80,11 +87,12 @@ class MetricsWriter:
         self._write_pending()
         self._folder.__exit__()
 
-    def sync(self) -> None:
-        """Have the lines on the disk, as far as possible."""
+    def sync(self) -> int:
+        """Have the lines on the disk, as far as possible, and return their number."""
         self._write_pending()
         with contextlib.suppress(OSError), self._folder.append(self.path.name) as file:
             os.fsync(file.fileno())
+        return self.lines
 
     def _write_pending(self) -> None:
         try:
@@ -127,7 +135,8 @@ class NullMetricsWriter:
         self.first: dict[str, dict[str, Any]] = {}
         self.newest: dict[str, dict[str, Any]] = {}
 
-    def sync(self) -> None: ...
+    def sync(self) -> int:
+        return 0
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         return {"kind": kind, "step": step, "epoch": epoch, **figures}

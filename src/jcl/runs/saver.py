@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,17 +12,19 @@ from typing import Self
 import torch
 from torch import nn
 
+from jcl.console import format_bytes
 from jcl.errors import RunError
 from jcl.runs.atomic import make_folder
-from jcl.runs.checkpoint import Progress, Snapshot, take_snapshot, write_snapshot
+from jcl.runs.checkpoint import Progress, Snapshot, list_checkpoints, take_snapshot, write_snapshot
+from jcl.runs.folder import RUN_ID
 
 
 class CheckpointSaver:
     """Writes checkpoints to a folder in a thread; training waits only for the snapshot.
 
     At most one write is in progress. A write that fails (a full or read-only disk) does not stop training: `warn` is
-    called once, and the next checkpoint is tried again. Only `finish` raises. Call all methods from the training
-    thread.
+    called once, and the next checkpoint is tried again. Only `finish` raises. If the run folder, which `folder` is in,
+    is moved, checkpoints are written where it is now. Call all methods from the training thread.
     """
 
     def __init__(self, folder: Path, keep: int, warn: Callable[[str], None]) -> None:
@@ -30,10 +34,35 @@ class CheckpointSaver:
         self._written: Path | None = None
         self._error: BaseException | None = None
         self._failing = False
-        self._run = make_folder(folder.parent)
+        self._run = make_folder(folder.parent, create=False)
+        self._identified = RUN_ID in self._run.names()
         if folder.exists():
             with make_folder(folder, within=self._run) as opened:
                 opened.remove_partial_files()
+
+    @property
+    def moved(self) -> bool:
+        """Whether the run folder was moved, removed or emptied since training began."""
+        return self._removed() or not self._run.in_place()
+
+    def _removed(self) -> bool:
+        try:
+            os.stat(RUN_ID, dir_fd=self._run.descriptor)
+        except OSError as error:  # a network file system may be unavailable for a while
+            return self._identified and error.errno == errno.ENOENT
+        return False
+
+    def warn_of_full_disk(self, learner: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Warn if there is no space for two checkpoints, one of which may exist already."""
+        trained = [tensor for group in optimizer.param_groups for tensor in group["params"]]  # and their momentum
+        size = sum(tensor.nbytes for tensor in [*learner.state_dict().values(), *trained])
+        disk = os.fstatvfs(self._run.descriptor)
+        needed, free = size * (1 if list_checkpoints(self._folder) else 2), disk.f_bavail * disk.f_frsize
+        if free < needed and disk.f_blocks:
+            self._warn(
+                f"The disk of {self._run.path} is nearly full: {format_bytes(free)} are free, checkpoints need about "
+                f"{format_bytes(needed)}. Free some space, or training may not be saved."
+            )
 
     @property
     def busy(self) -> bool:
@@ -49,10 +78,18 @@ class CheckpointSaver:
         self._thread.start()
 
     def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        """Save the current state, wait for it, and raise if it cannot be written."""
+        """Save the current state, wait for it, and raise if it cannot be written or the run folder was moved."""
+        if self._removed():
+            raise RunError(f"The folder {self._run.path} was removed or emptied; step {progress.step:,} is not saved.")
         self.start(learner, optimizer, progress)
         self._join()
         self._thread = None
+        if not self._run.in_place():
+            now = self._run.current_path()
+            saved = self._error or f"Step {progress.step:,} is saved there. Move the folder back, or continue there."
+            raise RunError(
+                f"The folder {self._run.path} was moved{f' to {now}' if now else ''} during training. {saved}"
+            )
         if self._error is not None:
             raise self._error
 
@@ -95,7 +132,9 @@ class CheckpointSaver:
 class NullSaver:
     """A saver that saves nothing, for ranks other than the first, whose state is the same."""
 
-    busy = False
+    busy = moved = False
+
+    def warn_of_full_disk(self, learner: nn.Module, optimizer: torch.optim.Optimizer) -> None: ...
 
     def start(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None: ...
 

@@ -139,6 +139,7 @@ class Trainer:
         on_cpu = next(task.module.parameters()).device.type == "cpu"
         warmup = WARMUP_STEPS_ON_CPU if on_cpu else WARMUP_STEPS
         self.display.start(progress.step, self.total_steps, steps, warmup)
+        self.saver.warn_of_full_disk(task.module, task.optimizer)
         self._saved_at = time.perf_counter()
         self.clock.restart()
         if progress.step == 0:
@@ -206,12 +207,13 @@ class Trainer:
             )
 
     def _stop_requested(self, stop: StopRequest) -> bool:
-        """Whether any rank was asked to stop; all ranks get the same answer."""
+        """Whether any rank was asked to stop, or the run folder was moved; all ranks get the same answer."""
+        requested = stop.requested or self.saver.moved
         if self.ranks.count == 1:
-            return stop.requested
+            return requested
         step, on_cpu = self.progress.step, self.progress.window.device.type == "cpu"
         ask = on_cpu or step % STEPS_BETWEEN_STOP_CHECKS == 0 or step % self.task.steps_per_epoch == 0
-        return ask and self.ranks.any(stop.requested)
+        return ask and self.ranks.any(requested)
 
     def _save_due(self) -> bool:
         if self.save_every and self.progress.step % self.save_every == 0:
@@ -224,7 +226,7 @@ class Trainer:
         self._check_finite()
         self._saved_at = time.perf_counter()
         self.clock.lap()
-        self.record.sync()
+        self.progress.lines = self.record.sync()
         self.saver.start(self.task.module, self.task.optimizer, self.progress)
 
     def save_and_wait(self) -> None:
@@ -234,10 +236,12 @@ class Trainer:
     def _finish_saving(self) -> None:
         self._check_finite()
         self.clock.lap()
-        self.record.sync()
+        self.progress.lines = self.record.sync()
         try:
             self.saver.finish(self.task.module, self.task.optimizer, self.progress)
         except RunError as error:
+            if self.saver.moved:
+                raise
             raise RunError(
                 f"{error} Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}. "
                 f"Once that is fixed, {self.resume_hint}."

@@ -93,6 +93,7 @@ def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_anoth
         with pytest.raises(Interrupted):
             detect(options, console=QUIET)
     monkeypatch.setenv("JCL_RESTARTS", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     folder = detect(options, console=QUIET)
     assert folder.path == Path("runs/detect-box-001") and folder.summary()["iterations"] == 2
     other = detect(options.model_copy(update={"seed": 1}), console=QUIET)
