@@ -42,8 +42,8 @@ class SplitReport:
 
     `widths` and `heights` are (minimum, median, maximum) of the readable images as stored; `kinds` counts file formats
     with color modes; `unreadable` maps names to reasons; `small` images have a side below `SMALL_SIDE`; each group of
-    `duplicates` has the same content. `unsupported`, `unlisted` and `stray` are as in `FolderImages`, `damage` and
-    `folders_inside` as in `ShardImages`; `warnings` has all of these as sentences.
+    `duplicates` has the same content; `warnings` are about skipped, damaged and unusual files. `figures` is all of
+    this in numbers and names, for JSON.
     """
 
     def __init__(self, source: ImageSource, checked: list[_CheckedImage], seconds_per_image: float) -> None:
@@ -53,8 +53,7 @@ class SplitReport:
             groups.setdefault(image.digest, []).append(image.name)
         labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELLED]
         names = source.class_names
-        self.images = len(checked)
-        self.labelled = len(labels)
+        self.images, self.seconds_per_image = len(checked), seconds_per_image
         self.class_counts = dict(Counter(str(label) if names is None else names[label] for label in sorted(labels)))
         self.widths = _min_median_max([image.width for image in readable])
         self.heights = _min_median_max([image.height for image in readable])
@@ -62,40 +61,30 @@ class SplitReport:
         self.unreadable = {image.name: image.reason for image in checked if image.reason is not None}
         self.small = tuple(image.name for image in readable if min(image.width, image.height) < SMALL_SIDE)
         self.duplicates = tuple(tuple(group) for group in groups.values() if len(group) > 1)
-        self.seconds_per_image = seconds_per_image
-        self.unsupported = source.unsupported if isinstance(source, FolderImages) else {}
-        self.stray = tuple(source.stray_images()) if isinstance(source, FolderImages) else ()
-        self.unlisted = source.unlisted if isinstance(source, FolderImages) else {}
-        self.damage = source.damage if isinstance(source, ShardImages) else {}
-        self.folders_inside = source.folders_inside() if isinstance(source, ShardImages) else ()
-        unusual = Counter(name for image in readable for name in image.unusual)
         self.warnings = source.warnings() if isinstance(source, EncodedImages) else []
-        self.warnings += _describe_unusual(unusual, source)
-
-    def figures(self) -> dict[str, object]:
-        figures: dict[str, object] = {
+        self.warnings += _describe_unusual(Counter(name for image in readable for name in image.unusual), source)
+        unlisted, damage = getattr(source, "unlisted", {}), getattr(source, "damage", {})  # of folders, of shards
+        self.figures: dict[str, object] = {
             "images": self.images,
-            "readable": self.images - len(self.unreadable),
+            "readable": len(readable),
             "unreadable": len(self.unreadable),
             "unreadable_names": sorted(self.unreadable),
-            "labelled": self.labelled,
+            "labelled": len(labels),
             "classes": len(self.class_counts),
             "small": len(self.small),
             "duplicates": sum(len(group) - 1 for group in self.duplicates),
-            "passed_over": sum(self.unsupported.values()),
-            "loose": len(self.stray),
-            "unlisted_folders": len(self.unlisted),
-            "unlisted_folder_names": sorted(self.unlisted),
-            "damaged_shards": len(self.damage),
-            "damaged_shard_names": sorted(self.damage),
-            "folders_in_shards": len(self.folders_inside),
-            "milliseconds_per_image": round(self.seconds_per_image * 1000, 3),
+            "passed_over": sum(getattr(source, "unsupported", {}).values()),
+            "loose": len(source.stray_images()) if isinstance(source, FolderImages) else 0,
+            "unlisted_folders": len(unlisted),
+            "unlisted_folder_names": sorted(unlisted),
+            "damaged_shards": len(damage),
+            "damaged_shard_names": sorted(damage),
+            "folders_in_shards": len(source.folders_inside()) if isinstance(source, ShardImages) else 0,
+            "milliseconds_per_image": round(seconds_per_image * 1000, 3),
         }
         for side, values in (("width", self.widths), ("height", self.heights)):
-            figures |= {
-                f"{side}_{which}": value or None for which, value in zip(("min", "median", "max"), values, strict=True)
-            }
-        return figures
+            for which, value in zip(("min", "median", "max"), values, strict=True):
+                self.figures[f"{side}_{which}"] = value or None
 
 
 @dataclass(frozen=True)
@@ -113,7 +102,7 @@ class DataReport:
         if self.why_untested:
             flat["why_untested"] = self.why_untested
         for split, report in self.splits.items():
-            flat |= {f"{split}_{key}": value for key, value in report.figures().items()}
+            flat |= {f"{split}_{key}": value for key, value in report.figures.items()}
         return flat
 
 

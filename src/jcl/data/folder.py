@@ -95,9 +95,6 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
 
     `classes` selects class folders. Folders that cannot be listed are skipped; `strict` raises instead.
     """
-    if not root.is_dir():
-        problem = "is not a folder" if root.exists() else "does not exist"
-        raise DataError(f"The image folder {root} {problem}; give the path of a folder of images.")
     train_root, test_root = _splits(root)
     listing = _list_classes(train_root, classes, strict)
     if not len(listing.files):

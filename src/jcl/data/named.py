@@ -13,7 +13,7 @@ import torch
 
 from jcl.data.arrays import open_npz
 from jcl.data.folder import FolderImages, open_folder
-from jcl.data.shards.fetch import is_shard_location
+from jcl.data.shards.fetch import describe_failure, is_shard_location
 from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
@@ -110,30 +110,23 @@ def open_downloaded(name: str, root: Path | None = None, download: bool = True) 
 
     The training images of STL-10 are all but its test images: 5,000 with a label and 100,000 without.
     """
-    root = root or default_root()
-    train, test = (_arrays(name, _torchvision_dataset(name, root, download, train)) for train in (True, False))
-    return ImageData(name, train, test)
-
-
-def _torchvision_dataset(name: str, root: Path, download: bool, train: bool) -> Any:
     from torchvision import datasets  # slow to import, and workers do not need it
 
+    root = root or default_root()
+    sets: list[Any]
     try:
         root.mkdir(parents=True, exist_ok=True)
         if name == "stl10":
-            return datasets.STL10(root, split="train+unlabeled" if train else "test", download=download)
-        kind = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-        return kind(root, train=train, download=download)
+            sets = [datasets.STL10(root, split, download=download) for split in ("train+unlabeled", "test")]
+        else:
+            kind = datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+            sets = [kind(root, train=train, download=download) for train in (True, False)]
     except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError for bad files
         what = "could not be downloaded to" if download else "is not in"
-        raise DataError(f"The data set {name} {what} {root} ({_first_line(error)}); copy its files there.") from error
-
-
-def _first_line(error: Exception) -> str:
-    cause = getattr(error, "reason", None)  # of a URLError
-    error = cause if isinstance(cause, OSError) else error
-    text = (getattr(error, "strerror", None) or str(error)).strip()
-    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+        raise DataError(
+            f"The data set {name} {what} {root} ({describe_failure(error)}); copy its files there."
+        ) from error
+    return ImageData(name, *(_arrays(name, each) for each in sets))
 
 
 def _arrays(name: str, dataset: Any) -> ArrayImages:

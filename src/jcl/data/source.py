@@ -50,17 +50,14 @@ class ImageSource(Protocol):
     @property
     def description(self) -> str:
         """What it is and where, for messages."""
-        ...
 
     @property
     def labels(self) -> Tensor | None:
         """Class of each image, (n,) int64, `UNLABELLED` if unknown; None if no image has one."""
-        ...
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """The names of the labels."""
-        ...
 
     def __len__(self) -> int: ...
 
@@ -70,11 +67,9 @@ class ImageSource(Protocol):
         `window` says where an image longer than 2:1 is cut, from its start (0) to its end (1); None scales all of it.
         Raises `UnreadableImage`.
         """
-        ...
 
     def name_of(self, index: int) -> str:
         """The name of the image in messages."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,9 +135,19 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _fetch(url: str, file: Path) -> None:
     partial, name = file.with_name(f"{file.name}.partial"), _without_secrets(url)
+    options: dict[str, Any] = {}
     try:
+        import fsspec
+
+        if url.lower().startswith("http"):
+            import aiohttp
+
+            # By default a download that takes more than five minutes fails.
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=300)
+            options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
         file.parent.mkdir(parents=True, exist_ok=True)
-        _download(url, partial)
+        files, path = fsspec.core.url_to_fs(url, **options)
+        files.get_file(path, str(partial))
         if not partial.stat().st_size:
             raise ValueError("the file is empty")
         with partial.open("rb") as copy:
@@ -145,29 +155,20 @@ def _fetch(url: str, file: Path) -> None:
         partial.replace(file)
     except ImportError as error:
         install = "pip install 'joint-contrastive-learning[shards]'"
-        how = install if url.lower().startswith("http") else _reason(error)
+        how = install if url.lower().startswith("http") else describe_failure(error)
         raise DataError(f"Downloading {name} needs an optional library: {how}.") from error
     except Exception as error:  # each file system of fsspec has its own errors
-        raise DataError(f"The shard {name} cannot be downloaded into {file.parent}: {_reason(error)}.") from error
+        raise DataError(
+            f"The shard {name} cannot be downloaded into {file.parent}: {describe_failure(error)}."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _download(url: str, file: Path) -> None:
-    import fsspec
-
-    options: dict[str, Any] = {}
-    if url.lower().startswith("http"):
-        import aiohttp
-
-        # By default a download that takes more than five minutes fails.
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=60, sock_read=300)
-        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
-    files, path = fsspec.core.url_to_fs(url, **options)
-    files.get_file(path, str(file))
-
-
-def _reason(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
+    """Why a download failed, without a full stop."""
+    cause = getattr(error, "reason", None)  # of a URLError
+    error = cause if isinstance(cause, OSError) else error
     if isinstance(error, FileNotFoundError):
         return "not found"
     text = getattr(error, "strerror", None) or _without_secrets(str(error))

@@ -154,8 +154,13 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
                             texts[member.stem] = text
             except tarfile.TarError as error:
                 damage = str(error)
-                if not images:
-                    _refuse_other_formats(file, os.pread(stream.fileno(), 512, 0))
+                start = os.pread(stream.fileno(), 512, 0)
+                if not images and start[:2] in _COMPRESSED:
+                    message = f"The shard {file} is compressed ({_COMPRESSED[start[:2]]}); decompress it first."
+                    raise DataError(message) from None
+                if not images and len(start) == 512 and start[257:262] != b"ustar":
+                    message = f"The file {file} is not a tar file; shards are plain tar files of images."
+                    raise DataError(message) from None
             except OSError as error:
                 damage = f"read error: {error.strerror}"
     except OSError as error:
@@ -206,14 +211,6 @@ def _members(stream: _HeaderFile) -> Iterator[_Member]:
         raise tarfile.ReadError("it is truncated: the end-of-archive marker is missing")
     if any(end):
         raise tarfile.ReadError(f"invalid header at byte {tar.offset:,}")
-
-
-def _refuse_other_formats(file: Path, start: bytes) -> None:
-    """Raise if a file is not a damaged tar but something else."""
-    if start[:2] in _COMPRESSED:
-        raise DataError(f"The shard {file} is compressed ({_COMPRESSED[start[:2]]}); decompress it first.")
-    if len(start) == 512 and start[257:262] != b"ustar":
-        raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.")
 
 
 def _label(stream: _HeaderFile, member: _Member) -> str | None:
