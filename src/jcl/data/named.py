@@ -126,7 +126,8 @@ def open_downloaded(name: str, root: Path | None = None, download: bool = True) 
         raise DataError(
             f"The data set {name} {what} {root} ({describe_failure(error)}); copy its files there."
         ) from error
-    return ImageData(name, *(_arrays(name, each) for each in sets))
+    train, test = (_arrays(name, each) for each in sets)
+    return ImageData(name, train, test)
 
 
 def _arrays(name: str, dataset: Any) -> ArrayImages:
