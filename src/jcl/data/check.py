@@ -14,7 +14,7 @@ from PIL import Image
 
 from jcl.console import pluralize
 from jcl.cores import cpu_cores
-from jcl.data.decode import MAX_ASPECT, EncodedImages, decode, is_deep, open_image, real_bits
+from jcl.data.decode import MAX_ASPECT, EncodedImages, is_deep, open_image, real_bits
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
@@ -23,7 +23,6 @@ SMALL_SIDE: Final = 32
 """Images with a side below this are reported as very small."""
 
 _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memory
-_DECODED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
 _HEADERS_READ: Final = 1000  # at the start of a run
 
 
@@ -139,8 +138,7 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
         if not isinstance(source, EncodedImages):
             pixels = source.read(index)
             return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
-        content = source.content_of(index)
-        decode(content, _DECODED_SIDE, name)
+        content = source.checked_content_of(index)
     except UnreadableImage as error:
         return _CheckedImage(name, reason=error.reason)
     with open_image(content) as image:

@@ -33,6 +33,7 @@ MAX_ASPECT: Final = 2
 _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes that write 16-bit files
 _PROBED_IMAGES: Final = 64
+_CHECKED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
 _STRIP_VALUES: Final = 1 << 18
 _BITS_TAG, _LARGEST_VALUE_TAG = 258, 341  # BitsPerSample and SMaxSampleValue of TIFF
 
@@ -237,6 +238,12 @@ class EncodedImages(Protocol):
     def header_of(self, index: int) -> Image.Image:
         """The opened image, whose pixels are not decoded; raises any exception."""
         return open_image(self.content_of(index))
+
+    def checked_content_of(self, index: int) -> bytes:
+        """The bytes of an image file that can be decoded; raises `UnreadableImage`."""
+        content = self.content_of(index)
+        decode(content, _CHECKED_SIDE, self.name_of(index))
+        return content
 
     def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         return decode(self.content_of(index), canvas, self.name_of(index), window, self.peak)

@@ -137,9 +137,14 @@ class DecodingPool:
         skipped: list[dict[str, str]] = [{} for _ in tasks_left]
         while True:
             while free and (indices := next(requests, None)) is not None:
-                slot = free.popleft()
-                tasks_left[slot], skipped[slot] = self._submit(indices, slot), {}
-                pending.append((slot, len(indices)))
+                slot, count = free.popleft(), len(indices)
+                self._ring.wanted[slot, :count] = torch.tensor(indices)
+                starts = range(0, count, self._rows_per_task)
+                for start in starts:  # the pipe holds them all, so `put` never blocks
+                    self._tasks.put((self._number, slot, start, min(self._rows_per_task, count - start)))
+                self._unfinished += len(starts)
+                tasks_left[slot], skipped[slot] = len(starts), {}
+                pending.append((slot, count))
             if not pending:
                 return
             slot, count = pending.popleft()
@@ -149,15 +154,6 @@ class DecodingPool:
                     skipped[report.slot] |= report.skipped
             yield readable_rows(self._ring.batch(slot, 0, count), skipped[slot])
             free.append(slot)
-
-    def _submit(self, indices: list[int], slot: int) -> int:
-        """Queue the tasks of a batch; returns their number. The pipe holds them all, so `put` never blocks."""
-        self._ring.wanted[slot, : len(indices)] = torch.tensor(indices)
-        starts = range(0, len(indices), self._rows_per_task)
-        for start in starts:
-            self._tasks.put((self._number, slot, start, min(self._rows_per_task, len(indices) - start)))
-        self._unfinished += len(starts)
-        return len(starts)
 
     def _receive(self) -> list[_Report]:
         """Wait for at least one report; return those on tasks of this pass."""

@@ -8,8 +8,7 @@ from jcl.errors import SettingsError
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
-_COLOR_PROBABILITIES: Final = ("jitter_probability", "gray_probability", "blur_probability", "solarize_probability")
-_PROBABILITIES: Final = (*_COLOR_PROBABILITIES, "flip_probability")
+_PROBABILITIES: Final = tuple(f"{name}_probability" for name in ("jitter", "gray", "blur", "solarize", "flip"))
 
 
 @dataclass(frozen=True)

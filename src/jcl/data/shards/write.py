@@ -9,19 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
 from PIL import Image
 
 from jcl.cores import cpu_cores
-from jcl.data.decode import EncodedImages, decode
+from jcl.data.decode import EncodedImages
 from jcl.data.shards.index import ShardSet
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names
 from jcl.errors import DataError, SettingsError
 from jcl.random import SHARD_ORDER, permutation
 
+_Stored = tuple[bytes, str, int]  # content, extension and label of an image in a shard
 _READ_TOGETHER: Final = 256  # images in memory at a time
-_DECODED_SIDE: Final = 256  # finds damage too, and decodes a photograph in a fraction of the time
 
 
 @dataclass(frozen=True)
@@ -107,21 +107,13 @@ def _new_folder(out: Path) -> Path:
     return partial
 
 
-class _EncodedImage(NamedTuple):
-    """One image as it is stored in a shard."""
-
-    content: bytes
-    extension: str
-    label: int
-
-
 def _readable_images(
     source: ImageSource,
     seed: int,
     pool: ThreadPoolExecutor,
     left_out: dict[str, str],
     advance: Callable[[int], None],
-) -> Iterator[_EncodedImage]:
+) -> Iterator[_Stored]:
     """Yield the images in shuffled order, read by several threads; unreadable ones are added to `left_out`."""
     order = permutation(seed, SHARD_ORDER, 0, len(source)).tolist()
     for start in range(0, len(order), _READ_TOGETHER):  # to bound memory
@@ -134,23 +126,20 @@ def _readable_images(
         advance(start + len(indices))
 
 
-def _load(source: ImageSource, index: int) -> _EncodedImage | UnreadableImage:
+def _load(source: ImageSource, index: int) -> _Stored | UnreadableImage:
     label = UNLABELLED if source.labels is None else int(source.labels[index])
     try:
         if isinstance(source, EncodedImages):
-            content, extension = source.content_of(index), PurePosixPath(source.name_of(index)).suffix.lower()
-            decode(content, _DECODED_SIDE, source.name_of(index))
-        else:
-            stream = io.BytesIO()
-            Image.fromarray(source.read(index).permute(1, 2, 0).numpy()).save(stream, "PNG")
-            content, extension = stream.getvalue(), ".png"
+            return source.checked_content_of(index), PurePosixPath(source.name_of(index)).suffix.lower(), label
+        stream = io.BytesIO()
+        Image.fromarray(source.read(index).permute(1, 2, 0).numpy()).save(stream, "PNG")
+        return stream.getvalue(), ".png", label
     except UnreadableImage as error:
         return error
-    return _EncodedImage(content, extension, label)
 
 
 def _write_split(
-    images: Iterator[_EncodedImage], total: int, folder: Path, split: str, images_per_shard: int
+    images: Iterator[_Stored], total: int, folder: Path, split: str, images_per_shard: int
 ) -> dict[str, int]:
     """Write the shards of one split; returns the number of images in each file.
 
@@ -162,11 +151,11 @@ def _write_split(
         name = f"{split}-{shard:0{width}}.tar"
         with (folder / name).open("xb") as file:
             with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-                for number, image in numbered:
+                for number, (content, extension, label) in numbered:
                     key = f"{number:0{key_width}}"
-                    _add(tar, key + image.extension, image.content)
-                    if image.label != UNLABELLED:
-                        _add(tar, f"{key}.cls", str(image.label).encode())
+                    _add(tar, key + extension, content)
+                    if label != UNLABELLED:
+                        _add(tar, f"{key}.cls", str(label).encode())
                     files[name] = files.get(name, 0) + 1
             os.fsync(file.fileno())
     return files
