@@ -108,7 +108,7 @@ def test_a_log_has_whole_lines_without_control_characters(monkeypatch):
     with Display(console(file, 60, terminal=False), "jcl", HEALTH) as shown:
         shown.start(0, 456, 19)
         clock.now += 40
-        shown.show(FIGURES | {"feature_std": 0.08, "contrastive_accuracy": 18.6, "queue_filled": 0.5})
+        shown.show(FIGURES | {"feature_std": 0.08, "contrastive_accuracy": 18.6, "queue_filled": 1.0})
         shown.show({"kind": "knn", "step": 19, "epoch": 1.0, "knn_top1": 15.0})
     lines = file.getvalue().splitlines()
     assert len(lines) == 2 and all(line.isprintable() for line in lines)
@@ -171,7 +171,9 @@ def test_a_uniform_guess_costs_log_of_k_plus_1():
 
 
 def test_a_queue_that_is_still_filling_is_said():
-    assert "queue still filling (25% real keys" in line(queue_filled=0.25)
+    told = line(queue_filled=0.25, feature_std=0.3 / math.sqrt(128))
+    assert "queue still filling (25% real keys" in told and "loss 4.00" in told
+    assert "collapse" not in told and "find their own image" not in told  # too early to tell
     assert "queue" not in line(queue_filled=1.0)
 
 

@@ -191,7 +191,9 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
     """One line on the state of training, from its newest figures."""
     parts = []
     filled, spread = figures.get("queue_filled"), figures.get("feature_std")
+    accuracy = figures.get("contrastive_accuracy")
     if filled is not None and filled < 1.0:
+        spread = accuracy = None  # they mean nothing yet
         parts.append(f"queue still filling ({filled:.0%} real keys, the loss is not comparable yet)")
     if "loss" in figures:
         loss, guess = figures["loss"], uniform_guess_loss(queue_size)
@@ -209,7 +211,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
             parts.append(f"features are spread narrowly ({share:.0%} of the maximum), watch for collapse")
         else:
             parts.append(f"features well spread ({share:.0%})")
-    if (accuracy := figures.get("contrastive_accuracy")) is not None:
+    if accuracy is not None:
         parts.append(f"{accuracy:.0f} % of queries find their own image first")
     if skipped := figures.get("skipped_steps"):
         parts.append(f"{pluralize(int(skipped), 'step')} skipped so far because the loss was not finite")
