@@ -8,15 +8,15 @@ from jcl.settings.schema import (
     describe_settings,
     read_settings,
     setting_names,
-    settings_from,
     settings_text,
+    validated,
     with_values,
 )
 
 
 def refusal(**sections) -> str:
     with pytest.raises(SettingsError) as caught:
-        settings_from(sections, "my.yaml")
+        validated(Settings, sections, "my.yaml")
     return str(caught.value)
 
 
@@ -174,4 +174,4 @@ def test_every_setting_is_described():
 
 def test_a_dumped_recipe_is_plain_yaml():
     values = yaml.safe_load(yaml.safe_dump(build_settings("cifar10").model_dump(mode="json")))
-    assert settings_from(values, "there") == build_settings("cifar10")
+    assert validated(Settings, values, "there") == build_settings("cifar10")

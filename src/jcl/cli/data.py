@@ -9,7 +9,7 @@ from rich.table import Column, Table
 
 from jcl.cli.app import DATA, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import echo, escape_cell, progress_bar
+from jcl.cli.printing import echo, escape_cell, progress_bar, text_table
 from jcl.console import format_bytes, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ def recipes(options: RecipesOptions) -> None:
         values = yaml.safe_dump(recipe_values(name), sort_keys=False)
         out.print(values, highlight=False, markup=False, soft_wrap=True, end="")
     else:
-        table = Table("recipe", "what it is")
-        for each in recipe_names():
-            table.add_row(each, recipe_summary(each))
-        out.print(table)
+        out.print(text_table(["recipe", "what it is"], [(each, recipe_summary(each)) for each in recipe_names()]))
 
 
 @command("check", "data.CheckOptions", group=DATA)
@@ -67,13 +64,8 @@ def shard(options: ShardOptions) -> dict[str, Any]:
 
     data = open_with_warnings(options.data, err)
     with progress_bar("packing") as progress:
-        report = write_shards(
-            data,
-            options.out_folder,
-            images_per_shard=options.images_per_shard,
-            seed=options.seed,
-            progress=progress,
-        )
+        size, seed = options.images_per_shard, options.seed
+        report = write_shards(data, options.out_folder, images_per_shard=size, seed=seed, progress=progress)
     for name, split in report.splits.items():
         images, shards = pluralize(split.images, "image"), pluralize(split.shards, "shard")
         echo(f"{name}: {images} in {shards}, {format_bytes(split.bytes)}")
@@ -96,10 +88,8 @@ def _print_report(report: DataReport) -> None:
         "duplicates": [f"{sum(len(group) - 1 for group in split.duplicates):,}" for split in splits],
         "ms to decode one": [f"{1000 * split.seconds_per_image:.1f}" for split in splits],
     }
-    table = Table("", *map(escape_cell, report.splits), title=f"Images of {escape_cell(report.name)}")
-    for title, values in rows.items():
-        table.add_row(title, *map(escape_cell, values))
-    out.print(table)
+    lines = [(title, *values) for title, values in rows.items()]
+    out.print(text_table(["", *report.splits], lines, title=f"Images of {report.name}"))
     for name, split in report.splits.items():
         for problem in _problems(split):
             echo(f"{name}: {problem}")

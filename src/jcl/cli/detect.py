@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from jcl.cli.app import EVALUATE, err, out, rank
 from jcl.cli.options import command
-from jcl.cli.printing import echo, escape_cell
+from jcl.cli.printing import echo, text_table
 from jcl.console import pluralize, print_line
 from jcl.errors import SettingsError
 
@@ -60,14 +58,13 @@ def detect_table(options: DetectTableOptions) -> None:
 
 
 def _print_figures(figures: dict[str, Any]) -> None:
-    table = Table(
-        escape_cell(str(figures["label"])), *(name.replace("ap", "AP").replace("_", " ") for name in _FIGURES)
-    )
+    rows = []
     for kind in ("box", "mask", "keypoint"):
         if f"{kind}_ap" in figures:
             values = [figures.get(f"{kind}_{name}") for name in _FIGURES]
-            table.add_row(kind, *("" if value is None else f"{value:.2f}" for value in values))
-    out.print(table)
+            rows.append([kind, *("" if value is None else f"{value:.2f}" for value in values)])
+    titles = [name.replace("ap", "AP").replace("_", " ") for name in _FIGURES]
+    out.print(text_table([str(figures["label"]), *titles], rows))
     source = ", held out of the training data" if figures["test_held_out"] else ""
     if figures["tested_on_training_images"]:
         source = ", the training images"

@@ -21,23 +21,20 @@ from jcl.cli.options import WrongUsage
 from jcl.console import print_line
 from jcl.distributed.launch import report_to_launcher
 from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError
-from jcl.paths import expand_user
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-_OPTION_WITH_VALUE = re.compile(r"(--[a-z-]+)=(.*)", re.DOTALL)
-_CPU_ALLOCATOR = "DefaultCPUAllocator"  # in torch's RuntimeError when memory is full
+_CPU_OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")  # torch's RuntimeError
 # Click's UsageError, which some versions of Typer vendor.
 _ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 # Options and settings with their names in other programs.
 _SYNONYMS = {
     "backbone": ("arch", "model"),
     "batch-size": ("bs", "batch"),
-    "devices": ("gpus", "num-gpus", "nproc-per-node"),
-    "image-size": ("crop-size", "input-size", "img-size", "size", "resolution"),
+    "devices": ("gpus", "num-gpus"),
+    "image-size": ("crop-size", "input-size", "size"),
     "lr": ("learning-rate", "base-lr"),
-    "out": ("output", "output-dir", "out-dir", "save-dir"),
+    "out": ("output", "output-dir", "save-dir"),
     "weight-decay": ("wd",),
-    "workers": ("num-workers", "threads"),
 }
 
 
@@ -47,7 +44,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # do not fail for characters that the encoding lacks
     try:
-        sys.argv[1:] = normalize_argv(sys.argv[1:])  # in place, because the launcher of --devices passes them on
+        _refuse_empty(sys.argv[1:])
         code = app(prog_name="jcl", standalone_mode=False)
         if code == INTERRUPTED:  # typer has caught the signal
             _exit_interrupted()
@@ -64,28 +61,19 @@ def main() -> None:
         _exit_with(error)
     except RuntimeError as error:
         # Compared by name, because torch may not have been imported.
-        if type(error).__name__ != "OutOfMemoryError" and _CPU_ALLOCATOR not in str(error):
+        if type(error).__name__ != "OutOfMemoryError" and not _CPU_OUT_OF_MEMORY.search(str(error)):
             raise
         _exit_with(_out_of_memory(error))
     except KeyboardInterrupt:
         _exit_interrupted()
 
 
-def normalize_argv(arguments: Sequence[str]) -> list[str]:
-    """The arguments with `~` expanded in `--out=~/runs`, which shells leave alone; an empty one is refused.
-
-    An empty argument usually comes from an unset shell variable, and as a path it would be the current folder.
-    """
-    normalized = []
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise for an empty argument, usually an unset shell variable; as a path it would be the current folder."""
     for index, argument in enumerate(arguments):
-        option = _OPTION_WITH_VALUE.fullmatch(argument)
-        if argument == "" or (option is not None and option[2] == ""):
-            where = option[1] if option is not None else shlex.join(["jcl", *arguments[:index]])
+        if re.fullmatch(r"(--[a-z-]+=)?", argument):
+            where = argument.rstrip("=") or shlex.join(["jcl", *arguments[:index]])
             raise SettingsError(f"Empty argument after `{where}`; is a shell variable not set?")
-        if option is not None and option[2].startswith("~"):
-            argument = f"{option[1]}={expand_user(option[2])}"
-        normalized.append(argument)
-    return normalized
 
 
 def _wrong_usage(error: Any) -> WrongUsage:
@@ -135,15 +123,10 @@ def _exit_interrupted() -> NoReturn:
 
 def _out_of_memory(error: RuntimeError) -> JclError:
     """A short message: how much memory was requested, and what to do."""
-    if _CPU_ALLOCATOR in str(error):
-        wanted = str(error).partition("you tried to allocate ")[2].split(" ")[0]
-        more = f": tried to allocate {int(wanted):,} bytes" if wanted.isdecimal() else ""
-        return JclError(
-            f"Out of memory{more}; use smaller batches (--batch-size), views (views.image_size) or a shorter queue "
-            "(method.queue_size)."
-        )
-    wanted = ". ".join(str(error).split(". ")[:2]).rstrip(".")
+    on_cpu = _CPU_OUT_OF_MEMORY.search(str(error))
+    gpu_message = ". ".join(str(error).split(". ")[:2]).rstrip(".")
+    problem = f"Out of memory: tried to allocate {int(on_cpu[1]):,} bytes" if on_cpu else gpu_message
     return JclError(
-        f"{wanted}; use a smaller batch (--batch-size, and --accumulate for `jcl detect`), or free memory that other "
-        "programs hold on the GPU."
+        f"{problem}; use a smaller --batch-size or --image-size (`jcl detect`: --accumulate), or free memory that "
+        "other programs hold."
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from jcl.cli.app import EVALUATE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import echo, escape_cell, print_baselines, print_unseen_classes, progress_bar, tested_on
+from jcl.cli.printing import echo, print_baselines, print_unseen_classes, progress_bar, tested_on, text_table
 from jcl.console import format_bytes, pluralize
 from jcl.errors import SettingsError
 
@@ -26,12 +24,11 @@ def knn(options: KnnOptions) -> dict[str, Any]:
 
     with progress_bar("features") as progress:
         results = measure_knn(options, console=err, progress=progress)
-    table = Table("k", "temperature", "top-1", "top-5", "untrained top-1")
-    for result in results:
-        percents = [result.top1, result.top5, result.untrained_top1]
-        shown = ["" if percent is None else f"{percent:.2f} %" for percent in percents]
-        table.add_row(str(result.k), f"{result.temperature:g}", *shown)
-    out.print(table)
+    rows = [
+        [str(result.k), f"{result.temperature:g}", *map(_percent, (result.top1, result.top5, result.untrained_top1))]
+        for result in results
+    ]
+    out.print(text_table(["k", "temperature", "top-1", "top-5", "untrained top-1"], rows))
     best = results[0]
     if any(result.neighbours < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
@@ -40,6 +37,10 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     figures = _knn_figures(results)
     print_baselines("knn_top1", figures)
     return figures
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} %"
 
 
 def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
@@ -72,10 +73,11 @@ def linear(options: LinearOptions) -> dict[str, Any]:
     figures = report.figures
     _print_linear(report)
     if options.per_class:
-        _print_classes(report)
-        figures = figures | {
-            f"linear_top1_{name}": top1 for name, top1 in zip(report.class_names, report.scores.class_top1, strict=True)
-        }
+        scores = report.scores
+        classes = list(zip(report.class_names, scores.class_images, scores.class_top1, strict=True))
+        rows = [(name, f"{images:,}", _percent(top1)) for name, images, top1 in classes]
+        out.print(text_table(["class", "test images", "top-1"], rows))
+        figures = figures | {f"linear_top1_{name}": top1 for name, _, top1 in classes}
     if options.out is not None:
         echo(f"Everything is in {options.out}.")
     return figures
@@ -91,17 +93,14 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     from jcl.commands.finetune import resume_finetuning
 
     if options.resume is not None:
-        if options.given - {"resume", "workers", "json_file"}:
+        if options.model_fields_set - {"resume", "workers", "json_file"}:
             raise SettingsError("--resume continues with the settings of the run; give no other options with it.")
         folder = resume_finetuning(options.resume, workers=options.workers, console=err)
     else:
         folder = run_finetuning(options, console=err)
     summary = folder.summary()
-    table = Table("labels used", "top-1", "top-5")
-    table.add_row(
-        f"{summary['labels_used']:,}", f"{summary['finetune_top1']:.2f} %", f"{summary['finetune_top5']:.2f} %"
-    )
-    out.print(table)
+    row = [f"{summary['labels_used']:,}", _percent(summary["finetune_top1"]), _percent(summary["finetune_top5"])]
+    out.print(text_table(["labels used", "top-1", "top-5"], [row]))
     echo(tested_on(summary))
     print_baselines("finetune_top1", summary)
     print_unseen_classes(summary.get("unseen_class_images", 0))  # not in the folders of older versions
@@ -127,15 +126,9 @@ def report(options: ReportOptions) -> dict[str, Any]:
 
 def _print_linear(report: LinearReport) -> None:
     figures, scores = report.figures, report.scores
-    table = Table("protocol", "top-1", "top-5", "learning rate", "weight decay")
-    table.add_row(
-        figures["protocol"],
-        f"{scores.top1:.2f} %",
-        f"{scores.top5:.2f} %",
-        f"{figures['lr']:g}",
-        f"{figures['weight_decay']:g}",
-    )
-    out.print(table)
+    chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
+    row = [figures["protocol"], _percent(scores.top1), _percent(scores.top5), *chosen]
+    out.print(text_table(["protocol", "top-1", "top-5", "learning rate", "weight decay"], [row]))
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     echo(f"Trained on {trained} of {classes}. {tested_on(figures)}")
     print_baselines("linear_top1", figures)
@@ -145,11 +138,3 @@ def _print_linear(report: LinearReport) -> None:
             f"The best cell lies at the edge of the grid ({' and '.join(report.edges)}); "
             "try values beyond it with --lr and --weight-decay."
         )
-
-
-def _print_classes(report: LinearReport) -> None:
-    table = Table("class", "test images", "top-1")
-    scores = report.scores
-    for name, images, top1 in zip(report.class_names, scores.class_images, scores.class_top1, strict=True):
-        table.add_row(escape_cell(name), f"{images:,}", "" if top1 is None else f"{top1:.2f} %")
-    out.print(table)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from jcl.cli.app import EVALUATE, EXCHANGE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import check_picture_path, echo, escape_cell, progress_bar
+from jcl.cli.printing import check_picture_path, echo, progress_bar, text_table
 from jcl.console import format_bytes, pluralize, print_line, shell_quote
 from jcl.errors import DataError, SettingsError
 from jcl.paths import expand_user
@@ -68,13 +66,11 @@ def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
     shown = ("name", "class", "split") if len(set(columns["split"])) > 1 else ("name", "class")
     for place, query in enumerate(matches.queries):
         echo(query.name)
-        table = Table("rank", "similarity", "row")
-        for name in shown:
-            table.add_column(name, overflow="fold")
-        for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]:
-            cells = [escape_cell(text or "") for text in texts[: len(shown)]]
-            table.add_row(str(rank), f"{similarity:.4f}", str(row), *cells)
-        out.print(table)
+        rows = [
+            [str(rank), f"{similarity:.4f}", str(row), *(text or "" for text in texts[: len(shown)])]
+            for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]
+        ]
+        out.print(text_table(["rank", "similarity", "row", *shown], rows))
 
 
 def _draw(matches: Matches, picture: Path) -> None:

@@ -71,7 +71,6 @@ class LazyGroup(PlainTypes, TyperGroup):
 app = typer.Typer(
     name="jcl",
     cls=LazyGroup,
-    help="Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     **_STYLE,
@@ -98,8 +97,9 @@ def _build(name: str) -> Any:
     model: type[Options] = getattr(importlib.import_module(f"jcl.settings.{module}"), class_name)
 
     def run(context: typer.Context, **values: Any) -> None:
-        options = _validated(context, model, {key: value for key, value in values.items() if _given(context, key)})
-        _run(function, options)
+        sources = {key: context.get_parameter_source(key) for key in values}
+        given = {key: values[key] for key, source in sources.items() if source and source.name == "COMMANDLINE"}
+        _run(function, _validated(context, model, given))
 
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     run.__signature__ = inspect.Signature([context, *_parameters(model)])  # type: ignore[attr-defined]
@@ -126,11 +126,6 @@ def _run(function: CommandFunction, options: Options) -> None:
     figures = function(options)
     if figures is not None:
         write_json(figures, json_file)
-
-
-def _given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _validated(context: typer.Context, model: type[Options], values: dict[str, Any]) -> Options:
@@ -212,7 +207,8 @@ def _typer_type(annotation: Any) -> tuple[Any, str | None, list[str]]:
         kind, metavar, choices = _typer_type(inner[0])
         several: Any = tuple if len(inner) > 1 else list
         return several[(kind,) * len(inner)], metavar, choices
-    choices = [str(choice) for member in members for choice in _choices(member)]
+    literals = [member for member in members if typing.get_origin(member) is Literal]
+    choices = [str(choice) for literal in literals for choice in typing.get_args(literal)]
     names = [*dict.fromkeys(_METAVARS[member] for member in members if member in _METAVARS), *choices]
     kind = Path if members == [Path] else str
     return kind, "|".join(names), choices
@@ -226,7 +222,3 @@ def _members(annotation: Any) -> list[Any]:
     if origin in (types.UnionType, typing.Union):
         return [inner for member in typing.get_args(annotation) for inner in _members(member)]
     return [annotation]
-
-
-def _choices(annotation: Any) -> tuple[Any, ...]:
-    return typing.get_args(annotation) if typing.get_origin(annotation) is Literal else ()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
+from rich.table import Column, Table
 
 from jcl.cli.app import err, out, rank
 from jcl.console import escape_controls, pluralize, print_line, shell_quote
@@ -41,6 +42,16 @@ def escape_cell(text: str) -> str:
     return escape(escape_controls(text).replace("\n", "\\n"))
 
 
+def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", right: bool = False) -> Table:
+    """A table of any text; `right` aligns all columns but the first to the right."""
+    columns = [Column(escape_cell(name), overflow="fold", justify="right" if right else "left") for name in titles]
+    columns[0].justify = "left"
+    table = Table(*columns, title=escape_cell(title))
+    for row in rows:
+        table.add_row(*map(escape_cell, row))
+    return table
+
+
 def echo(text: str) -> None:
     """Print a line to standard output."""
     print_line(out, text)
@@ -55,10 +66,8 @@ def print_unseen_classes(count: int) -> None:
 
 def tested_on(figures: Mapping[str, Any]) -> str:
     """How many images were tested, and where they come from if there is no test set."""
-    source = (
-        ", held out of the training images because there is no labelled test set" if figures["test_held_out"] else ""
-    )
-    return f"Tested on {pluralize(figures['test_images'], 'image')}{source}."
+    held_out = ", held out of the training images because there is no labelled test set"
+    return f"Tested on {pluralize(figures['test_images'], 'image')}{held_out if figures['test_held_out'] else ''}."
 
 
 def print_baselines(name: str, figures: Mapping[str, Any]) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 from jcl.cli.app import STUDY, err, out
 from jcl.cli.options import command
 from jcl.cli.printing import (
     check_picture_path,
     echo,
-    escape_cell,
     print_unseen_classes,
     progress_bar,
     tested_on,
+    text_table,
     warn_ambiguous_data,
     write_json,
 )
@@ -79,15 +77,16 @@ def _print_ablation(found: Ablation) -> None:
         return
     best = best_points(found.points)
     clear = clearly_best([point.estimate(SELECTION_METRIC) for point in found.points]) is not None
-    table = Table(*(escape_cell(short_name(name)) for name in found.names))
-    for title in ("linear top-1", "kNN top-1", "validation", "seeds"):
-        table.add_column(title, justify="right")
+    rows = []
     for point in found.points:
-        values = [escape_cell(format_value(point.values[name])) for name in found.names]
+        values = [format_value(point.values[name]) for name in found.names]
         failed = f" ({point.failed} failed)" if point.failed else ""
         means = [_mean(point, metric) for metric in ("linear_top1", "knn_top1", "validation_top1")]
-        style = "bold" if clear and point is best[0] else None
-        table.add_row(*values, *means, f"{len(point.results)}{failed}", style=style)
+        rows.append([*values, *means, f"{len(point.results)}{failed}"])
+    titles = [*map(short_name, found.names), "linear top-1", "kNN top-1", "validation", "seeds"]
+    table = text_table(titles, rows, right=True)
+    if clear:
+        table.rows[found.points.index(best[0])].style = "bold"
     out.print(table)
     if found.results["cells_done"]:
         echo(tested_on(found.results))
@@ -141,7 +140,7 @@ def _print_distribution(report: DistributionReport) -> None:
     for name, spread in report.spreads.items():
         similarity, different = spread.similarity.quantile(0.5), spread.similarity_of_different_views.quantile(0.5)
         variance = spread.variance.quantile(0.5)
-        rows.append([escape_cell(name), f"{similarity:.4f}", f"{different:.4f}", f"{variance:.3e}", str(spread.width)])
+        rows.append([name, f"{similarity:.4f}", f"{different:.4f}", f"{variance:.3e}", str(spread.width)])
     _print_table(["", "similarity", "without self-pairs", "variance", "width"], rows)
     views = report.summary["views_per_image"]
     echo(f"Medians over {report.describe()}. Similarity is over all {views} × {views} pairs of views, as in the paper.")
@@ -274,7 +273,10 @@ def _print_cost(report: CostReport) -> None:
             row[3] = f"{cell.cost.bytes / base.bytes:.2f}"
             row[5] = f"{cell.cost.milliseconds / base.milliseconds:.2f}"
         rows.append(row)
-    _print_table(["method", "keys", "memory", "× MoCo v2", "ms per step", "× MoCo v2"], rows, sections=True)
+    table = text_table(["method", "keys", "memory", "× MoCo v2", "ms per step", "× MoCo v2"], rows, right=True)
+    for above, row in zip(table.rows, rows[1:], strict=False):
+        above.end_section = bool(row[0])  # a line between the methods
+    out.print(table)
     echo(f"{report.describe()}. Memory is the peak of a step that PyTorch allocated, weights included.")
     for line in (*report.growth_lines(), report.killed(), report.warning()):
         if line:
@@ -293,13 +295,5 @@ def _save(
         echo(f"The plot is in {options.plot}.")
 
 
-def _print_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, sections: bool = False) -> None:
-    """Print a table; with `sections`, there is a line above each row that has something in the first column."""
-    table = Table(titles[0])
-    for title in titles[1:]:
-        table.add_column(title, justify="right")
-    for row in rows:
-        if sections and row[0]:
-            table.add_section()
-        table.add_row(*row)
-    out.print(table)
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    out.print(text_table(titles, rows, right=True))

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from jcl.cli.app import TRAIN, err, out, rank
 from jcl.cli.options import command
-from jcl.cli.printing import echo, escape_cell
+from jcl.cli.printing import echo, text_table
 from jcl.console import format_bytes, format_duration, shell_quote
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from jcl.commands.run import Run
     from jcl.settings.training import DemoOptions, PretrainOptions, ResumeOptions
     from jcl.train.profile import StepProfile
@@ -51,10 +51,9 @@ def demo(options: DemoOptions) -> dict[str, Any]:
 
 
 def _print_profile(profile: StepProfile) -> dict[str, Any]:
-    table = Table("part of a step", "ms", "share", title=f"{profile.images_per_second:,.0f} images/s")
-    for name, taken in [*profile.parts.items(), ("the rest", profile.rest), ("whole step", profile.step)]:
-        table.add_row(name, f"{taken:.2f}", f"{taken / profile.step:.0%}")
-    out.print(table)
+    parts = [*profile.parts.items(), ("the rest", profile.rest), ("whole step", profile.step)]
+    rows = [(name, f"{taken:.2f}", f"{taken / profile.step:.0%}") for name, taken in parts]
+    out.print(text_table(["part of a step", "ms", "share"], rows, title=f"{profile.images_per_second:,.0f} images/s"))
     figures = {f"{name.replace(' ', '_')}_ms": taken for name, taken in profile.parts.items()}
     return figures | {"step_ms": profile.step, "images_per_second": profile.images_per_second}
 
@@ -69,19 +68,9 @@ def _report_run(run: Run) -> dict[str, Any]:
     return run.summary
 
 
-_Write = Callable[[Any], str]
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1f} %"
-
-
-def _whole(number: float) -> str:
-    return f"{number:,}"
-
-
+_percent, _whole = "{:.1f} %".format, "{:,}".format
 # Rows by name in summary.json.
-_ROWS: dict[str, tuple[str, _Write]] = {
+_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "knn_top1": ("kNN top-1", _percent),
     "knn_top5": ("kNN top-5", _percent),
     "untrained_knn_top1": ("kNN top-1 of the untrained network", _percent),
@@ -101,11 +90,11 @@ _ROWS: dict[str, tuple[str, _Write]] = {
 
 def run_table(summary: Mapping[str, Any]) -> Table:
     """The results that a run has: accuracies first, then costs."""
-    table = Table("figure", title=escape_cell(f"{summary['method']} on {Path(summary['data']).name}"))
-    table.add_column("value", justify="right")
+    rows = []
     for name, (words, write) in _ROWS.items():
         if summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
-            table.add_row(words, write(summary[name]))
+            rows.append((words, write(summary[name])))
             if (low := summary.get(f"{name}_interval_low")) is not None:
-                table.add_row("95 % interval", f"{low:.1f} to {summary[f'{name}_interval_high']:.1f} %")
-    return table
+                rows.append(("95 % interval", f"{low:.1f} to {summary[f'{name}_interval_high']:.1f} %"))
+    title = f"{summary['method']} on {Path(summary['data']).name}"
+    return text_table(["figure", "value"], rows, title=title, right=True)

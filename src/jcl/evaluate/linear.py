@@ -23,7 +23,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import Scores, labelled_rows, scores, stratified_split
 from jcl.evaluate.supervised import Classifier
 from jcl.random import PROBE_ORDER, permutation
-from jcl.settings.schema import TrainSettings, settings_from
+from jcl.settings.schema import Settings, TrainSettings, validated
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -252,7 +252,7 @@ def paper_settings(
         "seed": seed,
         "compile": compiled,
     }
-    return settings_from({"train": values}, "the linear probe").train
+    return validated(Settings, {"train": values}, "the linear probe").train
 
 
 def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:

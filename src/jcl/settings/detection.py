@@ -53,7 +53,7 @@ class CocoSettings(Options):
     def coco(self) -> CocoSettings | None:
         """The given paths, absolute so that training can be resumed from another folder."""
         given = {name: getattr(self, name) for name in CocoSettings.model_fields}
-        paths = {name: expand_user(path).resolve() for name, path in given.items() if path is not None}
+        paths = {name: path.resolve() for name, path in given.items() if path is not None}
         return CocoSettings(**paths) if paths else None
 
 
@@ -179,7 +179,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
 
     def check(self) -> None:
         """Raise if options are missing or exclude each other."""
-        settings = {*self.values, "schedule", *CocoSettings.model_fields, "out", "device"} & self.given
+        settings = {*self.values, "schedule", *CocoSettings.model_fields, "out", "device"} & self.model_fields_set
         if self.resume is not None and self.eval_only is not None:
             raise SettingsError("--resume and --eval-only exclude each other.")
         if self.resume is not None and settings:
@@ -189,7 +189,7 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
             raise SettingsError(f"--eval-only does not train; remove {_flag(settings)}.")
         if self.resume is None and self.eval_only is None and not {"task", "init"} <= self.values.keys():
             raise SettingsError("Give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
-        if {"schedule", "iterations"} <= self.given:
+        if {"schedule", "iterations"} <= self.model_fields_set:
             raise SettingsError("--schedule and --iterations exclude each other.")
 
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from jcl.settings.options import (
-    HARDWARE,
-    DeviceOptions,
-    ForceOptions,
-    JsonOptions,
-    WorkersOptions,
-    argument,
-    option,
-)
+from jcl.settings.options import HARDWARE, DeviceOptions, ForceOptions, JsonOptions, WorkersOptions, argument, option
 from jcl.settings.schema import PositiveInt
 
 Target = Literal["torchvision", "timm", "detectron2", "safetensors", "onnx", "hub-folder"]

@@ -6,15 +6,16 @@ named after it (`batch_size` is `--batch-size`) unless it is declared with `argu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, create_model
+from pydantic import Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from jcl.cores import default_workers
+from jcl.paths import expand_user
 from jcl.settings.schema import Section, setting_field
 
 # Panels of `--help` below the main one, in this order.
@@ -61,10 +62,11 @@ def cli_field(field: FieldInfo) -> CliField:
 class Options(Section):
     """Base of all commands' options."""
 
-    @property
-    def given(self) -> set[str]:
-        """Names of the fields that were given, not left at their defaults."""
-        return set(self.model_fields_set)
+    @field_validator("*")
+    @classmethod
+    def _expand_home(cls, value: Any) -> Any:
+        """Shells leave `~` in `--out=~/runs` alone."""
+        return expand_user(value) if isinstance(value, Path) else value
 
 
 class JsonOptions(Options):
@@ -110,42 +112,27 @@ class ForceOptions(Options):
 Model = TypeVar("Model", bound=Options)
 
 
-def with_settings(*names: str, panels: dict[str, str] | None = None) -> Callable[[type[Model]], type[Model]]:
-    """Add an option for each run setting in `names`; its type and help are the setting's, its default is None.
+def with_settings(panels: Mapping[str, str]) -> Callable[[type[Model]], type[Model]]:
+    """Add an option for each of these run settings, in its panel; type and help are the setting's, the default is None.
 
     `data.location` becomes the argument DATA.
     """
 
     def add(model: type[Model]) -> type[Model]:
-        fields: dict[str, Any] = {name: _setting_option(name, (panels or {}).get(name, "")) for name in names}
-        named = {_option_name(name): field for name, field in fields.items()}
-        made: type[Model] = create_model(model.__name__, __base__=model, __module__=model.__module__, **named)
-        made.__doc__ = model.__doc__
+        fields: dict[str, Any] = {}
+        for setting, panel in panels.items():
+            name = {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
+            data = name == "data"
+            cli = CliField(panel=panel, positional=data, metavar="DATA" if data else None, setting=setting)
+            fields[name] = optional_field(setting_field(setting), cli)
+        names = {"__base__": model, "__module__": model.__module__, "__doc__": model.__doc__}
+        made: type[Model] = create_model(model.__name__, **names, **fields)
         return made
 
     return add
-
-
-def _option_name(setting: str) -> str:
-    return {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
-
-
-def _setting_option(name: str, panel: str) -> tuple[Any, Any]:
-    positional = name == "data.location"
-    cli = CliField(panel=panel, positional=positional, metavar="DATA" if positional else None, setting=name)
-    return optional_field(setting_field(name), cli)
 
 
 def optional_field(field: FieldInfo, cli: CliField, note: str = "") -> tuple[Any, Any]:
     """A field of the same type and help for `create_model`, with None as its default."""
     kind: Any = Annotated[(field.annotation, *field.metadata)] if field.metadata else field.annotation
     return kind | None, _field(None, (field.description or "") + note, cli)
-
-
-def settings_given(options: Options) -> dict[str, Any]:
-    """The run settings that options of a model set, by dotted name."""
-    values = {}
-    for name, field in type(options).model_fields.items():
-        if (setting := cli_field(field).setting) and (value := getattr(options, name)) is not None:
-            values[setting] = value
-    return values

@@ -30,10 +30,10 @@ from jcl.settings.schema import (
     TrainSettings,
     ViewName,
     ViewSettings,
-    get_value,
     set_value,
     setting_names,
     validated,
+    values_of,
     with_values,
 )
 
@@ -133,8 +133,7 @@ _RULES: dict[str, Rule] = {}  # in the order in which they depend on each other
 
 def resolve(settings: Settings, facts: DataFacts) -> tuple[ResolvedSettings, list[Choice]]:
     """Replace every "auto"; returns the choices with their reasons."""
-    nested = settings.model_dump()
-    values = {name: get_value(nested, name) for name in setting_names()}
+    nested, values = settings.model_dump(), values_of(settings, setting_names())
     choices = []
     for name, rule in _RULES.items():
         if values[name] != "auto":

@@ -21,13 +21,11 @@ from jcl.settings.options import (
     WorkersOptions,
     argument,
     option,
-    with_settings,
 )
 from jcl.settings.schema import PositiveInt
-from jcl.settings.training import RUN_PANELS, RUN_SETTINGS, RunOptions
+from jcl.settings.training import RunOptions
 
 
-@with_settings(*RUN_SETTINGS, panels=RUN_PANELS)
 class AblateOptions(RunOptions, JsonOptions):
     """Options of `jcl ablate`."""
 
@@ -94,7 +92,7 @@ class BoundOptions(ViewOptions):
         gaussian = ("dimensions", "spreads", "temperatures", "negatives", "draws")
         of_run = ("keys", "batch_size", "workers", "device", "precision")
         for name in of_run if self.run is None else gaussian:
-            if name in self.given:
+            if name in self.model_fields_set:
                 needs = "needs a run" if self.run is None else "is for Gaussian keys, without a run"
                 raise SettingsError(f"--{name.replace('_', '-')} {needs}.")
 

@@ -20,63 +20,60 @@ from jcl.settings.options import (
     argument,
     cli_field,
     option,
-    settings_given,
     with_settings,
 )
 from jcl.settings.recipes import build_settings, recipe_names
 from jcl.settings.schema import Settings, parse_yaml
 
-RUN_SETTINGS = (
-    "data.location",
-    "method.name",
-    "model.backbone",
-    "views.image_size",
-    "train.epochs",
-    "train.batch_size",
-    "train.lr",
-    "method.num_keys",
-    "method.covariance_scale",
-    "method.temperature",
-    "train.seed",
-    "train.on_nan",
-    "data.strict",
-    "data.subset",
-    "train.device",
-)
-"""The settings with an option."""
-RUN_PANELS = {"train.on_nan": SETTINGS, "data.strict": DATA, "data.subset": DATA, "train.device": HARDWARE}
+# The settings with an option, and its panel in the help.
+RUN_SETTINGS = {
+    "data.location": "",
+    "method.name": "",
+    "model.backbone": "",
+    "views.image_size": "",
+    "train.epochs": "",
+    "train.batch_size": "",
+    "train.lr": "",
+    "method.num_keys": "",
+    "method.covariance_scale": "",
+    "method.temperature": "",
+    "train.seed": "",
+    "train.on_nan": SETTINGS,
+    "data.strict": DATA,
+    "data.subset": DATA,
+    "train.device": HARDWARE,
+}
 
 
+@with_settings(RUN_SETTINGS)
 class RunOptions(Options):
     """Options that determine the settings of a run."""
 
     recipe: str | None = option(None, "Recipe (`jcl recipes`) or a file.")
     assignments: tuple[str, ...] = option(
-        (),
-        "Any setting (`jcl recipes --settings`).",
-        "--set",
-        metavar="SECTION.NAME=VALUE",
-        panel=SETTINGS,
+        (), "Any setting (`jcl recipes --settings`).", "--set", metavar="SECTION.NAME=VALUE", panel=SETTINGS
     )
 
     def values(self) -> dict[str, Any]:
         """The settings that were given, by dotted name: by options and by --set."""
-        by_option, assigned = settings_given(self), _assigned(self.assignments)
-        if both := by_option.keys() & assigned.keys():
-            fields = {cli_field(field).setting: name for name, field in type(self).model_fields.items()}
-            name = min(both)
-            given = "DATA" if name == "data.location" else f"--{fields[name].replace('_', '-')}"
-            raise SettingsError(f"{name} is given both with {given} and with --set; leave one of them out.")
-        return by_option | assigned
+        assigned = _assigned(self.assignments)
+        values = dict(assigned)
+        for name, field in type(self).model_fields.items():
+            setting, value = cli_field(field).setting, getattr(self, name)
+            if not setting or value is None:
+                continue
+            if setting in assigned:
+                given = "DATA" if name == "data" else f"--{name.replace('_', '-')}"
+                raise SettingsError(f"{setting} is given both with {given} and with --set; leave one of them out.")
+            values[setting] = value
+        return values
 
     def settings(self, values: dict[str, Any] | None = None) -> Settings:
         """The settings of a run with these `values` (default: those given); data sets with a recipe use their own."""
         values = self.values() if values is None else values
-        location = values.get("data.location")
-        return build_settings(self.recipe or _recipe_of(location), values=values)
+        return build_settings(self.recipe or _recipe_of(values.get("data.location")), values=values)
 
 
-@with_settings(*RUN_SETTINGS, panels=RUN_PANELS)
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     """Options of `jcl pretrain`."""
 

@@ -18,7 +18,7 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
-from jcl.settings.schema import affects_results, settings_from
+from jcl.settings.schema import Settings, affects_results, validated
 from jcl.studies.cells import Cell, distinct_values, short_name
 
 MEASURED = ("linear_top1", "knn_top1")
@@ -70,7 +70,7 @@ class CellFolder:
             values, seed, settings = dict(planned["values"]), int(planned["seed"]), dict(planned["settings"])
         except (KeyError, TypeError, ValueError):
             raise RunError(f"{self.plan_file} is not a cell plan; remove it and run `jcl ablate` again.") from None
-        return Cell(values, seed, settings_from(settings, str(self.plan_file)))
+        return Cell(values, seed, validated(Settings, settings, str(self.plan_file)))
 
     def result(self) -> dict[str, Any] | None:
         return read_object(self.result_file) if self.result_file.exists() else None

@@ -12,7 +12,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.settings.schema import Settings, read_yaml, set_value, settings_from
+from jcl.settings.schema import Settings, read_yaml, set_value, validated
 
 
 def recipe_names() -> list[str]:
@@ -23,15 +23,11 @@ def recipe_names() -> list[str]:
 
 def recipe_values(name: str) -> dict[str, Any]:
     """The values of a built-in recipe, or of a YAML file when `name` is a path to one."""
-    if name.endswith((".yaml", ".yml")):
-        values = read_yaml(Path(name))
-        values.pop("summary", None)
-        return values
-    if name not in recipe_names():
+    if name not in recipe_names() and not name.endswith((".yaml", ".yml")):
         nearest = difflib.get_close_matches(name, recipe_names(), n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(recipe_names())}."
         raise SettingsError(f"There is no recipe called {name!r}; {hint}")
-    values = _read_built_in(name)
+    values = _read_built_in(name) if name in recipe_names() else read_yaml(Path(name))
     values.pop("summary", None)
     return values
 
@@ -57,9 +53,7 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
             set_value(nested, name, value)
     for name, value in values.items():
         set_value(nested, name, value)
-    return settings_from(
-        nested, f"the recipe {recipe} with your changes" if values or method else f"the recipe {recipe}"
-    )
+    return validated(Settings, nested, f"the recipe {recipe}{' with your changes' if values or method else ''}")
 
 
 def _read_built_in(name: str) -> dict[str, Any]:
