@@ -32,7 +32,7 @@ def no_warnings() -> Any:
 def test_one_curve_per_combination_of_further_settings(tmp_path):
     points = [point({KEYS: keys, TAU: tau}, 70.0 + keys + 10 * tau) for keys in (1, 2, 5) for tau in (0.1, 0.5)]
     points.append(point({KEYS: 9, TAU: 0.1}, failed=2))
-    path = plot_ablation(points, tmp_path / "a/two.png", data="photos", chance=10.0)
+    path = plot_ablation(points, tmp_path / "two.png", data="photos", chance=10.0)
     assert pixels(path).shape[1] == 1500
     assert min(count(path, style.BLUE), count(path, style.ORANGE)) > 500 and count(path, style.GREEN) == 0
 

@@ -31,23 +31,6 @@ _MAX_PANELS = 4  # in each direction
 Values = NDArray[np.float64]
 
 
-def add_legend(figure: Figure, entries: Sequence[tuple[str, Artist]], *, columns: int) -> None:
-    """A legend below the title, at the left."""
-    width, height = figure.get_size_inches()
-    legend = figure.legend(
-        [handle for _, handle in entries], [style.plain(name, 32) for name, _ in entries], loc="upper left",
-        bbox_to_anchor=(0.22 / width, 1 - 0.7 / height), ncols=columns, frameon=False, borderaxespad=0, borderpad=0,
-        handlelength=2.0, columnspacing=1.6, fontsize=style.SIZES["label"] + 0.5, labelcolor=style.INK,
-    )  # fmt: skip
-    for text in legend.get_texts():
-        text.set_parse_math(False)
-
-
-def _label(axes: Axes, x: str, y: str = "") -> None:
-    axes.set_xlabel(x, color=style.MUTED, fontsize=style.SIZES["label"], labelpad=2)
-    axes.set_ylabel(y, color=style.MUTED, fontsize=style.SIZES["label"], labelpad=2)
-
-
 def _histogram(axes: Axes, values: Values, edges: Values, color: str) -> Values:
     """Draws and returns the percentage of values in each bin."""
     shares: Values = np.histogram(values, edges)[0] / len(values) * 100
@@ -58,9 +41,7 @@ def _histogram(axes: Axes, values: Values, edges: Values, color: str) -> Values:
 
 def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str = "") -> Path:
     """Histograms of similarity and variance of each image's views, as a PNG 1500 pixels wide."""
-    figure = style.new_figure(10, 4.3)
-    left, right = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.06, right=0.975, top=0.7, bottom=0.13, wspace=0.16)
+    figure, (left, right) = style.new_panels(10, 4.3, header=1.25)
     similarity = {name: spread.similarity.numpy() for name, spread in spreads.items()}
     variance = {name: spread.variance.numpy() for name, spread in spreads.items()}
     _draw_spreads(left, similarity, "Similarity of an image's views", "mean cosine similarity of all pairs of views")
@@ -96,7 +77,7 @@ def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: s
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, highest * (1.1 + 0.09 * math.ceil(len(peaks) / 2)))
     axes.xaxis.set_major_locator(MaxNLocator(7))
-    _label(axes, label, "% of images")
+    style.label_axes(axes, label, "% of images")
 
 
 def _bin_edges(values: Sequence[Values]) -> Values:
@@ -114,19 +95,14 @@ def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: 
     all_temperatures = sorted({case.temperature for case, _ in results})
     dimensions, temperatures = all_dimensions[:_MAX_PANELS], all_temperatures[:_MAX_PANELS]
     width, height = 0.9 + 4.5 * max(len(temperatures), 2), 1.25 + 2.75 * len(dimensions)
-    figure = style.new_figure(width, height)
-    panels = figure.subplots(len(dimensions), len(temperatures), squeeze=False)
-    figure.subplots_adjust(
-        left=0.72 / width, right=1 - 0.2 / width, top=1 - 1.5 / height, bottom=0.5 / height, hspace=0.45, wspace=0.17
-    )
-    for axes, key in zip(panels.flat, itertools.product(dimensions, temperatures), strict=True):
+    figure, panels = style.new_panels(width, height, rows=len(dimensions), columns=len(temperatures))
+    for axes, key in zip(panels, itertools.product(dimensions, temperatures), strict=True):
         rows = {case.spread: row for case, row in results if (case.dimension, case.temperature) == key}
         _draw_gaps(axes, dict(sorted(rows.items())))
         losses = [row.infinite for row in rows.values()]
-        style.format_axes(
-            axes, f"d = {key[0]}, temperature {key[1]:g}", f"Eq. 4 from {min(losses):.3g} to {max(losses):.3g}"
-        )
-        _label(axes, "spread of the keys" if key[0] == dimensions[-1] else "", "above Eq. 4")
+        range_of_losses = f"Eq. 4 from {min(losses):.3g} to {max(losses):.3g}"
+        style.format_axes(axes, f"d = {key[0]}, temperature {key[1]:g}", range_of_losses)
+        style.label_axes(axes, "spread of the keys" if key[0] == dimensions[-1] else "", "above Eq. 4")
     scales = list(results[0][1].closed)
     errors = Line2D([], [], color=style.FAINT, linewidth=8)
     _bound_legend(figure, scales, "Eq. 4, two standard errors", errors, style.INK)
@@ -163,21 +139,17 @@ def _scale_colors(scales: Sequence[float]) -> list[tuple[float, str]]:
 
 
 def _bound_legend(figure: Figure, scales: Sequence[float], name: str, infinite: Artist, jensen: str) -> None:
-    entries: list[tuple[str, Artist]] = [(name, infinite)]
-    entries.append(("Eq. 7, Jensen", Line2D([], [], color=jensen, linewidth=1.8, linestyle=":")))
-    entries += [
-        (f"Eq. 8, scale {each:g}", Line2D([], [], color=color, lw=2.4)) for each, color in _scale_colors(scales)
-    ]
-    add_legend(figure, entries, columns=8)
+    entries = {name: infinite, "Eq. 7, Jensen": Line2D([], [], color=jensen, linewidth=1.8, linestyle=":")}
+    for scale, color in _scale_colors(scales):
+        entries[f"Eq. 8, scale {scale:g}"] = Line2D([], [], color=color, linewidth=2.4)
+    style.add_legend(figure, entries, columns=8)
 
 
 def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     """The losses of a run's keys, the share of non-Gaussian images, and the skewness at the last checkpoint."""
     steps, rows = [each.step for each in bounds.steps], [each.row for each in bounds.steps]
     rejected, reference = [each.normality.rejected() for each in bounds.steps], bounds.reference
-    figure = style.new_figure(13, 4.5)
-    losses, shares, skewness = figure.subplots(1, 3)
-    figure.subplots_adjust(left=0.05, right=0.985, top=0.66, bottom=0.125, wspace=0.19)
+    figure, (losses, shares, skewness) = style.new_panels(13, 4.5, columns=3)
     gaps = ", ".join(f"{rows[-1].gap(scale):+.3g} (scale {scale:g})" for scale in list(rows[-1].closed)[:3])
     style.format_axes(losses, "Loss of the run's keys", f"Eq. 8 minus Eq. 4 at the end: {gaps}")
     style.format_axes(shares, "Images with non-Gaussian keys", f"{rejected[-1]:.1f} % at the end, tested at 5 %")
@@ -192,7 +164,7 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     shares.set_ylim(0, 105)
     for axes, label in ((losses, "loss"), (shares, "% of images")):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _label(axes, "training step", label)
+        style.label_axes(axes, "training step", label)
     _draw_skewness(skewness, bounds.steps[-1].normality, reference)
     line = Line2D([], [], color=style.INK, lw=2.4)
     _bound_legend(figure, list(rows[0].closed), "Eq. 4, infinitely many keys", line, style.MUTED)
@@ -222,14 +194,12 @@ def _draw_skewness(axes: Axes, test: Normality, reference: Normality) -> None:
     _histogram(axes, own, edges, style.RED)
     style.format_axes(axes, "Skewness at the last checkpoint", f"median {np.median(own):+.2f}; gray: Gaussian samples")
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    _label(axes, "skewness of q·k over the views of an image", "% of images")
+    style.label_axes(axes, "skewness of q·k over the views of an image", "% of images")
 
 
 def plot_cost(report: CostReport, path: Path) -> Path:
     """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses could not be measured."""
-    figure = style.new_figure(10, 4.6)
-    memory, taken = figure.subplots(1, 2)
-    figure.subplots_adjust(left=0.07, right=0.975, top=0.645, bottom=0.12, wspace=0.17)
+    figure, (memory, taken) = style.new_panels(10, 4.6)
     costs = [cell.cost for cell in report.cells if cell.cost is not None]
     gib = max((cost.bytes for cost in costs), default=0) >= 2**30
     seconds = max((cost.milliseconds for cost in costs), default=0) >= 10_000
@@ -238,12 +208,11 @@ def plot_cost(report: CostReport, path: Path) -> Path:
     style.format_axes(memory, "Memory", f"peak of a step in {'GiB' if gib else 'MiB'}")
     style.format_axes(taken, "Time", f"{'seconds' if seconds else 'milliseconds'} per step")
     methods = dict.fromkeys(cell.method for cell in report.cells)
-    entries = [(METHODS[method].title, Line2D([], [], linewidth=2.2, **_look(method))) for method in methods]
+    entries = {METHODS[method].title: Line2D([], [], linewidth=2.2, **_look(method)) for method in methods}
     if len(costs) < len(report.cells):
-        entries.append(
-            ("out of memory or killed", Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=6))
-        )
-    add_legend(figure, entries, columns=5)
+        cross = Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=6)
+        entries["out of memory or killed"] = cross
+    style.add_legend(figure, entries, columns=5)
     title = style.plain(f"Cost of more keys: {report.describe()}", 85)
     style.write_title(figure, title, style.plain(report.finding(), 140))
     return style.save(figure, path)
@@ -269,4 +238,4 @@ def _draw_cost(axes: Axes, report: CostReport, value: Callable[[StepCost], float
     axes.set_xticks(keys, [str(number) for number in keys])
     axes.set_xlim(keys[0] - margin, keys[-1] + margin)
     axes.set_ylim(0, top * 1.15)
-    _label(axes, "keys per image, M")
+    style.label_axes(axes, "keys per image, M")

@@ -6,10 +6,11 @@ classes and files go through `plain`, and math parsing is off, so a `$` in a fil
 
 import functools
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -69,6 +70,23 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def new_panels(
+    width: float, height: float, *, rows: int = 1, columns: int = 2, header: float = 1.5
+) -> tuple[Figure, list[Axes]]:
+    """A figure with panels below a header for titles and legend, all in inches."""
+    figure = new_figure(width, height)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    figure.subplots_adjust(
+        left=0.66 / width,
+        right=1 - 0.22 / width,
+        top=1 - header / height,
+        bottom=0.58 / height,
+        wspace=0.16,
+        hspace=0.5,
+    )
+    return figure, list(panels.flat)
+
+
 def format_axes(axes: Axes, title: str, subtitle: str = "") -> None:
     """Format a panel: light grid, two spines, a bold title on the left with a subtitle below."""
     axes.set_facecolor(PAPER)
@@ -77,14 +95,27 @@ def format_axes(axes: Axes, title: str, subtitle: str = "") -> None:
     axes.grid(visible=True, axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=SIZES["label"], length=3, width=0.8)
-    axes.annotate(
-        title, (0, 1), (0, 20), xycoords="axes fraction", textcoords="offset points", color=INK, parse_math=False,
-        fontsize=SIZES["panel"], fontweight="bold", va="baseline",
+    place = {"xycoords": "axes fraction", "textcoords": "offset points", "parse_math": False}
+    axes.annotate(title, (0, 1), (0, 20), color=INK, fontsize=SIZES["panel"], fontweight="bold", **place)
+    axes.annotate(subtitle, (0, 1), (0, 7), color=MUTED, fontsize=SIZES["label"], **place)
+
+
+def label_axes(axes: Axes, x: str, y: str = "") -> None:
+    look = {"color": MUTED, "fontsize": SIZES["label"], "labelpad": 2, "parse_math": False}
+    axes.set_xlabel(x, **look)
+    axes.set_ylabel(y, **look)
+
+
+def add_legend(figure: Figure, entries: Mapping[str, Artist], *, columns: int) -> None:
+    """A legend below the title, at the left."""
+    width, height = figure.get_size_inches()
+    legend = figure.legend(
+        list(entries.values()), [plain(name, 32) for name in entries], loc="upper left",
+        bbox_to_anchor=(0.22 / width, 1 - 0.7 / height), ncols=columns, frameon=False, borderaxespad=0, borderpad=0,
+        handlelength=2.0, columnspacing=1.6, fontsize=SIZES["label"] + 0.5, labelcolor=INK,
     )  # fmt: skip
-    axes.annotate(
-        subtitle, (0, 1), (0, 7), xycoords="axes fraction", textcoords="offset points", color=MUTED, parse_math=False,
-        fontsize=SIZES["label"], va="baseline",
-    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
 
 
 def write_title(figure: Figure, title: str, subtitle: str = "") -> None:
