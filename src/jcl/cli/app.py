@@ -57,8 +57,6 @@ def check_json_file(path: Path | None) -> Path | None:
     # The summary of a run marks it as finished.
     if path.name in ("summary.json", "result.json") and RunFolder(path.parent).holds_run():
         raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")
-    if path.exists() and (path.is_dir() or path.suffix != ".json"):
-        raise SettingsError(f"{path} already exists and is not a .json file; choose another name.")
-    if path.exists() and not holds_results(path):
+    if path.exists() and (path.suffix != ".json" or not holds_results(path)):
         raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
     return path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jcl.cli.app import EVALUATE, EXCHANGE, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import check_picture_path, echo, progress_bar, text_table
+from jcl.cli.printing import check_output, echo, progress_bar, text_table
 from jcl.console import format_bytes, pluralize, print_line, shell_quote
 from jcl.errors import DataError, SettingsError
 from jcl.paths import expand_user
@@ -46,7 +46,7 @@ def neighbours(options: NeighboursOptions) -> dict[str, Any]:
     picture = options.out
     if picture is not None and any(_same_file(picture, image) for image in options.images):
         raise SettingsError(f"{picture} is one of the query images; choose another name for the picture.")
-    check_picture_path(picture, force=options.force)
+    check_output(picture, ".png", force=options.force)
     matches = find_neighbours(options)
     columns = matches.as_dict()
     _print_matches(matches, columns)

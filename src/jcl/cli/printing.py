@@ -26,15 +26,14 @@ def write_json(figures: dict[str, Any], path: Path | None) -> None:
         write_object(path, figures, follow_links=True)
 
 
-def check_picture_path(picture: Path | None, *, force: bool) -> None:
-    """Raise, before any work, if the path does not end in .png, or if the file exists and `force` is not set."""
+def check_output(path: Path | None, ending: str, *, force: bool) -> None:
+    """Raise, before any work, if the path has another ending, or if the file exists and `force` is not set."""
     from jcl.runs.atomic import refuse_overwrite
 
-    if picture is None:
-        return
-    if picture.suffix.lower() != ".png":
-        raise SettingsError(f"{picture} must end in .png.")
-    refuse_overwrite(picture, force=force)
+    if path is not None:
+        if path.suffix.lower() != ending:
+            raise SettingsError(f"{path} must end in {ending}.")
+        refuse_overwrite(path, force=force)
 
 
 def escape_cell(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jcl.cli.app import STUDY, err, out
 from jcl.cli.options import command
 from jcl.cli.printing import (
-    check_picture_path,
+    check_output,
     echo,
     print_unseen_classes,
     progress_bar,
@@ -20,7 +20,6 @@ from jcl.cli.printing import (
     write_json,
 )
 from jcl.console import format_bytes, pluralize
-from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
     from jcl.commands.ablate import Ablation
@@ -116,13 +115,9 @@ def distribution(options: DistributionOptions) -> None:
     """
     from jcl.commands.distribution import compare_views, split_arguments
     from jcl.report.study_plots import plot_spreads
-    from jcl.runs.atomic import refuse_overwrite
 
-    check_picture_path(options.plot, force=options.force)
-    if options.values is not None:
-        if options.values.suffix.lower() != ".csv":
-            raise SettingsError(f"--values must end in .csv, but got {options.values}.")
-        refuse_overwrite(options.values, force=options.force)
+    check_output(options.plot, ".png", force=options.force)
+    check_output(options.values, ".csv", force=options.force)
     warn_ambiguous_data(split_arguments(options.weights)[1])
     with progress_bar("views") as progress:
         report = compare_views(options, progress)
@@ -168,7 +163,7 @@ def bound(options: BoundOptions) -> None:
     from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
-    check_picture_path(options.plot, force=options.force)
+    check_output(options.plot, ".png", force=options.force)
     options.refuse_unused_options()
     if options.run is None:
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
@@ -253,7 +248,7 @@ def cost(options: CostOptions) -> None:
     from jcl.report.study_plots import plot_cost
     from jcl.studies.cost import measure_cost
 
-    check_picture_path(options.plot, force=options.force)
+    check_output(options.plot, ".png", force=options.force)
     with progress_bar("measurements") as progress:
         report = measure_cost(options, progress)
     _print_cost(report)

@@ -110,8 +110,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """A line chart."""
-
     spec: ChartSpec
     label: str  # for screen readers
     x: Axis
@@ -230,18 +228,16 @@ def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:
 
 def _histogram(spec: ChartSpec, arrays: Mapping[int, NDArray[np.float64]]) -> Chart:
     """Percent of the images in bins that all runs share, as step curves."""
-    everything = np.concatenate(list(arrays.values()))
-    low, high = float(everything.min()), float(everything.max())
-    if high - low < 1e-9:
-        low, high = low - 0.05, high + 0.05
-    edges = np.linspace(low, high, _BINS + 1)
+    # Rounded, because differences as small as rounding errors cannot be divided into bins.
+    rounded = {index: own.round(12) for index, own in arrays.items()}
+    edges = np.histogram_bin_edges(np.concatenate(list(rounded.values())), _BINS)
     series = []
-    for index, own in arrays.items():
+    for index, own in rounded.items():
         shares = 100 * np.histogram(own, edges)[0] / max(1, len(own))
         heights = np.concatenate([[0.0], np.repeat(shares, 2), [0.0]])
         series.append(Series(index, np.stack([np.repeat(edges, 2), heights], axis=1), filled=True))
-    means = ", ".join(f"{own.mean():.3g}" for own in arrays.values())
-    return _chart(spec, f"{spec.title}: histogram, means {means}", series, (low, high))
+    means = ", ".join(f"{own.mean():.3g}" for own in rounded.values())
+    return _chart(spec, f"{spec.title}: histogram, means {means}", series, (edges[0].item(), edges[-1].item()))
 
 
 def _chart(
@@ -260,8 +256,6 @@ def _chart(
 
 @dataclass(frozen=True)
 class ClassMark:
-    """The mark of a class on the map."""
-
     name: str
     style: str
     shape: str

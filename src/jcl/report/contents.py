@@ -58,7 +58,6 @@ class SampleResults:
     neighbours: Sequence[NeighbourRow] = ()
 
     def as_dict(self) -> dict[str, float]:
-        """The numbers for JSON."""
         numbers = {f"sample_knn_top1_k{result.k}": result.top1 for result in self.knn}
         if self.linear_top1 is not None:
             numbers["sample_linear_top1"] = self.linear_top1

@@ -93,7 +93,6 @@ def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:
 
 
 def _verdict(own: str | None, other: str | None) -> tuple[str, str]:
-    """Frame colour and mark of a neighbour."""
     if own is None or other is None:
         return style.MUTED, ""
     return (style.GREEN, "✓ ") if own == other else (style.RED, "✗ ")

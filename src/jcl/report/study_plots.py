@@ -42,8 +42,9 @@ def _histogram(axes: Axes, values: Values, edges: Values, color: str) -> Values:
 def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str = "") -> Path:
     """Histograms of similarity and variance of each image's views, as a PNG 1500 pixels wide."""
     figure, (left, right) = style.new_panels(10, 4.3, header=1.25)
-    similarity = {name: spread.similarity.numpy() for name, spread in spreads.items()}
-    variance = {name: spread.variance.numpy() for name, spread in spreads.items()}
+    # Rounded, because differences as small as rounding errors cannot be divided into bins.
+    similarity = {name: spread.similarity.double().numpy().round(12) for name, spread in spreads.items()}
+    variance = {name: spread.variance.double().numpy().round(12) for name, spread in spreads.items()}
     _draw_spreads(left, similarity, "Similarity of an image's views", "mean cosine similarity of all pairs of views")
     _draw_spreads(right, variance, "Variance of an image's views", "mean variance of a coordinate of the unit feature")
     title = "Similarity of the views of an image"
@@ -57,7 +58,8 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
 
 
 def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: str) -> None:
-    edges = _bin_edges(list(values.values()))
+    bins = min(_MAX_BINS, max(12, round(1.5 * math.sqrt(min(map(len, values.values()))))))
+    edges = np.histogram_bin_edges(np.concatenate(list(values.values())), bins)
     peaks = []
     for (name, own), color in zip(values.items(), style.colours_for(list(values)), strict=True):
         peaks.append((float(np.median(own)), float(_histogram(axes, own, edges, color).max()), name, color))
@@ -78,15 +80,6 @@ def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: s
     axes.set_ylim(0, highest * (1.1 + 0.09 * math.ceil(len(peaks) / 2)))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     style.label_axes(axes, label, "% of images")
-
-
-def _bin_edges(values: Sequence[Values]) -> Values:
-    low, high = float(min(own.min() for own in values)), float(max(own.max() for own in values))
-    if math.isclose(low, high, rel_tol=1e-9, abs_tol=1e-12):
-        margin = max(abs(low) * 1e-3, 1e-6)
-        low, high = low - margin, high + margin
-    bins = min(_MAX_BINS, max(12, round(1.5 * math.sqrt(min(len(own) for own in values)))))
-    return np.linspace(low, high, bins + 1)
 
 
 def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: Path, *, subtitle: str) -> Path:

@@ -11,21 +11,15 @@ _DATA = "A folder of images, a .npz file, .tar shards, or demo, cifar10, cifar10
 
 
 class RecipesOptions(Options):
-    """Options of `jcl recipes`."""
-
     name: str | None = argument("NAME", "Show the values of this recipe.", None)
     settings: bool = option(False, "List every setting with its default, or with the recipe's value.")
 
 
 class CheckOptions(JsonOptions):
-    """Options of `jcl check`."""
-
     data: str = argument("DATA", _DATA)
 
 
 class ShardOptions(SeedOptions, JsonOptions):
-    """Options of `jcl shard`."""
-
     data: str = argument("DATA", _DATA)
     out_folder: Path = argument("OUT", "New folder for the shards.")
     images_per_shard: PositiveInt = option(5000, "Images in each tar file.")

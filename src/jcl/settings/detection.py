@@ -18,15 +18,13 @@ from jcl.settings.options import (
     DevicesOptions,
     JsonOptions,
     Options,
-    Precision,
-    Seed,
     WorkersOptions,
     argument,
     cli_field,
     option,
     optional_field,
 )
-from jcl.settings.schema import NotNegative, Positive, PositiveInt, Section, Triple, validated
+from jcl.settings.schema import Count, NotNegative, Positive, PositiveInt, Precision, Section, Seed, Triple, validated
 
 Task = Literal["box", "mask", "keypoint"]
 Heads = Literal["standard", "small"]
@@ -81,9 +79,7 @@ class DetectionSettings(Section):
     lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 * batch / 16).")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     weight_decay: NotNegative = 1e-4
-    warmup: Annotated[int, Field(ge=0)] = option(
-        _MAX_WARMUP, "Warm-up (default: 1000, at most a tenth).", panel=SETTINGS
-    )
+    warmup: Count = option(_MAX_WARMUP, "Warm-up (default: 1000, at most a tenth).", panel=SETTINGS)
     checkpoint_every: PositiveInt = option(1000, "Iterations per checkpoint.", panel=OUTPUT)
     precision: Precision = option("auto", "auto (default), float32 or bfloat16.", panel=HARDWARE, metavar="TEXT")
     device: str = "auto"
@@ -149,13 +145,11 @@ else:
 
 
 class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOptions, DevicesOptions, JsonOptions):
-    """Options of `jcl detect`."""
-
     schedule: Literal["1x", "2x"] | None = option(None, "90,000 (default) or 180,000 iterations.")
     out: Path | None = option(None, "Folder of the results (default: in runs/).")
     resume: Path | None = option(None, "Continue the training in this folder.", metavar="FOLDER")
     eval_only: Path | None = option(None, "Only evaluate this folder or checkpoint.")
-    pictures: Annotated[int, Field(ge=0)] = option(6, "Test images to draw.", panel=OUTPUT)
+    pictures: Count = option(6, "Test images to draw.", panel=OUTPUT)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -199,6 +193,4 @@ def _flag(names: set[str]) -> str:
 
 
 class DetectTableOptions(Options):
-    """Options of `jcl detect-table`."""
-
     folders: tuple[Path, ...] = argument("FOLDER", "Finished folders of `jcl detect`.")

@@ -18,17 +18,14 @@ from jcl.settings.options import (
     argument,
     option,
 )
-from jcl.settings.schema import Positive, PositiveInt
+from jcl.settings.schema import BatchSize, Positive, PositiveInt
 
-BatchSize = Annotated[int, Field(ge=2)]  # batch norm needs two images
 _WEIGHTS = "A run folder or an exported backbone."
 _NO_UNTRAINED = "Do not measure the untrained network for comparison."
 _LABELLED = "Labelled data (default: the data of the run)."
 
 
 class KnnOptions(WorkersOptions, DeviceOptions, JsonOptions):
-    """Options of `jcl knn`."""
-
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     data: str | None = argument("DATA", _LABELLED, None)
     k: tuple[PositiveInt, ...] = option(
@@ -40,8 +37,6 @@ class KnnOptions(WorkersOptions, DeviceOptions, JsonOptions):
 
 
 class LinearOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
-    """Options of `jcl linear`."""
-
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     data: str | None = argument("DATA", _LABELLED, None)
     protocol: Literal["fast", "paper"] = option(
@@ -61,8 +56,6 @@ class LinearOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
 
 
 class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
-    """Options of `jcl finetune`; None is replaced by a value for the number of labels."""
-
     weights: Path | None = argument("RUN_OR_WEIGHTS", _WEIGHTS, None)
     data: str | None = argument("DATA", _LABELLED, None)
     labels: str = option("100%", "10%, 20-per-class, ...")
@@ -82,8 +75,6 @@ class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
 
 
 class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):
-    """Options of `jcl report`."""
-
     runs: tuple[Path, ...] = argument("RUN", "Run folders, finished or not.")
     out: Path | None = option(None, "HTML file to write (default: report.html in the run folder).", "-o", "--out")
     name: tuple[str, ...] = option((), "Name of a run on the page; repeatable, in the order of the runs.")

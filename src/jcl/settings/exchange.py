@@ -14,8 +14,6 @@ _BACKBONE = "torchvision or timm name of the network, if the file does not state
 
 
 class ImportOptions(ForceOptions):
-    """Options of `jcl import`."""
-
     file: Path = argument("FILE", "Weights of MoCo, JCL, torchvision, timm, lightly, solo-learn or detectron2.")
     out: Path = option(..., "Backbone file to write.", "-o", "--out", metavar="OUT.safetensors")
     backbone: str | None = option(None, _BACKBONE)
@@ -23,8 +21,6 @@ class ImportOptions(ForceOptions):
 
 
 class ExportOptions(ForceOptions):
-    """Options of `jcl export`."""
-
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     target: Target = option(..., "Library or format to write for.", "--to")
     out: Path = option(..., "File to write; for hub-folder, a folder.", "-o", "--out")
@@ -32,8 +28,6 @@ class ExportOptions(ForceOptions):
 
 
 class EmbedOptions(WorkersOptions, DeviceOptions, ForceOptions, JsonOptions):
-    """Options of `jcl embed`."""
-
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     data: str = argument("DATA", "Folder of images, .npz file, shards, or a data set's name.")
     out: Path = option(..., "File to write, .npz or .parquet.", "-o", "--out")
@@ -43,8 +37,6 @@ class EmbedOptions(WorkersOptions, DeviceOptions, ForceOptions, JsonOptions):
 
 
 class NeighboursOptions(DeviceOptions, ForceOptions, JsonOptions):
-    """Options of `jcl neighbours`."""
-
     images: tuple[str, ...] = argument("IMAGE", "Image files, or names of images in the index.", ())
     index: Path = option(..., "Features written by `jcl embed`.")
     row: tuple[int, ...] = option((), "Row of the index to use as a query; repeatable.")

@@ -9,22 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
 from jcl.cores import default_workers
 from jcl.paths import expand_user
-from jcl.settings.schema import Section, setting_field
+from jcl.settings.schema import Count, PositiveInt, Section, Seed, setting_field
 
 # Panels of `--help` below the main one, in this order.
 SETTINGS, DATA, HARDWARE, OUTPUT = "Other settings", "Data", "Hardware", "Output"
 PANELS = ("", SETTINGS, DATA, HARDWARE, OUTPUT)
-
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Workers = Annotated[int, Field(ge=0)]
-Precision = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ def _field(default: Any, help: str, cli: CliField) -> Any:
 
 
 def cli_field(field: FieldInfo) -> CliField:
-    """How a field appears on the command line."""
     extra = field.json_schema_extra
     cli = extra.get("cli") if isinstance(extra, dict) else None
     return cli if isinstance(cli, CliField) else CliField()
@@ -70,21 +65,15 @@ class Options(Section):
 
 
 class JsonOptions(Options):
-    """For commands that give results."""
-
     json_file: Path | None = option(None, "Also write the results to this JSON file.", "--json", panel=OUTPUT)
 
 
 class DeviceOptions(Options):
-    """For commands that run a network."""
-
     device: str = option("auto", "auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
 
 
 class WorkersOptions(Options):
-    """For commands that decode images."""
-
-    workers: Workers | None = option(None, "Decoding processes (default: one per core).", panel=HARDWARE)
+    workers: Count | None = option(None, "Decoding processes (default: one per core).", panel=HARDWARE)
 
     @property
     def worker_count(self) -> int:
@@ -92,20 +81,14 @@ class WorkersOptions(Options):
 
 
 class DevicesOptions(Options):
-    """For commands that train on several devices."""
-
-    devices: Annotated[int, Field(ge=1)] = option(1, "Number of GPUs, or of CPU processes.", panel=HARDWARE)
+    devices: PositiveInt = option(1, "Number of GPUs, or of CPU processes.", panel=HARDWARE)
 
 
 class SeedOptions(Options):
-    """For commands that draw random numbers."""
-
     seed: Seed = option(0, "Random seed.")
 
 
 class ForceOptions(Options):
-    """For commands that write files of the user's choice."""
-
     force: bool = option(False, "Overwrite existing files.", panel=OUTPUT)
 
 
@@ -125,8 +108,7 @@ def with_settings(panels: Mapping[str, str]) -> Callable[[type[Model]], type[Mod
             data = name == "data"
             cli = CliField(panel=panel, positional=data, metavar="DATA" if data else None, setting=setting)
             fields[name] = optional_field(setting_field(setting), cli)
-        names = {"__base__": model, "__module__": model.__module__, "__doc__": model.__doc__}
-        made: type[Model] = create_model(model.__name__, **names, **fields)
+        made: type[Model] = create_model(model.__name__, __base__=model, __module__=model.__module__, **fields)
         return made
 
     return add

@@ -6,9 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from jcl.console import pluralize
 from jcl.core.registry import METHODS
@@ -16,6 +14,7 @@ from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
 from jcl.settings.schema import (
     BatchSize,
+    Count,
     DataSettings,
     Fraction,
     MethodSettings,
@@ -41,7 +40,7 @@ from jcl.settings.schema import (
 class ResolvedDataSettings(DataSettings):
     canvas: PositiveInt
     windows: bool = False  # of runs that began before there were windows
-    workers: Annotated[int, Field(ge=0)]
+    workers: Count
 
 
 class ResolvedViewSettings(ViewSettings):
@@ -168,6 +167,7 @@ def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettin
 _SMALL_DATASET = 100_000  # images; larger sets are treated like ImageNet
 _SMALL_VIEW = 32  # px
 _WARMUP_EPOCHS = 5.0  # of long runs
+_FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
 _AS_CIFAR = f"as for CIFAR, whose views have {_SMALL_VIEW} px"
 
 
@@ -349,8 +349,11 @@ def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
     groups, keys = values["model.bn_groups"], values["method.num_keys"]
     if METHODS[values["method.name"]].gradient_through_keys:
         return 1, "gradients need all keys in one pass"
+    # Pixels after the stem, relative to ImageNet's: smaller stems keep 4 or 16 times as many.
+    kept = {"imagenet": 1, "medium": 4, "small": 16}[values["model.stem"]]
+    pixels = values["train.batch_size"] * keys * values["views.image_size"] ** 2 * kept
     # Small views need little memory either way, and a GPU is faster with many of them together.
-    if keys > 4 and _pixels_of_keys(values) <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
+    if keys > 4 and pixels <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
         return 1, f"{keys} views of {values['views.image_size']} px per image need little memory"
     passes = passes_for_constant_memory(keys, groups)
     if keys / passes > 4:
@@ -367,16 +370,6 @@ def passes_for_constant_memory(keys: int, groups: int) -> int:
     while passes < groups and keys / passes > 4 and groups % (passes * 2) == 0:
         passes *= 2
     return passes
-
-
-_FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
-
-
-def _pixels_of_keys(values: Values) -> int:
-    """Pixels of a batch's keys after the stem, relative to ImageNet's: smaller stems keep 4 or 16 times as many."""
-    views = values["train.batch_size"] * values["method.num_keys"]
-    pixels = views * values["views.image_size"] ** 2 * {"imagenet": 1, "medium": 4, "small": 16}[values["model.stem"]]
-    return int(pixels)
 
 
 def default_knn_k(images: int) -> int:

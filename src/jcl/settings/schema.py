@@ -41,6 +41,8 @@ MethodName = Annotated[str, AfterValidator(_known_method)]
 BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Precision = Literal["auto", "float32", "bfloat16"]
 
 _MAX_PROBLEMS = 3  # in a message
 _MAX_VALUE_LENGTH = 200  # characters of an invalid value
@@ -134,9 +136,9 @@ class TrainSettings(Section):
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
     decay: Positive = Field(0.1, description="Decay factor of a step schedule.")
     warmup_epochs: NotNegative | Auto = Field(0.0, description="Epochs of linear warm-up.")
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="Random seed.")
+    seed: Seed = Field(0, description="Random seed.")
     device: str = Field("auto", description="Device: auto, cpu, cuda, cuda:1, ...")
-    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="Precision of the encoders.")
+    precision: Precision = Field("auto", description="Precision of the encoders.")
     compile: bool | Auto = Field("auto", description="Compile views, encoders and loss (auto: on a GPU).")
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")

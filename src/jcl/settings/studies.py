@@ -17,18 +17,15 @@ from jcl.settings.options import (
     ForceOptions,
     JsonOptions,
     SeedOptions,
-    Workers,
     WorkersOptions,
     argument,
     option,
 )
-from jcl.settings.schema import PositiveInt
+from jcl.settings.schema import BatchSize, Count, PositiveInt
 from jcl.settings.training import RunOptions
 
 
 class AblateOptions(RunOptions, JsonOptions):
-    """Options of `jcl ablate`."""
-
     over: tuple[str, ...] = option((), "Setting to vary; several: a grid.", metavar="NAME=VALUES")
     each_alone: bool = option(False, "Vary one setting at a time.")
     seeds: str = option("1", "Seeds: 3, or 0,7,42.")
@@ -38,28 +35,20 @@ class AblateOptions(RunOptions, JsonOptions):
 
 
 class AblateCellOptions(JsonOptions):
-    """Options of `jcl ablate-cell`."""
-
     folder: Path = argument("CELL", "A folder in cells/ of an ablation.")
-    workers: Workers | None = option(None, "Image decoding processes, unless set.", panel=HARDWARE)
+    workers: Count | None = option(None, "Image decoding processes, unless set.", panel=HARDWARE)
 
 
 class PlotOptions(ForceOptions):
-    """For commands that plot their results."""
-
     plot: Path | None = option(None, "Also plot to this .png file.", "-o", "--out", metavar="FILE", panel=OUTPUT)
 
 
 class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
-    """For commands that encode many views of images."""
-
     batch_size: PositiveInt = option(512, "Views per forward pass.", panel=HARDWARE)
     precision: str = option("auto", "Precision of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
 
 
 class DistributionOptions(ViewOptions):
-    """Options of `jcl distribution`."""
-
     weights: tuple[str, ...] = argument(
         "RUN", "Runs or weights files, the first compared with the others; the last may be the data."
     )
@@ -74,8 +63,6 @@ class DistributionOptions(ViewOptions):
 
 
 class BoundOptions(ViewOptions):
-    """Options of `jcl bound`."""
-
     run: Path | None = argument("RUN", "A run or one of its checkpoints (default: Gaussian keys).", None)
     data: str | None = argument("DATA", "Images (default: the data of the run).", None)
     scales: str = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
@@ -98,13 +85,11 @@ class BoundOptions(ViewOptions):
 
 
 class CostOptions(PlotOptions, DeviceOptions, JsonOptions):
-    """Options of `jcl cost`."""
-
     keys: str = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
     recipe: str | None = option(None, "Recipe (default: the paper's on a GPU, a small network on a CPU).")
     backbone: str | None = option(None, "Network, such as resnet18.")
     image_size: PositiveInt | None = option(None, "Side of the views in pixels.")
-    batch_size: Annotated[int, Field(ge=2)] | None = option(None, "Images per step.")
+    batch_size: BatchSize | None = option(None, "Images per step.")
     repeats: PositiveInt = option(5, "Timed steps per measurement.")
 
 

@@ -75,23 +75,17 @@ class RunOptions(Options):
 
 
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
-    """Options of `jcl pretrain`."""
-
     out: Path | None = option(None, "Run folder (default: in runs/).")
     resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run with the same settings.")
     profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
 
 
 class ResumeOptions(DevicesOptions, JsonOptions):
-    """Options of `jcl resume`."""
-
     run: Path = argument("RUN", "Folder of an unfinished run.")
     device: str | None = option(None, "Device: auto, cpu, cuda, cuda:1, ... (default: the run's).", panel=HARDWARE)
 
 
 class DemoOptions(SeedOptions, JsonOptions):
-    """Options of `jcl demo`."""
-
     out: Path | None = option(None, "Where to write (default: a new folder in runs/).")
 
 

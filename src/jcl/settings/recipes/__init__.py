@@ -16,7 +16,6 @@ from jcl.settings.schema import Settings, read_yaml, set_value, validated
 
 
 def recipe_names() -> list[str]:
-    """The built-in recipes."""
     folder = resources.files(__package__)
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
