@@ -44,7 +44,8 @@ def neighbours(options: NeighboursOptions) -> dict[str, Any]:
     from jcl.commands.neighbours import find_neighbours
 
     picture = options.out
-    if picture is not None and any(_same_file(picture, image) for image in options.images):
+    queries = map(expand_user, options.images)
+    if picture is not None and picture.exists() and any(each.exists() and picture.samefile(each) for each in queries):
         raise SettingsError(f"{picture} is one of the query images; choose another name for the picture.")
     check_output(picture, ".png", force=options.force)
     matches = find_neighbours(options)
@@ -53,11 +54,6 @@ def neighbours(options: NeighboursOptions) -> dict[str, Any]:
     if picture is not None:
         _draw(matches, picture)
     return columns
-
-
-def _same_file(picture: Path, image: str) -> bool:
-    query = expand_user(image)
-    return picture.exists() and query.exists() and picture.samefile(query)
 
 
 def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:

@@ -27,7 +27,6 @@ from jcl.studies.distribution import ViewSpread, paired_shares
 _DASHES = {"multi-key": "--", BASELINE: ":"}  # vanilla multi-key usually coincides with JCL
 _POINTS: dict[str, Any] = {"linewidth": 1.9, "marker": "o", "markersize": 4.5, "markeredgecolor": style.PAPER}
 _MAX_BINS = 80
-_MAX_PANELS = 4  # in each direction
 Values = NDArray[np.float64]
 
 
@@ -84,9 +83,8 @@ def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: s
 
 def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: Path, *, subtitle: str) -> Path:
     """Bounds minus Eq. 4 over the spread of the keys: one panel per dimension (rows) and temperature (columns)."""
-    all_dimensions = sorted({case.dimension for case, _ in results})
-    all_temperatures = sorted({case.temperature for case, _ in results})
-    dimensions, temperatures = all_dimensions[:_MAX_PANELS], all_temperatures[:_MAX_PANELS]
+    dimensions = sorted({case.dimension for case, _ in results})
+    temperatures = sorted({case.temperature for case, _ in results})
     width, height = 0.9 + 4.5 * max(len(temperatures), 2), 1.25 + 2.75 * len(dimensions)
     figure, panels = style.new_panels(width, height, rows=len(dimensions), columns=len(temperatures))
     for axes, key in zip(panels, itertools.product(dimensions, temperatures), strict=True):
@@ -99,9 +97,6 @@ def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: 
     scales = list(results[0][1].closed)
     errors = Line2D([], [], color=style.FAINT, linewidth=8)
     _bound_legend(figure, scales, "Eq. 4, two standard errors", errors, style.INK)
-    for count, name in ((len(all_dimensions), "dimensions"), (len(all_temperatures), "temperatures")):
-        if count > _MAX_PANELS:
-            subtitle += f"; showing the {_MAX_PANELS} lowest of {count} {name}"
     scale = 1.0 if 1.0 in scales else min(scales)
     most = max(row.gap(scale) for _, row in results)
     title = f"For Gaussian keys, Eq. 8 at scale {scale:g} is at most {most:.2g} above Eq. 4"

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from jcl.cores import default_workers
 from jcl.paths import expand_user
-from jcl.settings.schema import Count, PositiveInt, Section, Seed, setting_field
+from jcl.settings.schema import Count, PositiveInt, Section, Seed, setting_fields
 
 # Panels of `--help` below the main one, in this order.
 SETTINGS, DATA, HARDWARE, OUTPUT = "Other settings", "Data", "Hardware", "Output"
@@ -107,7 +107,7 @@ def with_settings(panels: Mapping[str, str]) -> Callable[[type[Model]], type[Mod
             name = {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
             data = name == "data"
             cli = CliField(panel=panel, positional=data, metavar="DATA" if data else None, setting=setting)
-            fields[name] = optional_field(setting_field(setting), cli)
+            fields[name] = optional_field(setting_fields()[setting], cli)
         made: type[Model] = create_model(model.__name__, __base__=model, __module__=model.__module__, **fields)
         return made
 

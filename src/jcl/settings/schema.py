@@ -291,26 +291,20 @@ def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     values[key] = str(value) if isinstance(value, Path) else value  # Python users may give a path
 
 
-def setting_names() -> list[str]:
+def setting_fields() -> dict[str, FieldInfo]:
     """All settings by their dotted names."""
-    names = []
+    fields = {}
     for section, field in Settings.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            names += [f"{section}.{key}" for key in kind.model_fields]
+            fields |= {f"{section}.{key}": inner for key, inner in kind.model_fields.items()}
         else:
-            names.append(section)
-    return names
+            fields[section] = field
+    return fields
 
 
-def setting_field(name: str) -> FieldInfo:
-    """The field of a setting given by its dotted name."""
-    section, _, key = name.partition(".")
-    field = Settings.model_fields[section]
-    if not key:
-        return field
-    assert isinstance(field.annotation, type) and issubclass(field.annotation, Section)
-    return field.annotation.model_fields[key]
+def setting_names() -> list[str]:
+    return list(setting_fields())
 
 
 def _nearest(name: str, known: list[str]) -> str:
@@ -380,9 +374,7 @@ def _expected(problem: Any) -> str:
 
 def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
     """Every setting with its value (its default without `settings`) and its meaning."""
-    rows = []
-    for name in setting_names():
-        field = setting_field(name)
-        value = field.default if settings is None else attrgetter(name)(settings)
-        rows.append((name, str(value), field.description or ""))
-    return rows
+    return [
+        (name, str(field.default if settings is None else attrgetter(name)(settings)), field.description or "")
+        for name, field in setting_fields().items()
+    ]
