@@ -12,5 +12,5 @@ from jcl.cli.entry_point import main
 __all__ = ["app", "main"]
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
-for _module in ("train", "evaluate", "detect", "study", "exchange", "data"):
+for _module in ("train", "evaluate", "study", "exchange", "data"):
     importlib.import_module(f"jcl.cli.{_module}")

@@ -8,7 +8,7 @@ import functools
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -95,13 +95,13 @@ def format_axes(axes: Axes, title: str, subtitle: str = "") -> None:
     axes.grid(visible=True, axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=SIZES["label"], length=3, width=0.8)
-    place = {"xycoords": "axes fraction", "textcoords": "offset points", "parse_math": False}
+    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "parse_math": False}
     axes.annotate(title, (0, 1), (0, 20), color=INK, fontsize=SIZES["panel"], fontweight="bold", **place)
     axes.annotate(subtitle, (0, 1), (0, 7), color=MUTED, fontsize=SIZES["label"], **place)
 
 
 def label_axes(axes: Axes, x: str, y: str = "") -> None:
-    look = {"color": MUTED, "fontsize": SIZES["label"], "labelpad": 2, "parse_math": False}
+    look: dict[str, Any] = {"color": MUTED, "fontsize": SIZES["label"], "labelpad": 2, "parse_math": False}
     axes.set_xlabel(x, **look)
     axes.set_ylabel(y, **look)
 
