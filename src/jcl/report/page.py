@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Final
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 from PIL import Image
 from torch import Tensor
@@ -46,7 +46,7 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
     described = [_describe(index, run) for index, run in enumerate(runs)]
     charts |= {f"map-{one['index']}": one["map"]["data"] for one in described if one["map"] is not None}
     script = _asset("page.js")
-    page = _environment().get_template("page.html").render(
+    page = _environment().from_string(_asset("page.html")).render(
         title=title or (join_words([run.name for run in runs]) if len(runs) <= 3 else f"{len(runs)} runs"),
         note=note,
         made=datetime.datetime.now(tz=datetime.UTC).strftime("%d %B %Y, %H:%M UTC").lstrip("0"),
@@ -76,8 +76,7 @@ def missing_sections(old: str, new: str) -> list[str]:
 
 
 def _environment() -> Environment:
-    loader = DictLoader({"page.html": _asset("page.html")})
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {"code": _code, "data_url": _data_url, "setting": tables.format_setting}
     made.globals["plot_area"] = PLOT_AREA
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}

@@ -58,8 +58,6 @@ Kind = TypeVar("Kind", bound=Section)
 
 
 class DataSettings(Section):
-    """Images and how they are loaded."""
-
     location: str = Field(
         "", description="Folder of images, .npz file, shards ('s/{0000..0127}.tar'), or demo, cifar10, cifar100, stl10."
     )
@@ -74,8 +72,6 @@ class DataSettings(Section):
 
 
 class ViewSettings(Section):
-    """Augmented views of the images."""
-
     recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
     image_size: PositiveInt | Auto = Field("auto", description="Side of views in pixels; up to 64, ResNets are slower.")
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
@@ -92,8 +88,6 @@ class ViewSettings(Section):
 
 
 class ModelSettings(Section):
-    """The encoder."""
-
     backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(
         "auto", description="First layers: imagenet for photographs, medium or small (slower) for views of 64 or 32 px."
@@ -107,8 +101,6 @@ class ModelSettings(Section):
 
 
 class MethodSettings(Section):
-    """The contrastive method."""
-
     name: MethodName = Field("jcl", description=f"Method: {', '.join(METHODS)}.")
     num_keys: NumKeys | Auto = Field(5, description="Key views per image, M'.")
     num_queries: NumQueries | Auto = Field(1, description="Query views per image (1 in the paper).")
