@@ -285,7 +285,7 @@ def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
 
 def setting_fields() -> dict[str, FieldInfo]:
     """All settings by their dotted names."""
-    fields = {}
+    fields: dict[str, FieldInfo] = {}
     for section, field in Settings.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
