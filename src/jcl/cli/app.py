@@ -46,10 +46,10 @@ def _options(
     """Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone."""
 
 
-def check_json_file(path: Path | None) -> Path | None:
+def check_json_file(path: Path | None) -> None:
     """Raise, before anything is done, if `--json` would overwrite something that is not results of jcl."""
     if path is None:
-        return None
+        return
     if str(path) == "-":
         raise SettingsError("--json takes the name of a file; standard output has the table.")
     from jcl.runs.folder import RunFolder
@@ -59,4 +59,3 @@ def check_json_file(path: Path | None) -> Path | None:
         raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")
     if path.exists() and (path.suffix != ".json" or not holds_results(path)):
         raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
-    return path

@@ -59,15 +59,12 @@ def plot_ablation(
     count = f"{min(seeds)} to {max(seeds)} seeds" if min(seeds) < max(seeds) else pluralize(max(seeds), "seed")
     parts = [f"top-1 in percent on {style.plain(data, 24)}" if data else "top-1 in percent"]
     parts.append(count if max(seeds) == 1 else f"mean of {count}")
-    bars = f"bars: {'95 % binomial interval' if max(seeds) == 1 else 'std of the seeds'}"
-    if center is not None and len(names) > 1:
-        figure = draw_each_alone(points, center)
-        parts.append(bars)
-    elif len(curves) > MAX_CURVES:
+    center = center if len(names) > 1 else None
+    if center is None and len(curves) > MAX_CURVES:
         figure = _draw_heat_maps(curves, names[0])
     else:
-        figure = _draw_curves(curves, names)
-        parts.append(bars)
+        figure = _draw_curves(curves, names) if center is None else draw_each_alone(points, center)
+        parts.append(f"bars: {'95 % binomial interval' if max(seeds) == 1 else 'std of the seeds'}")
     if chance is not None:
         parts.append(f"chance {chance:.1f} %")
     if failed := sum(point.failed for point in points):
