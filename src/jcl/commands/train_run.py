@@ -143,13 +143,13 @@ def train_run(
         if warning := baseline_warning("knn_top1", summary):
             context.log(f"Warning: {warning} Train longer or on more images.")
 
+    saved = f"The run is trained and saved; write its results with `{folder.resume_command}`."
     try:
         fail_together(ranks, lambda: write_results() if ranks.first else None)
     except KeyboardInterrupt:
-        raise Interrupted(
-            f"Stopped: the run is trained and saved, but its results are not written; "
-            f"write them with `{folder.resume_command}`."
-        ) from None
+        raise Interrupted(f"Stopped: the results are not written yet. {saved}") from None
+    except RunError as error:
+        raise type(error)(f"{error} {saved}") from None
     if ranks.first and settings.record.report:
         _write_page(folder, data, context)
     return Run(folder.path)
