@@ -8,6 +8,10 @@ from jcl import signals
 
 def main() -> None:
     """Run the command line; a signal during its import leaves no traceback either."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch could not be imported
+        sys.exit("Error: The current folder no longer exists; change to another one.")
     signals.stop_with_parent()
     if os.environ.get("WORLD_SIZE", "1") == "1":  # a rank that waits for others in C++ could not answer
         signals.interrupt_on_signals()
