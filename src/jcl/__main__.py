@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from jcl import signals
 
@@ -9,7 +10,7 @@ from jcl import signals
 def main() -> None:
     """Run the command line; a signal during its import leaves no traceback either."""
     try:
-        os.getcwd()
+        Path.cwd()
     except FileNotFoundError:  # torch could not be imported
         sys.exit("Error: The current folder no longer exists; change to another one.")
     signals.stop_with_parent()
