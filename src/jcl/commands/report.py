@@ -149,7 +149,10 @@ def read_run(path: Path, name: str) -> RunContents:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The folders' names, with as many parent folders as needed to make them distinct."""
-    whole = [expand_user(path).resolve() for path in paths]
+    try:
+        whole = [expand_user(path).resolve() for path in paths]
+    except OSError as error:  # below the /proc of a process that has ended
+        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from None
     if len(set(whole)) < len(whole):
         raise SettingsError("The same run folder is given twice.")
     depth = 1
