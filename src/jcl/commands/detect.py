@@ -13,16 +13,14 @@ from jcl.commands.detection_job import DetectionJob, InitialBackbone, open_initi
 from jcl.commands.run import RunContext, run_context
 from jcl.console import pluralize
 from jcl.distributed.group import fail_together
-from jcl.errors import Interrupted, RunError
+from jcl.errors import RunError
 from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
 from jcl.evaluate.detection.results import DetectionFolder
-from jcl.evaluate.detection.training import KEPT_CHECKPOINTS, DetectionTask
+from jcl.evaluate.detection.training import DetectionTask
 from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
-from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
-from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.detection import RANK_TIMEOUT, DetectionSettings, DetectOptions
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer
@@ -136,31 +134,13 @@ def _train(
             )
         progress.ranks = ranks.count
     job.announce(folder.path)
-    record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
-    saver: CheckpointSaver | NullSaver = NullSaver()
-    if ranks.first:
-        progress.run = folder.identify(progress.run)
-        record = MetricsWriter(
-            folder.path, resumed_at=progress.step, expected=progress.lines, tensorboard=False, warn=context.log
-        )
-        saver = CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, context.log)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
-    with record, saver, contextlib.closing(batches):
-        Trainer(
-            DetectionTask(job.detector, job.optimizer, batches, settings, job.hardware),
-            Display(context.console, settings.task),
-            progress,
-            ranks,
-            record,
-            saver,
-            checkpoints=folder.checkpoints,
-            resume_hint=folder.how_to_resume,
-            save_every=settings.checkpoint_every,
-        ).run()
-    try:
-        results, figures = job.evaluate()
-    except KeyboardInterrupt:
-        raise Interrupted(f"Stopped: training is done and saved, but not tested yet; {folder.how_to_resume}.") from None
+    task = DetectionTask(job.detector, job.optimizer, batches, settings, job.hardware)
+    display = Display(context.console, settings.task)
+    trainer = Trainer(task, display, progress, ranks, save_every=settings.checkpoint_every)
+    with contextlib.closing(batches), trainer.writing_to(folder):
+        trainer.run()
+    results, figures = job.evaluate()
     if ranks.first:
         folder.write_results(results)
         job.draw(folder, results, pictures)

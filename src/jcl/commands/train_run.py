@@ -11,15 +11,7 @@ from pathlib import Path
 import torch
 
 from jcl.commands.report import write_report
-from jcl.commands.run import (
-    Run,
-    RunContext,
-    read_choices,
-    write_choices,
-    write_classes,
-    write_skipped,
-    write_summary,
-)
+from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_skipped, write_summary
 from jcl.console import pluralize, shell_quote
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
@@ -33,8 +25,6 @@ from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
-from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
-from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
@@ -99,36 +89,21 @@ def train_run(
     faster = partial(faster_options, settings, context.device)
     display = Display(context.console, label or settings.method.name, describe, faster)
     backbone = parts.learner.query_encoder.backbone
-    record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
-    saver: CheckpointSaver | NullSaver = NullSaver()
-    if ranks.first:
-        progress.run = folder.identify(progress.run)
-        record = MetricsWriter(
-            folder.path,
-            resumed_at=progress.step,
-            expected=progress.lines,
-            tensorboard=settings.record.tensorboard,
-            warn=display.warn,
-        )
-        saver = CheckpointSaver(folder.checkpoints, settings.record.keep, display.warn)
     unreadable: dict[str, str] = {}  # images that only kNN reads
     measured: list[KnnResult] = []
     evaluate = online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append)
+    trainer = Trainer(
+        PretrainTask(settings, parts.step, parts.loader, evaluate),
+        display,
+        progress,
+        ranks,
+        log_every=settings.record.log_every,
+        save_every=settings.record.checkpoint_every * parts.loader.steps_per_epoch,
+        save_seconds=60 * settings.record.checkpoint_minutes,
+    )
     try:
-        with record, saver:
-            Trainer(
-                PretrainTask(settings, parts.step, parts.loader, evaluate),
-                display,
-                progress,
-                ranks,
-                record,
-                saver,
-                checkpoints=folder.checkpoints,
-                resume_hint=folder.how_to_resume,
-                log_every=settings.record.log_every,
-                save_every=settings.record.checkpoint_every * parts.loader.steps_per_epoch,
-                save_seconds=60 * settings.record.checkpoint_minutes,
-            ).run()
+        with trainer.writing_to(folder, settings.record.keep, tensorboard=settings.record.tensorboard):
+            trainer.run()
     finally:
         parts.loader.close()
         if ranks.first:
@@ -139,7 +114,7 @@ def train_run(
         if measured:
             write_classes(folder, data.train, measured[-1])
         # Last: the summary marks the run as finished.
-        summary = write_summary(folder, settings, record, progress, memory.read())
+        summary = write_summary(folder, settings, trainer.record, progress, memory.read())
         if warning := baseline_warning("knn_top1", summary):
             context.log(f"Warning: {warning} Train longer or on more images.")
 

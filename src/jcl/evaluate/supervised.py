@@ -20,15 +20,13 @@ from torch.nn import functional as F
 from jcl.console import print_line, warn_skipped
 from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
 from jcl.distributed.device import autocast, choose_precision
-from jcl.errors import Interrupted, RunError
+from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import add_skipped, read_skipped
-from jcl.runs.metrics import MetricsWriter
-from jcl.runs.saver import CheckpointSaver
 from jcl.settings.schema import TrainSettings
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
@@ -37,7 +35,6 @@ from jcl.train.trainer import Trainer, TrainingTask
 from jcl.views import ViewRecipe
 
 CHECKPOINT_SECONDS = 120.0
-KEPT_CHECKPOINTS = 2
 _QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
 
 
@@ -168,31 +165,19 @@ def train_and_evaluate(
         task = ClassifierTask(training, loader)
         trainer = Trainer(task, Display(console, training.title), progress)
         if folder is not None:
-            progress.run = folder.identify(progress.run)
-            trainer.record = open_files.enter_context(
-                MetricsWriter(folder.path, resumed_at=progress.step, expected=progress.lines, tensorboard=False)
-            )
-            trainer.saver = open_files.enter_context(
-                CheckpointSaver(folder.checkpoints, KEPT_CHECKPOINTS, warn=trainer.display.warn)
-            )
-            trainer.checkpoints, trainer.resume_hint = folder.checkpoints, folder.how_to_resume
+            open_files.enter_context(trainer.writing_to(folder))
             trainer.save_seconds = CHECKPOINT_SECONDS
             # However training ends: a resumed training may not read them again.
             open_files.callback(_list_skipped, folder, loader, console)
         trainer.run()
     warn_skipped(console, loader.skipped)
-    try:
-        logits = training.preprocessing.extract(
-            training.network,
-            training.task.test,
-            device=training.device,
-            precision=training.precision,
-            workers=training.workers,
-        )
-    except KeyboardInterrupt:
-        if folder is None:
-            raise
-        raise Interrupted(f"Stopped: training is saved, but not evaluated yet; {folder.how_to_resume}.") from None
+    logits = training.preprocessing.extract(
+        training.network,
+        training.task.test,
+        device=training.device,
+        precision=training.precision,
+        workers=training.workers,
+    )
     warn_skipped(console, logits.skipped)
     found = scores(logits.values, logits.labels, training.task.classes)
     return ClassifierResult(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from jcl.distributed.group import ALONE, LostContact, Ranks, SilentRank, fail_to
 from jcl.distributed.heartbeat import Heartbeat
 from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
+from jcl.runs.folder import TrainingFolder
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.signals import StopRequest
@@ -104,6 +105,20 @@ class Trainer:
         self.clock = TrainingClock(self.progress)
         self.total_steps = self.task.epochs * self.task.steps_per_epoch
         self._saved_at = time.perf_counter()
+
+    @contextlib.contextmanager
+    def writing_to(self, folder: TrainingFolder, keep: int = 2, *, tensorboard: bool = False) -> Iterator[None]:
+        """Write metrics and checkpoints to a folder, on the first rank, and keep the newest `keep` checkpoints."""
+        self.checkpoints, self.resume_hint = folder.checkpoints, folder.how_to_resume
+        with contextlib.ExitStack() as opened:
+            if self.ranks.first:
+                progress, warn = self.progress, self.display.warn
+                progress.run = folder.identify(progress.run)
+                step, lines = progress.step, progress.lines
+                record = MetricsWriter(folder.path, resumed_at=step, expected=lines, tensorboard=tensorboard, warn=warn)
+                self.record = opened.enter_context(record)
+                self.saver = opened.enter_context(CheckpointSaver(folder.checkpoints, keep, warn))
+            yield
 
     def run(self) -> None:
         """Train to the last epoch. Whatever ends training early raises, after saving what can be saved."""

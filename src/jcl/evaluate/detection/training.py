@@ -20,8 +20,6 @@ from jcl.runs.checkpoint import Progress
 from jcl.settings.detection import DetectionSettings, learning_rate
 from jcl.train.trainer import TrainingTask
 
-KEPT_CHECKPOINTS = 2
-
 _BOX_LOSSES = ("loss_classifier", "loss_box_reg", "loss_objectness", "loss_rpn_box_reg")
 LOSSES = {"box": _BOX_LOSSES, "mask": (*_BOX_LOSSES, "loss_mask"), "keypoint": (*_BOX_LOSSES, "loss_keypoint")}
 
