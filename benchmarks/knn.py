@@ -29,16 +29,14 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     print(f"kNN of {QUERIES:,} x {BANK:,} x {WIDTH}, k {K}, temperatures {TEMPERATURES}, chunk {arguments.chunk}")
     print(f"on {name}")
-    print(f"{'features':<14}{'numbers':<10}{'seconds':>9}{'of limit':>10}{'peak memory':>13}")
+    print(f"{'features':<14}{'seconds':>9}{'of limit':>10}{'peak memory':>13}")
     figures: dict[str, object] = {"device": name, "limit_seconds": LIMIT_SECONDS, "chunk": arguments.chunk}
     for kind, bank in (("distinct", BANK), ("tied", BANK // 20)):
         problem = make_problem(bank, device)
-        for dtype in (torch.float64, torch.float32):
-            seconds, peak = measure(problem, dtype, arguments.chunk, arguments.repeats)
-            number = str(dtype).removeprefix("torch.")
-            print(f"{kind:<14}{number:<10}{seconds:>9.3f}{seconds / LIMIT_SECONDS:>10.2f}{peak / 2**20:>9.0f} MiB")
-            figures |= {f"{kind}_{number}_seconds": seconds, f"{kind}_{number}_peak_bytes": peak}
-            figures |= {f"{kind}_{number}_ratio": seconds / LIMIT_SECONDS}
+        seconds, peak = measure(problem, arguments.chunk, arguments.repeats)
+        print(f"{kind:<14}{seconds:>9.3f}{seconds / LIMIT_SECONDS:>10.2f}{peak / 2**20:>9.0f} MiB")
+        figures |= {f"{kind}_float64_seconds": seconds, f"{kind}_float64_peak_bytes": peak}
+        figures |= {f"{kind}_float64_ratio": seconds / LIMIT_SECONDS}
     save(figures, arguments.json, device)
 
 
@@ -62,7 +60,7 @@ def make_problem(distinct: int, device: torch.device) -> tuple[Tensor, Tensor, T
     return tuple(table.to(device) for table in tables)  # type: ignore[return-value]
 
 
-def measure(problem: tuple[Tensor, ...], dtype: torch.dtype, chunk: int, repeats: int) -> tuple[float, int]:
+def measure(problem: tuple[Tensor, ...], chunk: int, repeats: int) -> tuple[float, int]:
     """Median seconds of `repeats` calls, and the peak of memory: beyond the features on a GPU, of the process else."""
     device = problem[0].device
     on_gpu = device.type == "cuda"
@@ -73,7 +71,7 @@ def measure(problem: tuple[Tensor, ...], dtype: torch.dtype, chunk: int, repeats
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
         start = time.perf_counter()
-        knn_accuracy(*problem, k=K, temperature=TEMPERATURES, chunk=chunk, dtype=dtype)
+        knn_accuracy(*problem, k=K, temperature=TEMPERATURES, chunk=chunk)
         times.append(time.perf_counter() - start)  # the accuracies are numbers on the host, so the GPU is done
     peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else process_peak_bytes()
     return sorted(times[1:])[repeats // 2], peak

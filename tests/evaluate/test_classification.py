@@ -10,7 +10,6 @@ from jcl.data import ArrayImages, BatchLoader, ImageData, open_data
 from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.classification import (
-    LabelAmount,
     class_positions,
     classification_task,
     hold_out_split,
@@ -42,7 +41,7 @@ def counts(rows: torch.Tensor) -> dict[int, int]:
     ],
 )
 def test_each_class_gives_its_share_and_at_least_one(text, expected):
-    rows = label_subset(LABELS, label_amount(text), seed=3)
+    rows = label_subset(LABELS, text, seed=3)
     assert counts(rows) == expected
     assert torch.equal(rows, rows.sort().values) and len(rows.unique()) == len(rows)
 
@@ -56,16 +55,16 @@ def test_amounts_that_make_no_sense_are_a_sentence(text):
 
 
 def test_the_seed_decides_and_less_is_part_of_more():
-    ten = label_subset(LABELS, LabelAmount(share=0.1), seed=0)
-    assert torch.equal(ten, label_subset(LABELS, LabelAmount(share=0.1), seed=0))
-    assert not torch.equal(ten, label_subset(LABELS, LabelAmount(share=0.1), seed=1))
-    half = label_subset(LABELS, LabelAmount(share=0.5), seed=0)
+    ten = label_subset(LABELS, "10%", seed=0)
+    assert torch.equal(ten, label_subset(LABELS, "10%", seed=0))
+    assert not torch.equal(ten, label_subset(LABELS, "10%", seed=1))
+    half = label_subset(LABELS, "50%", seed=0)
     assert set(ten.tolist()) < set(half.tolist())
 
 
 def test_every_image_of_a_class_is_chosen_equally_often():
     labels = torch.arange(12) % 2
-    chosen = torch.stack([label_subset(labels, LabelAmount(per_class=2), seed) for seed in range(3000)])
+    chosen = torch.stack([label_subset(labels, "2-per-class", seed) for seed in range(3000)])
     often = torch.bincount(chosen.flatten(), minlength=12) / 3000
     assert (often - 1 / 3).abs().max() < 5 * (1 / 3 * 2 / 3 / 3000) ** 0.5
 

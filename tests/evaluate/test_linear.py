@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import stratified_split
-from jcl.evaluate.linear import ProbeGrid, Standardizer, linear_probe, train_probes
+from jcl.evaluate.linear import ProbeGrid, linear_probe, standardizer, train_probes
 
 SMALL_GRID = ProbeGrid((0.003, 0.03), (0.0, 1e-3, 1e-1))
 
@@ -32,7 +32,7 @@ def problem():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_each_cell_equals_the_same_probe_trained_alone(dtype, tolerance):
     features, labels = draw(100, seed=0)
-    features = Standardizer.of(features)(features).to(dtype)
+    features = standardizer(features)(features).to(dtype)
     options = {"epochs": 5, "batch_size": 32, "seed": 4}
     together = train_probes(features, labels, 6, SMALL_GRID.cells, **options)
     for number, cell in enumerate(SMALL_GRID.cells):
@@ -45,7 +45,7 @@ def test_each_cell_equals_the_same_probe_trained_alone(dtype, tolerance):
 def test_a_probe_is_what_torch_trains_with_its_own_parts():
     """nn.Linear, cross entropy, SGD and CosineAnnealingLR on the same batches: one full batch an epoch."""
     features, labels = draw(50, seed=0)
-    features = Standardizer.of(features)(features).double()
+    features = standardizer(features)(features).double()
     layer = torch.nn.Linear(20, 6, dtype=torch.float64)
     torch.nn.init.zeros_(layer.weight)
     torch.nn.init.zeros_(layer.bias)
@@ -64,7 +64,7 @@ def test_a_probe_is_what_torch_trains_with_its_own_parts():
 
 def test_accuracy_is_that_of_logistic_regression(problem):
     x_train, y_train, x_test, y_test = problem
-    standardise = Standardizer.of(x_train)
+    standardise = standardizer(x_train)
     best = max(
         LogisticRegression(C=strength, max_iter=2000)
         .fit(standardise(x_train), y_train)
@@ -80,7 +80,7 @@ def test_accuracy_is_that_of_logistic_regression(problem):
 def test_a_converged_probe_reaches_the_loss_of_logistic_regression():
     """Where the problem has one minimum, given by weight decay, both find it."""
     features, labels = draw(300, seed=0)
-    features = Standardizer.of(features)(features).double()
+    features = standardizer(features)(features).double()
     decay = 0.05
     ours = train_probes(features, labels, 6, [(0.3, decay)], epochs=400, batch_size=300, seed=0)
     reference = LogisticRegression(C=1 / (decay * len(features)), tol=1e-10, max_iter=5000).fit(features, labels)
@@ -104,7 +104,7 @@ def test_the_choice_is_the_best_on_the_held_out_training_rows(problem):
     x_train, y_train, x_test, y_test = problem
     grid = ProbeGrid((0.01, 3.0), (0.0, 0.1))
     result = linear_probe(x_train, y_train, x_test, y_test, grid=grid, epochs=10, seed=2)
-    features = Standardizer.of(x_train)(x_train)
+    features = standardizer(x_train)(x_train)
     kept, held_out = stratified_split(y_train, 2)
     judged = {}
     for cell in grid.cells:
@@ -134,7 +134,7 @@ def test_one_cell_needs_no_choice_and_no_held_out_images():
 
 def test_standardising():
     features = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100, 0.01]) + 7
-    scaled = Standardizer.of(features)(features)
+    scaled = standardizer(features)(features)
     torch.testing.assert_close(scaled.mean(0), torch.zeros(3), rtol=0, atol=1e-4)
     torch.testing.assert_close(scaled.std(0, correction=0), torch.ones(3), rtol=1e-4, atol=0)
 
@@ -144,7 +144,7 @@ def test_constant_features_change_nothing(problem, value):
     x_train, y_train, x_test, y_test = problem
     plain = linear_probe(x_train, y_train, x_test, y_test, grid=SMALL_GRID, epochs=10)
     more = [torch.cat([x, torch.full((len(x), 2), value)], 1) for x in (x_train, x_test)]
-    scaled = Standardizer.of(more[0])(more[0])
+    scaled = standardizer(more[0])(more[0])
     assert scaled.isfinite().all() and scaled[:, -2:].abs().max() < 1e-2
     result = linear_probe(more[0], y_train, more[1], y_test, grid=SMALL_GRID, epochs=10)
     assert result.scores.top1 == pytest.approx(plain.scores.top1, abs=0.5)

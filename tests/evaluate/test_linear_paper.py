@@ -1,5 +1,6 @@
 """The paper's linear probe: its schedule, its start, its frozen backbone, and a loop that does as torch's parts do."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.linear import check_frozen, paper_settings, probe_optimizer, state_of
+from jcl.evaluate.linear import paper_settings, probe_optimizer
 from jcl.evaluate.supervised import (
     Classifier,
     ClassifierTask,
@@ -137,38 +138,14 @@ def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
 
 def test_it_learns_and_the_seed_fixes_the_figures(task, backbone):
     train = paper_settings(lr=1.0, epochs=10, batch_size=16)
-    before = state_of(backbone)
+    before = copy.deepcopy(backbone.state_dict())
     first, again = (paper_probe(backbone, task, train).scores for _ in range(2))
     assert first == again and first.top1 > 80 and first.top5 == 100 and first.images == 30
-    check_frozen(before, backbone)
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
 
 
 def test_a_batch_larger_than_the_data_takes_all_of_it(task, backbone):
     assert paper_probe(backbone, task, paper_settings(lr=1.0, epochs=2)).scores.images == 30
-
-
-class StubbornNorm(nn.BatchNorm2d):
-    """Ignores evaluation mode, so its running statistics move."""
-
-    def train(self, mode: bool = True) -> "StubbornNorm":
-        return super().train(True)
-
-
-def test_a_backbone_that_moves_is_found_out(task):
-    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), StubbornNorm(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    train = paper_settings(lr=1.0, epochs=1, batch_size=16)
-    with pytest.raises(RunError, match=r"1\.running_mean"):
-        paper_probe(backbone, task, train, width=8)
-
-
-@pytest.mark.parametrize("name", ["layers.0.weight", "layers.1.running_var", "layers.1.num_batches_tracked"])
-def test_the_smallest_change_of_any_tensor_is_found(backbone, name):
-    before = state_of(backbone)
-    check_frozen(before, backbone)
-    tensor = backbone.state_dict()[name].view(-1)
-    tensor[-1] = torch.nextafter(tensor[-1], torch.tensor(torch.inf)) if tensor.is_floating_point() else tensor[-1] + 1
-    with pytest.raises(RunError, match=name.replace(".", r"\.")):
-        check_frozen(before, backbone)
 
 
 def test_a_loss_that_is_not_finite_stops_training(task, backbone):

@@ -35,7 +35,7 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     best = results[0]
     if any(result.neighbours < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
-    echo(f"{pluralize(best.queries, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
+    echo(f"{pluralize(best.images, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
     print_unseen_classes(best.unseen_class_images)
     figures = _knn_figures(results)
     print_baselines("knn_top1", figures)
@@ -52,13 +52,13 @@ def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
 
     first = results[0]
     figures: dict[str, Any] = {"knn_top1": first.top1, "knn_top5": first.top5}
-    figures |= compare("knn_top1", first.top1, first.queries, first.chance_top1, first.untrained_top1)
+    figures |= compare("knn_top1", first.top1, first.images, first.chance_top1, first.untrained_top1)
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
         figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
         if result.untrained_top1 is not None:
             figures[f"untrained_knn_top1_k{result.k}_t{result.temperature:g}"] = result.untrained_top1
-    return figures | {"test_images": first.queries, "unseen_class_images": first.unseen_class_images}
+    return figures | {"test_images": first.images, "unseen_class_images": first.unseen_class_images}
 
 
 @command("linear", "evaluation.LinearOptions", group=EVALUATE)

@@ -83,9 +83,8 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
     workers, record = settings.data.workers, settings.record
     target = open_target(run.path, None, settings.train.device, Console(quiet=True))
     task = classification_task(target.data)
-    features = partial(target.features, batch_size=None, workers=workers, console=console, progress=None)
+    features = partial(target.features, workers=workers, console=console)
     train, test = features(task.train), features(task.test)
-    assert train.labels is not None and test.labels is not None, "a task has labels"
     labelled = (train.values, train.labels, test.values, test.labels)
     k, temperature = [record.knn_k], [record.knn_temperature]
     knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=target.device)[0]

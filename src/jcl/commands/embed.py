@@ -54,7 +54,7 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedRe
     if options.out.exists() and any(path.exists() and options.out.samefile(path) for path in inputs):
         raise SettingsError(f"{options.out} is an input of this command; choose another --out.")
     check_writable(options.out, force=options.force)
-    target = open_target(options.weights, options.data, options.device, StderrConsole(), labelled=False)
+    target = open_target(options.weights, options.data, options.device, StderrConsole())
     splits = {"train": target.data.train} | ({} if target.data.test is None else {"test": target.data.test})
     if options.split not in (*splits, "all"):
         raise DataError(f"{options.data} has no split {options.split!r}; use --split {' or '.join(splits)} or all.")

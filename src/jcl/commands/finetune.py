@@ -42,10 +42,10 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
     weights, out = options.weights, options.out
     if weights is None:
         raise SettingsError("Give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
-    amount = label_amount(options.labels)
+    label_amount(options.labels)  # refuse an invalid one before the data is read
     target = open_target(weights, options.data, options.device, console)
     task = classification_task(target.data)
-    settings = _choose_settings(options, weights, len(label_subset(task.labels, amount, options.seed)))
+    settings = _choose_settings(options, weights, len(label_subset(task.labels, options.labels, options.seed)))
     refuse_inside_data(out or Path("runs"), data_location(weights, options.data))
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
@@ -120,7 +120,7 @@ class _Finetuning:
         self.settings, self.target, self.console = settings, target, console
         self.workers = default_workers() if workers is None else workers
         info, seed, backbone = target.info, settings.train.seed, target.backbone
-        self.task = task.select(label_subset(task.labels, label_amount(settings.labels), seed))
+        self.task = task.select(label_subset(task.labels, settings.labels, seed))
         self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]
         if settings.from_scratch:
             backbone = untrained_backbone(info, seed)
@@ -129,7 +129,7 @@ class _Finetuning:
 
     def run(self, folder: FinetuneFolder, *, resumed: bool = False) -> FinetuneFolder:
         """Train, evaluate and write the results."""
-        settings, train, network, task = self.settings, self.settings.train, self.network, self.task
+        settings, network, task = self.settings, self.network, self.task
         preprocessing, device = self.target.info.preprocessing, self.target.device
         self._announce(folder)
         training = ClassifierTraining(
@@ -139,7 +139,7 @@ class _Finetuning:
             task=task,
             preprocessing=preprocessing,
             recipe=crop_and_flip(preprocessing, jitter=settings.jitter),
-            train=train,
+            train=settings.train,
             device=device,
             workers=self.workers,
             label_smoothing=settings.label_smoothing,
@@ -151,23 +151,15 @@ class _Finetuning:
             "finetune_top1": scores.top1,
             "finetune_top5": scores.top5,
             **compare("finetune_top1", scores.top1, scores.images, scores.chance_top1),
-            "labels": settings.labels,
+            **settings.model_dump(include={"labels", "from_scratch", "head_lr", "layer_decay", "label_smoothing"}),
+            **settings.train.model_dump(include={"epochs", "batch_size", "lr", "weight_decay", "seed"}),
             "labels_used": len(task.train) - unreadable,
             "skipped": unreadable,
             "classes": len(task.classes),
             "test_images": scores.images,
             "unseen_class_images": scores.unseen_class_images,
             "test_held_out": task.held_out,
-            "from_scratch": settings.from_scratch,
-            "epochs": train.epochs,
             "steps": progress.step,
-            "batch_size": train.batch_size,
-            "lr": train.lr,
-            "head_lr": settings.head_lr,
-            "layer_decay": settings.layer_decay,
-            "weight_decay": train.weight_decay,
-            "label_smoothing": settings.label_smoothing,
-            "seed": train.seed,
             "seconds": progress.seconds,
         }
         folder.write_summary(summary)  # last: it marks the fine-tuning as finished

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import torch
 from rich.console import Console
 
 from jcl.commands.run import Run, RunContext, run_context, write_choices
@@ -112,8 +111,8 @@ def _open_data(settings: Settings, context: RunContext) -> ImageData:
     ranks, console = context.ranks, context.console
     opened = fail_together(ranks, lambda: open_run_data(settings, console) if ranks.first else None)
     data = fail_together(ranks, lambda: opened or open_run_data(settings, console))
-    own = int(fingerprint_of_listing(data.train)[:15], 16)  # what an int64 holds
-    first = own if ranks.count == 1 else int(ranks.gather(torch.tensor([own]))[0])
+    own = fingerprint_of_listing(data.train)
+    first = ranks.gather_objects(own)[0]
 
     def compare() -> None:
         if own != first:

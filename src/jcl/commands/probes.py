@@ -21,35 +21,31 @@ from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.baselines import compare
-from jcl.evaluate.classification import ClassificationTask, Scores, classification_task
+from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
 from jcl.evaluate.linear import (
     LEARNING_RATES,
     WEIGHT_DECAYS,
+    LinearResult,
     ProbeGrid,
-    check_frozen,
     linear_probe,
     paper_settings,
     probe_optimizer,
-    state_of,
 )
 from jcl.evaluate.supervised import Classifier, ClassifierResult, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export.backbone_file import weights_digest
+from jcl.runs.json_object import write_object
 from jcl.settings.evaluation import KnnOptions, LinearOptions
 from jcl.settings.resolve import default_knn_k
 from jcl.settings.schema import TrainSettings
 
-_DIGEST_LENGTH = 16
 RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 _PAPER_OPTIONS = ("out", "compile", "least_crop")
 
 
 def measure_knn(
-    options: KnnOptions,
-    *,
-    console: Console | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    options: KnnOptions, *, console: Console | None = None, progress: Callable[[int, int], None] | None = None
 ) -> list[KnnResult]:
     """Weighted kNN of the frozen features of a run or file on labelled data (default: the data of the run).
 
@@ -62,6 +58,8 @@ def measure_knn(
         workers = max(1, default_workers() // ranks.count) if options.workers is None else options.workers
         console = console or StderrConsole()
         data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
+        if data.train.labels is None:
+            raise no_labels(data)
         if ranks.first and (data.test is None or data.test.labels is None):
             print_line(console, "No labelled test set: some training images are held out as queries.")
 
@@ -71,14 +69,14 @@ def measure_knn(
             )
             return evaluate_knn(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
 
-        def measure_untrained(target: EvaluationTarget) -> dict[str, float]:
-            return {f"{one.k} {one.temperature}": one.top1 for one in measure(target, Console(quiet=True))}
+        def measure_untrained(target: EvaluationTarget) -> list[float]:
+            return [one.top1 for one in measure(target, Console(quiet=True))]
 
         results = measure(target, console)
         if options.no_untrained:
             return results
         found = target.untrained(measure_untrained, ranks, knn=[[*k], options.temperature])
-        return [replace(one, untrained_top1=found[f"{one.k} {one.temperature}"]) for one in results]
+        return [replace(one, untrained_top1=top1) for one, top1 in zip(results, found, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,16 @@ def measure_linear(
                 raise SettingsError(f"--{name.replace('_', '-')} needs --protocol paper.")
         grid = ProbeGrid(options.lr or LEARNING_RATES, options.weight_decay or WEIGHT_DECAYS)
         target = open_target(options.weights, options.data, options.device, console)
-        return _fast_probe(options, target, grid, console, progress)
+        task, started = classification_task(target.data), time.perf_counter()
+        result = _fast_probe(options, target, task, grid, console, progress)
+        chosen = {name: getattr(result, name) for name in ("lr", "weight_decay", "epochs", "validation_top1")} | {
+            "train_images": result.train_images,
+            "seconds": time.perf_counter() - started,
+            "classes": len(result.classes),  # without those that have no readable image
+        }
+        names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
+        figures = _figures(options, result.scores, chosen, task, _untrained_top1(options, target, task, grid))
+        return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
     if len(options.lr) > 1 or any(options.weight_decay):
         raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
     train = paper_settings(
@@ -129,38 +136,22 @@ def measure_linear(
 def _fast_probe(
     options: LinearOptions,
     target: EvaluationTarget,
+    task: ClassificationTask,
     grid: ProbeGrid,
     console: Console,
-    progress: Callable[[int, int], None] | None,
-) -> LinearReport:
-    task, started = classification_task(target.data), time.perf_counter()
+    progress: Callable[[int, int], None] | None = None,
+) -> LinearResult:
     features = partial(
-        target.features,
-        batch_size=options.batch_size,
-        workers=options.worker_count,
-        console=console,
-        progress=progress,
+        target.features, batch_size=options.batch_size, workers=options.worker_count, console=console, progress=progress
     )
     train, test = features(task.train), features(task.test)
-    result = linear_probe(
+    return linear_probe(
         *(train.values, train.labels, test.values, test.labels),
         grid=grid,
         epochs=options.epochs,
         seed=options.seed,
         device=target.device,
     )
-    chosen = {
-        "lr": result.lr,
-        "weight_decay": result.weight_decay,
-        "epochs": result.epochs,
-        "validation_top1": result.validation_top1,
-        "train_images": result.train_images,
-        "seconds": time.perf_counter() - started,
-        "classes": len(result.classes),  # without those that have no readable image
-    }
-    names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-    figures = _figures(options, result.scores, chosen, task, _untrained_top1(options, target, grid))
-    return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
 
 
 @dataclass(frozen=True)
@@ -186,7 +177,8 @@ class PaperProbe:
             "least_crop": self.options.least_crop,
             "seconds": progress.seconds,
         }
-        untrained = _untrained_top1(self.options.model_copy(update={"epochs": None}), self.target, ProbeGrid())
+        fast = self.options.model_copy(update={"epochs": None})
+        untrained = _untrained_top1(fast, self.target, self.task, ProbeGrid())
         figures = _figures(self.options, scores, chosen, self.task, untrained)
         return LinearReport(scores, self.task.class_names, figures)
 
@@ -196,7 +188,6 @@ class PaperProbe:
         width, classes = target.info.feature_width, len(self.task.classes)
         network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
         network = to_device(network, target.device)
-        before = state_of(target.backbone)
         training = ClassifierTraining(
             title="linear probe",
             network=network,
@@ -209,7 +200,6 @@ class PaperProbe:
             workers=self.options.worker_count,
         )
         found = train_and_evaluate(training, self.console, folder, resumed=resumed)
-        check_frozen(before, target.backbone)
         if folder is not None:
             folder.save_classifier(network.fc, self.task.class_names)
         return found
@@ -220,12 +210,14 @@ class PaperProbe:
         probe = self.description()
         folder.refuse_other(probe)
         with folder.locked_for_training(warn=log):
-            resumed = folder.begin(probe)
-            if folder.finished:
+            resumed = folder.settings_file.exists()
+            if not resumed:
+                write_object(folder.settings_file, probe)
+            if folder.summary_file.exists() and folder.scores_file.exists():
                 log(f"The linear probe in {folder.path} has finished; showing its result.")
                 return LinearReport(folder.scores(), self.task.class_names, folder.summary())
             report = self.report(folder, resumed=resumed)
-            folder.write_scores(report.scores)
+            write_object(folder.scores_file, asdict(report.scores))
             folder.write_summary(report.figures)  # last: it marks the probe as finished
         return report
 
@@ -234,7 +226,7 @@ class PaperProbe:
         target, train = self.target, self.train
         network = hashlib.sha256((weights_digest(target.backbone) + target.info.to_text()).encode()).hexdigest()
         return {
-            "weights": f"{self.options.weights.resolve().name} ({network[:_DIGEST_LENGTH]})",
+            "weights": f"{self.options.weights.resolve().name} ({network[:16]})",
             "data": f"{target.data.name} ({fingerprint(self.task.train)}, {fingerprint(self.task.test)})",
             "lr": train.lr,
             "epochs": train.epochs,
@@ -244,16 +236,19 @@ class PaperProbe:
         }
 
 
-def _untrained_top1(options: LinearOptions, target: EvaluationTarget, grid: ProbeGrid) -> float | None:
+def _untrained_top1(
+    options: LinearOptions, target: EvaluationTarget, task: ClassificationTask, grid: ProbeGrid
+) -> float | None:
     """The accuracy of the untrained network by the fast protocol, also beside the paper's."""
-    only = options.model_copy(update={"no_untrained": True})
 
-    def measure(untrained: EvaluationTarget) -> dict[str, float]:
-        return {"top1": _fast_probe(only, untrained, grid, Console(quiet=True), None).scores.top1}
+    if options.no_untrained:
+        return None
 
-    if not options.no_untrained:
-        with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
-            return target.untrained(measure, linear=[asdict(grid), options.epochs, options.seed])["top1"]
+    def measure(untrained: EvaluationTarget) -> list[float]:
+        return [_fast_probe(options, untrained, task, grid, Console(quiet=True)).scores.top1]
+
+    with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
+        return target.untrained(measure, linear=[asdict(grid), options.epochs, options.seed])[0]
     return None
 
 

@@ -116,8 +116,10 @@ def read_choices(folder: RunFolder) -> list[Choice] | None:
 
 
 def write_classes(folder: RunFolder, source: ImageSource, result: KnnResult) -> None:
-    """Keep the kNN accuracy of each class."""
-    rows = [{"name": class_name(source, row.label), "images": row.images, "top1": row.top1} for row in result.classes]
+    """Keep the kNN accuracy of each class of the queries."""
+    names = (class_name(source, label) for label in result.classes)
+    table = zip(names, result.class_images, result.class_top1, strict=True)
+    rows = [{"name": name, "images": images, "top1": top1} for name, images, top1 in table if images]
     write_object(folder.classes_file, {"k": result.k, "classes": rows})
 
 

@@ -22,7 +22,6 @@ from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import RunError
-from jcl.evaluate.classification import no_labels
 from jcl.evaluate.features import Features
 from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import open_backbone
@@ -42,8 +41,8 @@ class EvaluationTarget:
     seed: int = 0  # that the training of the backbone started from, if known
 
     def untrained(
-        self, measure: Callable[[EvaluationTarget], dict[str, float]], ranks: Ranks = ALONE, **about: Any
-    ) -> dict[str, float]:
+        self, measure: Callable[[EvaluationTarget], list[float]], ranks: Ranks = ALONE, **about: Any
+    ) -> list[float]:
         """What `measure` gives for the untrained network; `about` is what else the result depends on.
 
         A single process keeps the result in the user's cache for the next call.
@@ -52,28 +51,18 @@ class EvaluationTarget:
         key = json.dumps([self.info.to_text(), self.seed, [*map(fingerprint, sources)], about])
         file = cache_folder() / "untrained" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
         with contextlib.suppress(RunError):
-            stored = read_object(file) if ranks.count == 1 else {}
-            if stored and all(map(is_number, stored.values())):
+            stored = read_object(file).get("found") if ranks.count == 1 else None
+            if isinstance(stored, list) and all(map(is_number, stored)):
                 return stored
         found = measure(replace(self, backbone=untrained_backbone(self.info, self.seed)))
         with contextlib.suppress(RunError):
             if ranks.first:
-                write_object(file, found, follow_links=True)
+                write_object(file, {"found": found}, follow_links=True)
         return found
 
-    def features(
-        self,
-        source: ImageSource,
-        *,
-        batch_size: int | None,
-        workers: int,
-        console: Console,
-        progress: Callable[[int, int], None] | None,
-    ) -> Features:
-        """The features of all readable images of a source; unreadable ones are reported to the console."""
-        found = self.info.preprocessing.extract(
-            self.backbone, source, device=self.device, batch_size=batch_size, workers=workers, progress=progress
-        )
+    def features(self, source: ImageSource, *, console: Console, **options: Any) -> Features:
+        """What `FeatureSettings.extract` gives with these options; unreadable images are reported to the console."""
+        found = self.info.preprocessing.extract(self.backbone, source, device=self.device, **options)
         warn_skipped(console, found.skipped)
         return found
 
@@ -84,23 +73,15 @@ def untrained_backbone(info: BackboneInfo, seed: int) -> nn.Module:
     return build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)[0]
 
 
-def open_target(
-    weights: Path, location: str | None, device: str, console: Console, *, labelled: bool = True
-) -> EvaluationTarget:
-    """The backbone of a run or file with the data at `location` (default: the data of the run).
-
-    Data without labels is refused if it must be `labelled`.
-    """
-    loaded = open_backbone(weights)
+def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
+    """The backbone of a run or file with the data at `location` (default: the data of the run)."""
+    loaded, run = open_backbone(weights), RunFolder(weights)
     if location is not None:
         data = open_with_warnings(location, console)
     elif weights.is_dir():
-        data = open_own_data(RunFolder(weights).settings(), console)
+        data = open_own_data(run.settings(), console)
     else:
         raise RunError(f"{weights} is a weights file; give the data to evaluate it on after it.")
-    if labelled and data.train.labels is None:
-        raise no_labels(data)
-    run = RunFolder(weights)
     seed = run.settings().train.seed if run.settings_file.is_file() else 0
     return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), seed)
 

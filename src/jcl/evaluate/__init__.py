@@ -1,6 +1,6 @@
 """Evaluation of pooled features by neighbours, linear probes, fine-tuning and detection."""
 
-from jcl.evaluate.classification import LabelAmount, hold_out_split, label_amount, label_subset, stratified_split
+from jcl.evaluate.classification import hold_out_split, label_amount, label_subset, stratified_split
 from jcl.evaluate.features import Features, FeatureSettings, extract_features
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import LinearResult, ProbeGrid, linear_probe
@@ -10,7 +10,6 @@ __all__ = [
     "FeatureSettings",
     "Features",
     "KnnResult",
-    "LabelAmount",
     "LinearResult",
     "Neighbours",
     "ProbeGrid",

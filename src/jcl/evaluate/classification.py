@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -99,13 +100,18 @@ def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
         raise DataError("No readable test image has a label, so accuracy cannot be measured.")
     truth = class_positions(labels, classes)
     rank = torch.where(logits.isnan().any(1), LAST, rank_of_true_class(logits, truth))
-    members = torch.bincount(truth[truth >= 0], minlength=logits.shape[1])
-    correct = torch.bincount(truth[rank < 1], minlength=logits.shape[1])
+    return scores_of_ranks(rank, truth, len(classes))
+
+
+def scores_of_ranks(rank: Tensor, truth: Tensor, classes: int) -> Scores:
+    """The accuracy where the class at position `truth` (n,), -1 if unknown, is at place `rank` (n,) from 0."""
+    members = torch.bincount(truth[truth >= 0], minlength=classes)
+    correct = torch.bincount(truth[rank < 1], minlength=classes)
     share = (100 * correct.double() / members.clamp_min(1)).tolist()
     return Scores(
-        top1=100 * int((rank < 1).sum()) / len(labels),
-        top5=100 * int((rank < 5).sum()) / len(labels),
-        images=len(labels),
+        top1=100 * int((rank < 1).sum()) / len(truth),
+        top5=100 * int((rank < 5).sum()) / len(truth),
+        images=len(truth),
         class_images=tuple(members.tolist()),
         class_top1=tuple(value if count else None for value, count in zip(share, members.tolist(), strict=True)),
         unseen_class_images=int((truth < 0).sum()),
@@ -140,59 +146,46 @@ def rank_of_true_class(scores: Tensor, truth: Tensor) -> Tensor:
     return torch.where(truth >= 0, before.sum(-1), LAST)
 
 
-@dataclass(frozen=True)
-class LabelAmount:
-    """How many labels of each class to use: a fraction of them or a number, and at least one."""
+def label_amount(text: str) -> Callable[[Tensor], Tensor]:
+    """Parse `--labels`: "1%", "12.5%" or "20-per-class".
 
-    share: float = 1.0
-    per_class: int | None = None
-
-    def of(self, counts: Tensor) -> Tensor:
-        """The number of labels to use of classes with `counts` (c,) labels."""
-        if self.per_class is not None:
-            return counts.clamp_max(self.per_class)
-        return (counts * self.share).round().long().clamp_min(1).minimum(counts)
-
-
-def label_amount(text: str) -> LabelAmount:
-    """Parse `--labels`: "1%", "12.5%" or "20-per-class"."""
+    The result is the number of labels to use, at least one, of classes with (c,) labels.
+    """
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip()):
         share = float(match[1]) / 100
         if 0 < share <= 1:
-            return LabelAmount(share=share)
-    elif (match := re.fullmatch(r"(\d{1,18})-per-class", text.strip())) and int(match[1]) > 0:
-        return LabelAmount(per_class=int(match[1]))
+            return lambda counts: (counts * share).round().long().clamp_min(1).minimum(counts)
+    elif (match := re.fullmatch(r"(\d{1,18})-per-class", text.strip())) and (most := int(match[1])) > 0:
+        return lambda counts: counts.clamp_max(most)
     raise SettingsError(f"Invalid value {text!r} for --labels; use for example 10% or 20-per-class.")
 
 
-def label_subset(labels: Tensor, amount: LabelAmount, seed: int) -> Tensor:
-    """Sorted rows of `labels` (n,) with `amount` of each class, never rows labelled -1.
+def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
+    """Sorted rows of `labels` (n,) with an amount as for `--labels` of each class, never rows labelled -1.
 
     The order within a class depends on the seed alone, so the rows of 1 % are among those of 10 %.
     """
     rows, positions, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
-    return rows[positions < amount.of(counts)].sort().values
+    return rows[positions < label_amount(amount)(counts)].sort().values
 
 
-def stratified_split(labels: Tensor, seed: int, *, share: float = VALIDATION_SHARE) -> tuple[Tensor, Tensor]:
-    """Sorted rows (kept, held out): a share of each class is held out, at least one image but not all of them."""
+def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Sorted rows (kept, held out): a fifth of each class is held out, at least one image but not all of them."""
     rows, positions, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
-    held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
+    held_out = (counts * VALIDATION_SHARE).round().long().clamp_min(1).minimum(counts - 1)
     return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
 
 
-def hold_out_split(labels: Tensor, seed: int = 0, *, share: float = 0.1, limit: int = 10_000) -> tuple[Tensor, Tensor]:
+def hold_out_split(labels: Tensor, seed: int = 0, *, limit: int = 10_000) -> tuple[Tensor, Tensor]:
     """Sorted rows (train, test) for labelled data without a test split.
 
-    A share of the labelled rows, at least one and at most `limit`, become the test. Evaluations keep the default seed,
+    A tenth of the labelled rows, at least one and at most `limit`, become the test. Evaluations keep the default seed,
     so that their results differ by the training and not by the test images.
     """
     rows = (labels.cpu() >= 0).nonzero().squeeze(1)
     if len(rows) < 2:
         raise DataError(f"At least two labelled images are needed to hold one out for testing, but got {len(rows)}.")
-    if not 0 < share < 1 or limit < 1:
-        raise SettingsError(f"share must be between 0 and 1 and limit above 0, but got {share} and {limit}.")
-    count = min(max(round(share * len(rows)), 1), limit, len(rows) - 1)
+    count = min(max(round(len(rows) / 10), 1), limit, len(rows) - 1)
     order = permutation(seed, TEST_SPLIT, 0, len(rows))
     return rows[order[count:]].sort().values, rows[order[:count]].sort().values
 

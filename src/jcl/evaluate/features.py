@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,36 +55,17 @@ class FeatureSettings:
         backbone: nn.Module,
         source: ImageSource,
         *,
-        device: torch.device,
-        precision: torch.dtype = torch.float32,
-        batch_size: int | None = None,
-        workers: int = 0,
-        strict: bool = False,
         progress: Callable[[int, int], None] | None = None,
+        **options: Any,
     ) -> Features:
         """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
 
-        The backbone is moved to `device` and runs in evaluation mode; each of its modules then returns to its own mode.
-        `precision` bfloat16 uses autocast. The default `batch_size` depends on the device. Unreadable images are left
-        out; `strict` raises. `progress` is called with the number of images done and their total.
+        `options` are those of `batches`. `progress` is called with the number of images done and their total.
         """
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
         count = 0
-        if batch_size is None:  # a GPU takes more small images at a time
-            small = max(1, 224 // self.image_size) ** 2 if device.type == "cuda" else 1
-            batch_size = min(256 * small, 1024)
-        batches = self.batches(
-            backbone,
-            source,
-            device=device,
-            precision=precision,
-            batch_size=batch_size,
-            workers=workers,
-            skipped=skipped,
-            strict=strict,
-        )
-        for found, found_samples in batches:
+        for found, found_samples in self.batches(backbone, source, skipped=skipped, **options):
             if count == 0:
                 values = torch.empty(len(source), found.shape[1])
             values[count : count + len(found)] = found
@@ -99,17 +81,21 @@ class FeatureSettings:
         source: ImageSource,
         *,
         device: torch.device,
-        precision: torch.dtype,
-        batch_size: int,
-        workers: int,
+        precision: torch.dtype = torch.float32,
+        batch_size: int | None = None,
+        workers: int = 0,
         skipped: dict[str, str],
         strict: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """`extract` one batch at a time, without holding all of them.
+        """Features (n, d) one batch at a time, in the backbone's dtype, and the index of each row in the source (n,).
 
-        Yields features (n, d) on `device` and in the backbone's dtype, and the index of each row in the source (n,).
-        Unreadable images are added to `skipped`.
+        The backbone is moved to `device` and runs in evaluation mode; each of its modules then returns to its own mode.
+        `precision` bfloat16 uses autocast. The default `batch_size` depends on the device. Unreadable images are added
+        to `skipped`; `strict` raises.
         """
+        if batch_size is None:  # a GPU takes more small images at a time
+            small = max(1, 224 // self.image_size) ** 2 if device.type == "cuda" else 1
+            batch_size = min(256 * small, 1024)
         images = read_all(
             source,
             canvas=self.canvas,

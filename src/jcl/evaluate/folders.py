@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from jcl.console import shell_quote
 from jcl.errors import RunError
 from jcl.evaluate.classification import Scores
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.json_object import describe_differences, read_object, write_object
+from jcl.runs.json_object import describe_differences, read_object
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
 
@@ -27,10 +25,6 @@ class ClassifierFolder(TrainingFolder):
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self.classifier_file = self.path / "classifier.safetensors"
-
-    @property
-    def first_files(self) -> tuple[Path, ...]:
-        return *super().first_files, self.skipped_file
 
     def save_classifier(self, layer: nn.Linear, class_names: tuple[str, ...]) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in layer.state_dict().items()}
@@ -53,15 +47,12 @@ class FinetuneFolder(ClassifierFolder):
     kind = "fine-tuning"
     settings_name = "finetune.json"
     result_name = "finetune_top1"
+    resume_with = "jcl finetune --resume"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self.labels_file = self.path / "labels.txt"
         self.backbone_file = self.path / "backbone.safetensors"
-
-    @property
-    def how_to_resume(self) -> str:
-        return f"continue with `jcl finetune --resume {shell_quote(self.path)}`"
 
     @property
     def first_files(self) -> tuple[Path, ...]:
@@ -92,14 +83,11 @@ class ProbeFolder(ClassifierFolder):
     kind = "linear probe"
     settings_name = "probe.json"
     result_name = "linear_top1"
+    how_to_resume = "repeat the same command to continue"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self.scores_file = self.path / "scores.json"
-
-    @property
-    def how_to_resume(self) -> str:
-        return "repeat the same command to continue"
 
     def refuse_other(self, probe: Mapping[str, Any]) -> None:
         """Raise if the folder holds anything but this very probe."""
@@ -114,21 +102,6 @@ class ProbeFolder(ClassifierFolder):
                 f"The linear probe in {self.path} was started with {differences}; "
                 "repeat that command to continue it, or choose another folder with --out."
             )
-
-    def begin(self, probe: Mapping[str, Any]) -> bool:
-        """Start this probe here; return whether it had been started before."""
-        self.refuse_other(probe)
-        if self.settings_file.exists():
-            return True
-        write_object(self.settings_file, probe)
-        return False
-
-    @property
-    def finished(self) -> bool:
-        return self.summary_file.exists() and self.scores_file.exists()
-
-    def write_scores(self, scores: Scores) -> None:
-        write_object(self.scores_file, asdict(scores))
 
     def scores(self) -> Scores:
         stored = read_object(self.scores_file)

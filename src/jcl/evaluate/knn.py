@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,43 +19,33 @@ from jcl.data.source import NoReadableImages
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
-from jcl.evaluate.classification import LAST, class_positions, hold_out_split, labelled_rows, rank_of_true_class
+from jcl.evaluate.classification import (
+    LAST,
+    Scores,
+    class_positions,
+    hold_out_split,
+    labelled_rows,
+    rank_of_true_class,
+    scores_of_ranks,
+)
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks, labels_of
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolve import ResolvedSettings
 
 
-class ClassAccuracy(NamedTuple):
-    """The top-1 accuracy in percent over the `images` of one class."""
-
-    label: int
-    images: int
-    top1: float
-
-
 @dataclass(frozen=True)
-class KnnResult:
-    """Accuracies in percent for one k and temperature.
+class KnnResult(Scores):
+    """The accuracy of the queries for one k and temperature.
 
-    `neighbours` voted: k, or the whole bank if it is smaller. `unseen_class_images` of the queries have a class that
-    the bank does not have; they count as errors.
+    `neighbours` voted: k, or the whole bank if it is smaller. `classes` are the labels of the scores by class.
     """
 
     k: int
     temperature: float
-    top1: float
-    top5: float
     neighbours: int
     bank: int
-    queries: int
-    unseen_class_images: int = 0
-    classes: tuple[ClassAccuracy, ...] = ()  # those of the queries
+    classes: tuple[int, ...]
     untrained_top1: float | None = None  # of the untrained network, if that was measured too
-
-    @property
-    def chance_top1(self) -> float:
-        """The accuracy of always giving the most frequent class."""
-        return 100 * max((each.images for each in self.classes), default=0) / self.queries
 
 
 def knn_accuracy(
@@ -69,14 +58,13 @@ def knn_accuracy(
     temperature: Sequence[float] = (0.1,),
     chunk: int = DEFAULT_CHUNK,
     device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
     ranks: Ranks = ALONE,
 ) -> list[KnnResult]:
     """Top-1 and top-5 of every k with every temperature (k outermost, as listed), from one search.
 
     Features are (n, d), labels (n,) integers; rows labelled -1 are left out on both sides. A class without votes is
-    among the top 5 only if the bank has at most five classes. `chunk`, `device` and `dtype` are those of
-    `neighbour_chunks`. Several `ranks`, each with all features, share the queries.
+    among the top 5 only if the bank has at most five classes. `chunk` and `device` are those of `neighbour_chunks`.
+    Several `ranks`, each with all features, share the queries.
     """
     bank, bank_labels = labelled_rows(train_features, train_labels, "bank")
     queries, query_labels = labelled_rows(test_features, test_labels, "test set")
@@ -85,33 +73,27 @@ def knn_accuracy(
     if not temperature or not all(each > 0 for each in temperature):
         raise SettingsError(f"kNN needs temperatures above 0, but got {list(temperature)}.")
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
-    truths = class_positions(query_labels, classes)
+    truths = class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
-    # number of neighbours -> (t, 2, c): queries of each class correct in the first place, in the first five
-    shape = (len(temperature), 2, len(classes))
-    hits = {min(each, len(bank)): torch.zeros(shape, dtype=torch.int64) for each in k}
-    if own.start < own.stop:  # there may be fewer queries than ranks
-        search = neighbour_chunks(queries[own], bank, max(k), chunk=chunk, device=device, dtype=dtype)
+    # number of neighbours -> the rank of the true class of this rank's queries, parts of (q, t)
+    none = torch.empty(0, len(temperature), dtype=torch.int64)  # there may be fewer queries than ranks
+    parts = {min(each, len(bank)): [none] for each in k}
+    if own.start < own.stop:
+        search = neighbour_chunks(queries[own], bank, max(k), chunk=chunk, device=device)
         for found, truth in zip(search, torch.split(truths[own], chunk), strict=True):
             for neighbours, votes in _votes(found, bank_classes, len(classes), k, temperature):
-                rank = _rank(votes, truth.to(votes.device))
-                correct = (
-                    torch.stack([rank < 1, rank < 5], 1).long().cpu()
-                )  # never for classes that are not in the bank
-                hits[neighbours].index_add_(2, truth.clamp_min(0).cpu(), correct)
-    totals = {neighbours: ranks.total(own_hits) for neighbours, own_hits in hits.items()}
-    results, unseen = [], int((truths < 0).sum())
-    members = torch.bincount(truths[truths >= 0].cpu(), minlength=len(classes))
+                parts[neighbours].append(_rank(votes, truth.to(votes.device)).T.cpu())
+    results, labels = [], tuple(classes.tolist())
     for each in k:
         neighbours = min(each, len(bank))
-        found_hits = totals[neighbours].double()
-        percent = (100 * found_hits.sum(2) / len(queries)).tolist()
-        class_percent = 100 * found_hits[:, 0] / members.clamp_min(1)
-        for value, (top1, top5), own_percent in zip(temperature, percent, class_percent.tolist(), strict=True):
-            table = zip(classes.tolist(), members.tolist(), own_percent, strict=True)
-            by_class = tuple(ClassAccuracy(*row) for row in table if row[1])
-            counts = (neighbours, len(bank), len(queries), unseen)
-            results.append(KnnResult(each, value, top1, top5, *counts, by_class))
+        places = ranks.gather_uneven(torch.cat(parts[neighbours]))
+        for value, column in zip(temperature, places.T, strict=True):
+            found_scores = vars(scores_of_ranks(column, truths, len(classes)))
+            results.append(
+                KnnResult(
+                    **found_scores, k=each, temperature=value, neighbours=neighbours, bank=len(bank), classes=labels
+                )
+            )
     return results
 
 
@@ -179,7 +161,7 @@ def online_knn(
             "knn_top1": result.top1,
             "knn_top5": result.top5,
             "chance_top1": result.chance_top1,
-            "test_images": result.queries,
+            "test_images": result.images,
         }
 
     return measure

@@ -12,11 +12,11 @@ The paper's probe (section 4.1; MoCo) is a linear layer trained on random crops 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from jcl.errors import DataError, RunError, SettingsError
@@ -97,22 +97,13 @@ class Probes:
         return logits.view(len(features), *self.biases.shape)
 
 
-@dataclass(frozen=True, eq=False)
-class Standardizer:
-    """Scales each feature to mean 0 and standard deviation 1 over the training features."""
-
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, features: Tensor) -> Standardizer:
-        variance, mean = torch.var_mean(features, dim=0, correction=0)
-        std = variance.sqrt()
-        constant = std <= 1e-6 * mean.abs()  # up to rounding errors, which must not be scaled up
-        return cls(mean, torch.where(constant, torch.ones_like(std), std))
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return (features - self.mean) / self.std
+def standardizer(features: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function that scales features so that each of these (n, d) has mean 0 and standard deviation 1."""
+    variance, mean = torch.var_mean(features, dim=0, correction=0)
+    std = variance.sqrt()
+    constant = std <= 1e-6 * mean.abs()  # up to rounding errors, which must not be scaled up
+    std[constant] = 1.0
+    return lambda rows: (rows - mean) / std
 
 
 def linear_probe(
@@ -139,7 +130,7 @@ def linear_probe(
     if len(classes) < 2:
         raise DataError(f"A linear probe needs training images of at least two classes, but got {len(classes)}.")
     device, targets = torch.device(device), targets.to(device)
-    standardize = Standardizer.of(features)
+    standardize = standardizer(features)
     features = standardize(features)
     if device.type != "cuda" or features.nbytes <= _MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         features = features.to(device)
@@ -259,20 +250,3 @@ def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Op
     """SGD over the layer only."""
     group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
     return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=float(train.weight_decay))
-
-
-def state_of(backbone: nn.Module) -> dict[str, Tensor]:
-    """A copy of every parameter and buffer by name."""
-    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
-    return {name: value.detach().clone() for name, value in tensors}
-
-
-def check_frozen(before: dict[str, Tensor], backbone: nn.Module) -> None:
-    """Raise unless every parameter and buffer is unchanged, bit for bit."""
-    now = state_of(backbone)
-    moved = [name for name, value in before.items() if not torch.equal(value, now[name])]
-    if moved:
-        raise RunError(
-            f"The frozen backbone changed while the probe was trained ({', '.join(moved[:3])}). "
-            "Does one of its layers ignore evaluation mode?"
-        )

@@ -34,40 +34,27 @@ def unit_rows(features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def nearest_neighbours(
-    queries: Tensor,
-    bank: Tensor,
-    k: int,
-    *,
-    chunk: int = DEFAULT_CHUNK,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    queries: Tensor, bank: Tensor, k: int, *, chunk: int = DEFAULT_CHUNK, device: torch.device | str | None = None
 ) -> Neighbours:
     """The min(k, len(bank)) rows of `bank` (b, d) most similar to each row of `queries` (q, d).
 
-    See `neighbour_chunks` for `chunk`, `device` and `dtype`; the result is on that device.
+    See `neighbour_chunks` for `chunk` and `device`; the result is on that device.
     """
-    found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device, dtype=dtype))
+    found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device))
     return Neighbours(torch.cat([part.similarities for part in found]), torch.cat([part.rows for part in found]))
 
 
 def neighbour_chunks(
-    queries: Tensor,
-    bank: Tensor,
-    k: int,
-    *,
-    chunk: int = DEFAULT_CHUNK,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
+    queries: Tensor, bank: Tensor, k: int, *, chunk: int = DEFAULT_CHUNK, device: torch.device | str | None = None
 ) -> Iterator[Neighbours]:
     """`nearest_neighbours` for `chunk` queries at a time, against `chunk` rows of the bank at a time.
 
     Working memory is a small multiple of chunk x (chunk + k + d) numbers. Chunks are moved to `device` (default: that
-    of the queries) one by one, so a large bank can stay on the host. `dtype` is float64 unless the device has none;
-    float32 is faster and not exact.
+    of the queries) one by one, so a large bank can stay on the host.
     """
     _check(queries, bank, k, chunk)
     target = torch.device(device) if device is not None else queries.device
-    dtype = dtype or (torch.float32 if target.type == "mps" else torch.float64)
+    dtype = torch.float32 if target.type == "mps" else torch.float64  # MPS has no float64
     return (
         _search(unit_rows(queries[start : start + chunk].to(target), dtype), bank, min(k, len(bank)), chunk)
         for start in range(0, len(queries), chunk)

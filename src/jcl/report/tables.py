@@ -70,7 +70,7 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     samples = [run.sample for run in runs]
     sample: dict[str, list[Estimate | None]] = {
         f"kNN, k = {k}": [
-            next((estimate(each.top1, each.queries) for each in own.knn if each.k == k), None) if own else None
+            next((estimate(each.top1, each.images) for each in own.knn if each.k == k), None) if own else None
             for own in samples
         ]
         for k in sorted({result.k for own in samples if own for result in own.knn})

@@ -34,6 +34,8 @@ class TrainingFolder:
     """The settings file, which identifies the kind of folder."""
     result_name: ClassVar[str]
     """What every summary has."""
+    resume_with: ClassVar[str] = ""
+    """The command that resumes it, without the folder."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = expand_user(path)
@@ -45,14 +47,18 @@ class TrainingFolder:
         self.summary_file = self.path / "summary.json"
 
     @property
+    def resume_command(self) -> str:
+        return f"{self.resume_with} {shell_quote(self.path)}"
+
+    @property
     def how_to_resume(self) -> str:
         """How to resume, as the end of a sentence."""
-        raise NotImplementedError
+        return f"continue with `{self.resume_command}`"
 
     @property
     def first_files(self) -> tuple[Path, ...]:
         """The files that exist before the first checkpoint."""
-        return self.settings_file, self.metrics_file, self.id_file
+        return self.settings_file, self.metrics_file, self.id_file, self.skipped_file
 
     def refuse_occupied(self) -> None:
         """Raise if the folder already holds a training."""
@@ -151,6 +157,7 @@ class RunFolder(TrainingFolder):
     kind = "run"
     settings_name = "settings.yaml"
     result_name = "method"
+    resume_with = "jcl resume"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
@@ -160,16 +167,8 @@ class RunFolder(TrainingFolder):
         self.report_file = self.path / "report.html"
 
     @property
-    def resume_command(self) -> str:
-        return f"jcl resume {shell_quote(self.path)}"
-
-    @property
-    def how_to_resume(self) -> str:
-        return f"continue with `{self.resume_command}`"
-
-    @property
     def first_files(self) -> tuple[Path, ...]:
-        return *super().first_files, self.choices_file, self.skipped_file
+        return *super().first_files, self.choices_file
 
     def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
         super().remove_unless_started(keep)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jcl.console import shell_quote
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import TrainingFolder
@@ -28,14 +27,11 @@ class DetectionFolder(TrainingFolder):
     kind = "detector"
     settings_name = "detect.json"
     result_name = "task"
+    resume_with = "jcl detect --resume"
 
     def __init__(self, path: Path | str) -> None:
         super().__init__(path)
         self.picture_file = self.path / "detections.png"
-
-    @property
-    def how_to_resume(self) -> str:
-        return f"continue with `jcl detect --resume {shell_quote(self.path)}`"
 
     def refuse_occupied(self) -> None:
         super().refuse_occupied()
