@@ -99,7 +99,7 @@ def test_a_stopped_comparison_keeps_its_results_and_resumes(file, words, compare
     assert code == 0 and "Resuming from" in log.read_text() and found["jcl"] == first
     second = found["moco-v2-twice"]["seeds"]["0"]
     assert second["seconds"] is None and second["pretrain"]["epochs"] == 20  # resumed, so not timed
-    assert list(second["online_knn"]) == ["5", "10", "15", "20"]
+    assert list(second["online_knn"]) == ["0", "5", "10", "15", "20"]
     before = file.read_bytes()
     assert compared(words) == (0, printed) and file.read_bytes() == before
 
