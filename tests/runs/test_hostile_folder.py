@@ -325,3 +325,16 @@ def test_the_folder_of_a_process_that_has_ended_is_a_sentence(call, command):
     code, _, err = call(command, f"/proc/{process.pid}/cwd")
     process.wait()
     assert code == 1 and "Traceback" not in err and "/cwd" in err
+
+
+@pytest.mark.parametrize("name", ["summary.json", "choices.json", "classes.json", "skipped.txt"])
+def test_pipes_and_devices_are_not_read(pretrained, tmp_path, call, name):
+    folder = Path(shutil.copytree(pretrained, tmp_path / "run"))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert call("report", folder)[0] == 0  # instead of waiting forever
+
+
+def test_a_path_that_is_too_long_is_a_sentence(call):
+    code, _, err = call("check", "a" * 300)
+    assert code == 1 and "too long" in err and err.count("\n") == 1

@@ -12,9 +12,10 @@ from rich.console import Console
 
 from jcl.cli.study import _print_ablation
 from jcl.commands.ablate import Ablation
+from jcl.errors import RunError
 from jcl.evaluate.baselines import estimate
 from jcl.settings.schema import Settings
-from jcl.studies.ablation import CellRecord, Point, as_csv, best_points, flat_results, points_of
+from jcl.studies.ablation import CellFolder, CellRecord, Point, as_csv, best_points, flat_results, points_of
 from jcl.studies.cells import Cell
 
 NAMES = ["method.num_keys"]
@@ -104,3 +105,16 @@ def test_every_cell_is_a_line_of_the_csv():
     ]  # fmt: skip
     assert float(lines[1]["linear_top1"]) == 61.5 and lines[4]["linear_top1"] == ""
     assert lines[4]["error"] == RECORDS[4].failure
+
+
+def test_no_cell_is_planned_through_a_link(tmp_path):
+    """Not even one that has started: training would go on in the other folder."""
+    cell = Cell({}, 0, Settings())
+    started = CellFolder(tmp_path / "other/cells" / cell.name)
+    started.path.mkdir(parents=True)
+    started.plan(cell)
+    (started.path / "settings.yaml").write_text("")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/cells").symlink_to(tmp_path / "other/cells")
+    with pytest.raises(RunError, match="cells"):
+        CellFolder(tmp_path / "mine/cells" / cell.name).plan(cell)

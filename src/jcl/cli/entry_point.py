@@ -6,6 +6,7 @@ User errors become a message and an exit code; other exceptions keep their trace
 from __future__ import annotations
 
 import difflib
+import errno
 import io
 import re
 import shlex
@@ -64,6 +65,10 @@ def main() -> None:
         if type(error).__name__ != "OutOfMemoryError" and not _CPU_OUT_OF_MEMORY.search(str(error)):
             raise
         _exit_with(_out_of_memory(error))
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _exit_with(JclError("A path is too long for the file system; give a shorter one."))
     except KeyboardInterrupt:
         _exit_interrupted()
 

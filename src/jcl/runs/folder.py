@@ -260,6 +260,8 @@ def _numbered(parent: Path, name: str, number: int) -> Path:
 
 def read_skipped(file: Path, max_chars: int = -1) -> dict[str, str]:
     """The images in `skipped.txt` with the reasons, from its first `max_chars` characters; {} without the file."""
+    if not file.is_file():  # reading a pipe could block forever
+        return {}
     try:
         with file.open(encoding="utf-8", errors="replace", newline="\n") as stream:
             lines = stream.read(max_chars).split("\n")

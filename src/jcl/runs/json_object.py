@@ -30,6 +30,8 @@ def _finite(value: Any) -> Any:
 
 def read_object(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file that this tool wrote."""
+    if file.exists() and not file.is_file():  # reading a pipe could block forever
+        raise RunError(f"{file} is not a regular file; remove it.")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

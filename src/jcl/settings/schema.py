@@ -28,7 +28,7 @@ def _known_method(name: str) -> str:
 
 
 Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, lt=2**40)]
 Count = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 CropFraction = Annotated[float, Field(gt=0.0, le=1.0)]

@@ -58,8 +58,8 @@ class CellFolder:
 
         Until then a new plan may change settings that do not affect the result, such as the device.
         """
+        refuse_links(self.path.parent, self.path)
         if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
-            refuse_links(self.path.parent, self.path)
             settings = cell.settings.model_dump(mode="json")
             with make_folder(self.path):
                 write_object(self.plan_file, {"values": dict(cell.values), "seed": cell.seed, "settings": settings})
