@@ -179,7 +179,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, tmp_path):
     assert "detector" in refused("detect-table", tmp_path / "none")
     (tmp_path / "pretraining").mkdir()
     (tmp_path / "pretraining/summary.json").write_text('{"method": "jcl"}')
-    assert "summary.json" in refused("detect-table", tmp_path / "pretraining")
+    assert "holds no detector" in refused("detect-table", tmp_path / "pretraining")
     assert "--lr" in refused("detect", "--resume", tmp_path / "none", "--lr", 1)
     assert "--device" in refused("detect", "--resume", tmp_path / "none", "--device", "cpu")
     assert "--coco" in refused("detect", "--resume", tmp_path / "none", "--coco", tmp_path)

@@ -50,6 +50,11 @@ def test_an_image_size_that_a_network_cannot_take_is_one_sentence(name, size):
         build_backbone(name, image_size=size)
 
 
+def test_a_backbone_that_does_not_take_the_local_views():
+    with pytest.raises(SettingsError, match=r"does not take images of 32 and 16 px.*choose another"):
+        build_backbone("vit_tiny_patch16_224", image_size=32, local_size=16)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
 def test_backbones_start_as_torchvision_starts_them(name):
     torch.manual_seed(5)

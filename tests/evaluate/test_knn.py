@@ -242,13 +242,16 @@ def test_bad_input_is_named(changes: dict[str, object], error: type[Exception], 
         knn_accuracy(**arguments)  # type: ignore[arg-type]
 
 
-@given(count=st.integers(2, 300), seed=st.integers(0, 5))
+@given(count=st.integers(2, 300), classes=st.integers(1, 12), seed=st.integers(0, 5))
 @settings(max_examples=40, deadline=None)
-def test_leave_out_split_parts_the_labelled_rows(count: int, seed: int) -> None:
-    labels = torch.cat([torch.full((7,), -1), torch.arange(count)])
+def test_leave_out_split_parts_the_rows_of_each_class(count: int, classes: int, seed: int) -> None:
+    labels = torch.cat([torch.full((7,), -1), torch.arange(count) % classes])
     bank, queries = hold_out_split(labels, seed, limit=20)
-    assert sorted(bank.tolist() + queries.tolist()) == list(range(7, count + 7))
-    assert len(queries) == min(max(round(count / 10), 1), 20)
+    assert sorted(bank.tolist() + queries.tolist()) == list(range(7, count + 7)) and len(queries) >= 1
+    sizes = torch.bincount(labels[7:])
+    if count >= 2 * classes:
+        wanted = (sizes * min(0.1, 20 / count)).round().clamp_min(1)
+        assert torch.bincount(labels[queries]).tolist() == wanted.tolist()
     again = hold_out_split(labels, seed, limit=20)
     assert torch.equal(bank, again[0]) and torch.equal(queries, again[1])
 
@@ -296,7 +299,7 @@ def asked_about(folder: Path, unreadable: set[str], monkeypatch: pytest.MonkeyPa
 def test_the_same_images_as_other_probes_whatever_cannot_be_read(folder, monkeypatch):
     test = classification_task(open_data(str(folder))).test
     probed = {test.name_of(row) for row in range(len(test))}
-    assert asked_about(folder, set(), monkeypatch) == probed and len(probed) == 3
+    assert asked_about(folder, set(), monkeypatch) == probed != set()
     missing = min(probed)
     assert asked_about(folder, {missing, "cats/000.png"} - (probed - {missing}), monkeypatch) == probed - {missing}
 

@@ -246,9 +246,10 @@ def test_the_gpu_draws_the_same_parameters() -> None:
 def test_nothing_waits_for_the_gpu(images: Images) -> None:
     make = maker(images(16, 40, 40).cuda())
     rows, numbers = (each.cuda() for each in rows_and_numbers(16, 4))
-    make(rows, numbers)
+    expected = make(rows, numbers)
     torch.cuda.set_sync_debug_mode("error")  # any wait for the device now raises
     try:
-        make(rows, numbers)
+        views = make(rows, numbers)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(views, expected)

@@ -106,7 +106,7 @@ def train_run(
             trainer.run()
     finally:
         parts.loader.close()
-        if ranks.first:
+        if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
             write_skipped(folder, unreadable | parts.loader.skipped, context.log, resumed=resumed)
 
     def write_results() -> None:

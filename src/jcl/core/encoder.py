@@ -69,12 +69,15 @@ class TinyCNN(nn.Module):
 OWN_BACKBONES: dict[str, type[nn.Module]] = {"tiny_cnn": TinyCNN}
 
 
-def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224) -> tuple[nn.Module, int]:
+def build_backbone(
+    name: str, *, stem: Stem = "imagenet", image_size: int = 224, local_size: int | None = None
+) -> tuple[nn.Module, int]:
     """Build a network without its classifier; returns it and the width of its pooled features.
 
     `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
     The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling; the `medium`
-    stem, for images of about 64 px, is the same with stride 2.
+    stem, for images of about 64 px, is the same with stride 2. The network must take images of `local_size` too, if
+    given.
     """
     try:
         if name in OWN_BACKBONES:
@@ -85,10 +88,13 @@ def build_backbone(name: str, *, stem: Stem = "imagenet", image_size: int = 224)
             network = _timm_backbone(name, image_size)
         with torch.no_grad():  # no attribute holds the width for every network
             width = int(network.eval()(torch.zeros(1, 3, image_size, image_size)).shape[1])
+            if local_size is not None:
+                network(torch.zeros(1, 3, local_size, local_size))
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        sizes = f"{image_size} px" if local_size is None else f"{image_size} and {local_size} px"
         raise SettingsError(
-            f"The backbone {name} does not take images of {image_size} px ({' '.join(str(error).split())}); "
-            "choose another views.image_size or another backbone."
+            f"The backbone {name} does not take images of {sizes} "
+            f"({' '.join(str(error).split())}); choose another image size or another backbone."
         ) from error
     if stem != "imagenet":
         _replace_stem(network, name, stem)

@@ -109,7 +109,6 @@ def positive_share(
 
     The positive is the mean key, with the covariance as in `joint_contrastive_loss`.
     """
-    query, keys, negatives = _checked(query, keys, negatives, temperature)
     with torch.autocast(query.device.type, enabled=False):
         scaled = _similarities(query, keys) / temperature
         positive = scaled.mean(dim=1) + covariance_scale / 2 * scaled.var(dim=1, correction=0)

@@ -178,7 +178,8 @@ class BatchLoader:
             name, reason = next(iter(self.skipped.items()))
             raise DataError(
                 f"{len(self.skipped):,} of {self._source.description} cannot be read, "
-                f"more than data.max_failed_share={self._max_failed_share:g}; the first is {name}: {reason}."
+                f"more than data.max_failed_share={self._max_failed_share:g}; the first is {name}: {reason}. "
+                "`jcl check` lists them all."
             )
         return decoded.batch
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from jcl.data import ImageData, ImageSource
 from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
-from jcl.random import LABEL_SUBSET, TEST_SPLIT, VALIDATION_SPLIT, hash_words, permutation
+from jcl.random import LABEL_SUBSET, TEST_SPLIT, VALIDATION_SPLIT, hash_words
 
 VALIDATION_SHARE = 0.2  # of the training images, on which hyperparameters are selected
 LAST = torch.iinfo(torch.int64).max  # the rank of a true class that cannot be predicted
@@ -171,23 +171,28 @@ def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
 
 def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Sorted rows (kept, held out): a fifth of each class is held out, at least one image but not all of them."""
-    rows, positions, counts = _shuffled_by_class(labels, seed, VALIDATION_SPLIT)
-    held_out = (counts * VALIDATION_SHARE).round().long().clamp_min(1).minimum(counts - 1)
-    return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
+    return _split_classes(labels, seed, VALIDATION_SPLIT, VALIDATION_SHARE)
 
 
 def hold_out_split(labels: Tensor, seed: int = 0, *, limit: int = 10_000) -> tuple[Tensor, Tensor]:
     """Sorted rows (train, test) for labelled data without a test split.
 
-    A tenth of the labelled rows, at least one and at most `limit`, become the test. Evaluations keep the default seed,
-    so that their results differ by the training and not by the test images.
+    A tenth of each class, at least one image but not all of them, becomes the test; less of large data, so that there
+    are about `limit` test images. Evaluations keep the default seed, so that their results differ by the training and
+    not by the test images.
     """
-    rows = (labels.cpu() >= 0).nonzero().squeeze(1)
-    if len(rows) < 2:
-        raise DataError(f"At least two labelled images are needed to hold one out for testing, but got {len(rows)}.")
-    count = min(max(round(len(rows) / 10), 1), limit, len(rows) - 1)
-    order = permutation(seed, TEST_SPLIT, 0, len(rows))
-    return rows[order[count:]].sort().values, rows[order[:count]].sort().values
+    labelled = int((labels >= 0).sum())
+    if labelled < 2:
+        raise DataError(f"At least two labelled images are needed to hold one out for testing, but got {labelled}.")
+    train, test = _split_classes(labels, seed, TEST_SPLIT, min(0.1, limit / labelled))
+    return (train, test) if len(test) else (train[1:], train[:1])  # all classes have one image
+
+
+def _split_classes(labels: Tensor, seed: int, stream: int, share: float) -> tuple[Tensor, Tensor]:
+    """Sorted rows (kept, held out): a share of each class is held out, at least one image but not all of them."""
+    rows, positions, counts = _shuffled_by_class(labels, seed, stream)
+    held_out = (counts * share).round().long().clamp_min(1).minimum(counts - 1)
+    return rows[positions >= held_out].sort().values, rows[positions < held_out].sort().values
 
 
 def _shuffled_by_class(labels: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -135,14 +135,14 @@ class TrainingFolder:
 
     def summary(self) -> dict[str, Any]:
         """The figures of a finished training, flat, with plain names."""
-        if not self.summary_file.exists():
-            if not self.settings_file.exists():
-                raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
+        summary = read_object(self.summary_file) if self.summary_file.exists() else None
+        if summary is not None and self.result_name in summary:
+            return summary
+        if not self.settings_file.exists():
+            raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
+        if summary is None:
             raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
-        summary = read_object(self.summary_file)
-        if self.result_name not in summary:
-            raise RunError(f"{self.summary_file} is no summary of a {self.kind}; remove it and {self.how_to_resume}.")
-        return summary
+        raise RunError(f"{self.summary_file} is no summary of a {self.kind}; remove it and {self.how_to_resume}.")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_object(self.summary_file, summary)

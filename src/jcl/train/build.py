@@ -21,7 +21,11 @@ def build_learner(
     """The learner, initialized from the seed, and the width of its features."""
     method, model, train = settings.method, settings.model, settings.train
     torch.manual_seed(train.seed)
-    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=settings.views.image_size)
+    views = settings.views
+    local_size = views.local_size if method.num_local_queries else None
+    backbone, width = build_backbone(
+        model.backbone, stem=model.stem, image_size=views.image_size, local_size=local_size
+    )
     encoder = Encoder(
         backbone,
         width,

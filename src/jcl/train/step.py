@@ -73,7 +73,7 @@ class TrainingStep:
         self.shared = GradientBuffer(learner.query_encoder.parameters(), self.ranks) if self.ranks.count > 1 else None
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
-        self.key_momentum = torch.zeros((), device=options.device)
+        self.key_momentum: Tensor | None = None  # only if it is scheduled
         self.lr = torch.zeros((), device=options.device) if options.recorded else None
         self.batch: ImageBatch | None = None
         self.guard: NonFiniteGuard | None = None
@@ -96,8 +96,9 @@ class TrainingStep:
         """
         self.step.fill_(step)
         self.scale.fill_(covariance_scale)
-        self.scheduled_momentum = key_momentum is not None
         if key_momentum is not None:
+            if self.key_momentum is None:
+                self.key_momentum = torch.zeros_like(self.scale)
             self.key_momentum.fill_(key_momentum)
         self._set_lr(lr)
         self._set_batch(batch)
@@ -120,8 +121,7 @@ class TrainingStep:
         # On several ranks `local_rows` has one entry per image of the whole batch, which the ranks share equally.
         queries = len(self.batch) if self.batch.local_rows is None else len(self.batch.local_rows) // self.ranks.count
         with autocast(self.options.device, self.options.precision):
-            momentum = self.key_momentum if self.scheduled_momentum else None
-            result = self.learner(self._views, queries, self.step, self.scale, momentum)
+            result = self.learner(self._views, queries, self.step, self.scale, self.key_momentum)
         self._clear_gradients()
         self.backward(result.loss)
         if self.shared is not None:

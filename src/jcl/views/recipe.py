@@ -48,6 +48,7 @@ class ViewRecipe:
         checks = {
             "size must be at least 1": self.size >= 1,
             "0 < min_scale <= max_scale <= 1 must hold": 0 < self.min_scale <= self.max_scale <= 1,
+            "local_scale must be 0 < low <= high <= 1": 0 < self.local_scale[0] <= self.local_scale[1] <= 1,
             "ratio must be 0 < low <= high": 0 < self.ratio[0] <= self.ratio[1],
             "brightness, contrast and saturation must not be negative": (
                 min(self.brightness, self.contrast, self.saturation) >= 0
