@@ -6,86 +6,14 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from jcl.console import pluralize
 from jcl.core.registry import METHODS
 from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
-from jcl.settings.schema import (
-    BatchSize,
-    Count,
-    DataSettings,
-    Fraction,
-    MethodSettings,
-    ModelSettings,
-    NotNegative,
-    NumKeys,
-    NumQueries,
-    Positive,
-    PositiveInt,
-    RecordSettings,
-    Settings,
-    TrainSettings,
-    ViewName,
-    ViewSettings,
-    set_value,
-    setting_names,
-    validated,
-    values_of,
-    with_values,
-)
-
-
-class ResolvedDataSettings(DataSettings):
-    canvas: PositiveInt
-    windows: bool = False  # of runs that began before there were windows
-    workers: Count
-
-
-class ResolvedViewSettings(ViewSettings):
-    recipe: ViewName = "moco-v2"
-    image_size: PositiveInt
-    local_size: PositiveInt = 1
-
-
-class ResolvedModelSettings(ModelSettings):
-    stem: Literal["imagenet", "medium", "small"]
-    bn_groups: PositiveInt
-
-
-class ResolvedMethodSettings(MethodSettings):
-    num_keys: NumKeys = 5
-    num_queries: NumQueries = 1
-    covariance_scale: NotNegative = 4.0
-    queue_size: PositiveInt
-    key_momentum: Fraction
-
-
-class ResolvedTrainSettings(TrainSettings):
-    batch_size: BatchSize
-    lr: Positive
-    weight_decay: NotNegative = 1e-4
-    warmup_epochs: NotNegative = 0.0
-    key_passes: PositiveInt
-
-
-class ResolvedRecordSettings(RecordSettings):
-    knn_k: PositiveInt = 200
-
-
-class ResolvedSettings(Settings):
-    """The settings of a run: no value that training depends on is "auto" any more.
-
-    Device, precision, `compile` and `cuda_graph` may be: they are decided on the machine that trains.
-    """
-
-    data: ResolvedDataSettings
-    views: ResolvedViewSettings
-    model: ResolvedModelSettings
-    method: ResolvedMethodSettings
-    train: ResolvedTrainSettings
-    record: ResolvedRecordSettings = ResolvedRecordSettings()
+from jcl.settings.resolved import ResolvedSettings as ResolvedSettings
+from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
 
 
 def canvas_side(image_size: int, min_scale: float) -> int:
