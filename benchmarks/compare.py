@@ -46,6 +46,7 @@ from jcl.settings.schema import Settings, setting_names, values_of
 from jcl.settings.training import PretrainOptions
 
 PER_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
+SCALES = "0,1,4,10"  # of the covariance, for `jcl bound`
 RESERVED = ("data.location", "method.name", "method.covariance_scale", "train.epochs", "train.seed", "train.device")
 
 
@@ -74,6 +75,7 @@ def parse_arguments() -> argparse.Namespace:
         "--variant", nargs=2, action="append", default=[], metavar=("NAME", "WORDS"), help="a row of your own"
     )
     parser.add_argument("--held-out", action="store_true", help=f"test on {HELD_OUT:,} training images instead")
+    parser.add_argument("--bound", action="store_true", help="also run `jcl bound`: how much the covariance does")
     parser.add_argument("--at-once", type=int, default=1, help="runs at once; several are not timed")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--epochs", type=int, default=200)
@@ -165,9 +167,10 @@ def row_settings(row: Row, seed: int, arguments: argparse.Namespace) -> Settings
 
 
 def run_options(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    epochs = row.times_epochs * arguments.epochs
-    shared = {"recipe": arguments.recipe, "device": arguments.device}
-    return shared | {"method": row.method, "seed": seed, "epochs": epochs}
+    options = {"recipe": arguments.recipe, "device": arguments.device, "method": row.method, "seed": seed}
+    if "train.epochs" in by_name(row.settings):
+        return options
+    return options | {"epochs": row.times_epochs * arguments.epochs}
 
 
 def shared_settings(settings: Settings) -> dict[str, Any]:
@@ -233,6 +236,10 @@ def measure(row: Row, seed: int, arguments: argparse.Namespace, processes: Proce
     seconds = time.perf_counter() - started
     command = jcl_command("linear", folder, "--device", arguments.device, "--json", probe)
     processes.run(command, probe.with_suffix(".txt"))
+    bound = folder.with_name(f"{folder.name}-bound.json")
+    if arguments.bound:
+        command = jcl_command("bound", folder, "--scales", SCALES, "--device", arguments.device, "--json", bound)
+        processes.run(command, bound.with_suffix(".txt"))
     alone = arguments.at_once == 1
     lines, method = read_metrics(metrics_file), RunFolder(folder).settings().method
     own = [line for line in lines if line["kind"] == "train" and (not resumed or line["step"] > before)]
@@ -246,8 +253,14 @@ def measure(row: Row, seed: int, arguments: argparse.Namespace, processes: Proce
         "num_queries": method.num_queries,
         "pretrain": read_object(training),
         "linear": read_object(probe),
+        **({"bound": last_checkpoint(read_object(bound))} if arguments.bound else {}),
         "online_knn": {f"{line['epoch']:g}": line["knn_top1"] for line in lines if line["kind"] == "knn"},
     }
+
+
+def last_checkpoint(found: dict[str, Any]) -> dict[str, Any]:
+    """The figures of `jcl bound` without those of earlier checkpoints."""
+    return {name: value for name, value in found.items() if not re.search(r"_step\d+$", name)}
 
 
 if __name__ == "__main__":
