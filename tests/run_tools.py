@@ -19,7 +19,7 @@ def state(run: Run) -> dict[str, torch.Tensor]:
     """Weights, queue, optimiser state and sums of the figures, from the last checkpoint."""
     tensors, metadata = read_tensors(list_checkpoints(run.path / "checkpoints")[-1])
     assert {"progress.window", "model.queue.rows", "model.queue.enqueued"} < tensors.keys()
-    assert any(name.endswith("momentum_buffer") for name in tensors)
+    assert any(name.endswith(("momentum_buffer", "exp_avg")) for name in tensors)
     settled = {name: metadata[name] for name in ("step", "window_steps", "optimiser")}
     return tensors | {"metadata": torch.tensor(list(json.dumps(settled).encode()))}
 

@@ -3,7 +3,7 @@ import torch
 import torchvision
 from torch import nn
 
-from jcl.core.encoder import OWN_BACKBONES, Encoder, build_backbone, projection_head
+from jcl.core.encoder import OWN_BACKBONES, Encoder, backbone_traits, build_backbone, projection_head
 from jcl.errors import SettingsError
 
 
@@ -52,7 +52,33 @@ def test_an_image_size_that_a_network_cannot_take_is_one_sentence(name, size):
 
 def test_a_backbone_that_does_not_take_the_local_views():
     with pytest.raises(SettingsError, match=r"does not take images of 32 and 16 px.*choose another"):
-        build_backbone("vit_tiny_patch16_224", image_size=32, local_size=16)
+        build_backbone("mixer_s16_224", image_size=32, local_size=16)
+
+
+def test_a_vision_transformer_takes_local_views_and_says_which_sizes_it_takes():
+    network, width = build_backbone("vit_tiny_patch16_224", image_size=32, local_size=16)
+    for size in (32, 16):
+        assert network(torch.randn(2, 3, size, size)).shape == (2, width)
+    with pytest.raises(SettingsError, match=r"images of 40 px.*patch size, 16.*such as 32 px"):
+        build_backbone("vit_tiny_patch16_224", image_size=40)
+    with pytest.raises(SettingsError, match=r"images of 24 px.*such as 32 px"):
+        build_backbone("vit_tiny_patch16_224", image_size=32, local_size=24)
+
+
+@pytest.mark.parametrize(
+    ("name", "traits"),
+    [
+        ("resnet18", (True, False, 0)),
+        ("tiny_cnn", (True, False, 0)),
+        ("vit_small_patch16_224", (False, True, 16)),
+        ("vit_b_32", (False, True, 32)),
+        ("convnext_tiny", (False, True, 0)),
+        ("swin_tiny_patch4_window7_224", (False, True, 0)),
+    ],
+)
+def test_traits_are_those_of_the_layers(name, traits):
+    found = backbone_traits(name)
+    assert (found.batch_norm, found.layer_norm, found.patch_size) == traits
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])

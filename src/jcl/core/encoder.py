@@ -6,12 +6,15 @@ Backbones come from torchvision or timm by name, with the initialization of thes
 from __future__ import annotations
 
 import difflib
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jcl.core.blocks import replace_drop_path
 from jcl.errors import SettingsError
 
 Stem = Literal["imagenet", "medium", "small"]
@@ -70,35 +73,89 @@ OWN_BACKBONES: dict[str, type[nn.Module]] = {"tiny_cnn": TinyCNN}
 
 
 def build_backbone(
-    name: str, *, stem: Stem = "imagenet", image_size: int = 224, local_size: int | None = None
+    name: str,
+    *,
+    stem: Stem = "imagenet",
+    image_size: int = 224,
+    local_size: int | None = None,
+    drop_path: float | None = None,
 ) -> tuple[nn.Module, int]:
     """Build a network without its classifier; returns it and the width of its pooled features.
 
     `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
     The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling; the `medium`
     stem, for images of about 64 px, is the same with stride 2. The network must take images of `local_size` too, if
-    given.
+    given. `drop_path` is the rate of stochastic depth in the last block (default: the library's).
     """
+    sizes = [image_size] if local_size is None else [image_size, local_size]
     try:
-        if name in OWN_BACKBONES:
-            network = OWN_BACKBONES[name]()
-        elif name in torchvision_networks():
-            network = _torchvision_backbone(name, image_size)
-        else:
-            network = _timm_backbone(name, image_size)
+        network = _create_network(name, image_size, several_sizes=len(sizes) > 1, drop_path=drop_path)
+        _refuse_partial_patches(network, name, sizes)
         with torch.no_grad():  # no attribute holds the width for every network
-            width = int(network.eval()(torch.zeros(1, 3, image_size, image_size)).shape[1])
-            if local_size is not None:
-                network(torch.zeros(1, 3, local_size, local_size))
+            width, *_ = (int(network.eval()(torch.zeros(1, 3, size, size)).shape[1]) for size in sizes)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-        sizes = f"{image_size} px" if local_size is None else f"{image_size} and {local_size} px"
         raise SettingsError(
-            f"The backbone {name} does not take images of {sizes} "
+            f"The backbone {name} does not take images of {' and '.join(map(str, sizes))} px "
             f"({' '.join(str(error).split())}); choose another image size or another backbone."
         ) from error
+    if drop_path is not None:
+        replace_drop_path(network, name, drop_path)
     if stem != "imagenet":
         _replace_stem(network, name, stem)
     return network.train(), width
+
+
+def _create_network(
+    name: str, image_size: int, *, several_sizes: bool = False, drop_path: float | None = None
+) -> nn.Module:
+    if name in OWN_BACKBONES:
+        return OWN_BACKBONES[name]()
+    if name in torchvision_networks():
+        return _torchvision_backbone(name, image_size)
+    return _timm_backbone(name, image_size, several_sizes, drop_path)
+
+
+@dataclass(frozen=True)
+class BackboneTraits:
+    """What automatic settings need to know about a backbone."""
+
+    batch_norm: bool
+    layer_norm: bool  # as transformers and ConvNeXt have
+    patch_size: int  # of a vision transformer, 0 for other networks
+
+
+@cache
+def backbone_traits(name: str) -> BackboneTraits:
+    """Look at the layers of a backbone, without memory for its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        network = _create_network(name, 224)
+    kinds = [type(module) for module in network.modules()]
+    patches = patch_embedding(network)
+    return BackboneTraits(
+        batch_norm=any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds),
+        layer_norm=any(issubclass(kind, nn.LayerNorm) for kind in kinds),
+        patch_size=patches.kernel_size[0] if patches else 0,
+    )
+
+
+def patch_embedding(network: nn.Module) -> nn.Conv2d | None:
+    """The layer of a vision transformer that embeds patches of 8 px or more, or None."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels == 3:
+            return module if module.kernel_size == module.stride and module.stride[0] >= 8 else None
+    return None
+
+
+def _refuse_partial_patches(network: nn.Module, name: str, sizes: list[int]) -> None:
+    patches = patch_embedding(network)
+    side = patches.kernel_size[0] if patches else 1
+    for size in sizes:
+        if size % side:
+            nearest = max(1, round(size / side)) * side
+            raise SettingsError(
+                f"The backbone {name} does not take images of {size} px, which is not a multiple of its patch size, "
+                f"{side}; choose another image size, such as {nearest} px."
+            )
 
 
 def torchvision_networks() -> list[str]:
@@ -128,7 +185,7 @@ def _torchvision_backbone(name: str, image_size: int) -> nn.Module:
     return network
 
 
-def _timm_backbone(name: str, image_size: int) -> nn.Module:
+def _timm_backbone(name: str, image_size: int, several_sizes: bool, drop_path: float | None) -> nn.Module:
     plain = name.removeprefix("timm/")
     try:
         import timm
@@ -142,7 +199,10 @@ def _timm_backbone(name: str, image_size: int) -> nn.Module:
     if not timm.is_model(plain):
         raise SettingsError(_unknown_backbone(name, timm.list_models()))
     configuration = timm.get_pretrained_cfg(plain)
-    options: dict[str, Any] = {"img_size": image_size} if configuration and configuration.fixed_input_size else {}
+    options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
+    if configuration and configuration.fixed_input_size:
+        # A vision transformer interpolates its position embedding for images of another size.
+        options |= {"img_size": image_size} | ({"dynamic_img_size": True} if several_sizes else {})
     network: nn.Module = timm.create_model(plain, pretrained=False, num_classes=0, **options)
     return network
 

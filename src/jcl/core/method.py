@@ -7,13 +7,21 @@ negatives. They differ in the loss, the number of keys and whether gradients flo
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from jcl.core.batchnorm import group_batch_norm, pop_batch_stats, set_batch_norm_groups, unshuffle, update_running_stats
+from jcl.core.batchnorm import (
+    Statistics,
+    group_batch_norm,
+    pop_batch_stats,
+    set_batch_norm_groups,
+    unshuffle,
+    update_running_stats,
+)
+from jcl.core.blocks import draw_drop_paths
 from jcl.core.encoder import Encoder
 from jcl.core.loss import contrastive_accuracy, positive_share
 from jcl.core.queue import KeyQueue
@@ -47,17 +55,26 @@ class StepResult(NamedTuple):
     positive_similarity: Tensor
     key_variance: Tensor
     positive_share: Tensor
-    feature_mean: Tensor  # (d,)
-    feature_variance: Tensor  # (d,), biased
+    feature_mean: Tensor  # (micro-batches, d)
+    feature_variance: Tensor  # (micro-batches, d), biased
     queries: int
+
+    @classmethod
+    def merged(cls, parts: Sequence[Self]) -> Self:
+        """The results of a batch from those of its micro-batches."""
+        if len(parts) == 1:
+            return parts[0]
+        *means, feature_mean, feature_variance, queries = zip(*parts, strict=True)
+        averages = [torch.stack(values).mean() for values in means]
+        return cls._make([*averages, torch.cat(feature_mean), torch.cat(feature_variance), sum(queries)])
 
     @torch.no_grad()
     def figures(self, ranks: Ranks = ALONE) -> Tensor:
         """The values of `StepFigures` over all ranks, as one tensor, with one collective operation."""
         means = [self.loss, self.contrastive_accuracy, self.positive_similarity, self.key_variance, self.positive_share]
-        mean, variance = self.feature_mean, self.feature_variance
-        shared = ranks.average(torch.cat([torch.stack(means), mean, mean.square(), variance]))
-        # Total variance = variance within the ranks + variance between them.
+        features = torch.cat([self.feature_mean, self.feature_mean.square(), self.feature_variance], dim=1).mean(0)
+        shared = ranks.average(torch.cat([torch.stack(means), features]))
+        # Total variance = variance within the micro-batches of all ranks + variance between them.
         mean, squared_mean, within = shared[len(means) :].view(3, -1)
         between = (squared_mean - mean.square()).clamp_min(0.0)
         count = ranks.count * self.queries
@@ -69,10 +86,11 @@ class StepResult(NamedTuple):
 class ContrastiveLearner(nn.Module):
     """Query encoder f, key encoder g, the queue and the training step.
 
-    `bn_groups` is the number of batch norm groups of queries and of shuffled keys (ShuffleBN). The keys are encoded in
-    `key_passes` passes, each of whole groups, to limit memory. There are two extensions of the paper: `num_queries`
-    query views of an image share its keys, and `num_local_queries` small crops are further queries. Each of several
-    `ranks` has an equal share of the groups, and together they make the step of one process on the whole batch.
+    `bn_groups` is the number of batch norm groups of queries and of shuffled keys (ShuffleBN). To limit memory, the
+    keys are encoded in `key_passes` passes and the queries in `micro_batches`, each of whole groups. There are two
+    extensions of the paper: `num_queries` query views of an image share its keys, and `num_local_queries` small crops
+    are further queries. Each of several `ranks` has an equal share of the groups, and together they make the step of
+    one process on the whole batch.
     """
 
     def __init__(
@@ -89,14 +107,17 @@ class ContrastiveLearner(nn.Module):
         key_momentum: float,
         bn_groups: int = 1,
         key_passes: int = 1,
+        micro_batches: int = 1,
         seed: int = 0,
         ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
-        if bn_groups % (key_passes * ranks.count):
-            raise ValueError(
-                f"{bn_groups} BN groups cannot be split evenly into {key_passes} passes on each of {ranks.count} ranks."
-            )
+        has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in encoder.modules())
+        for parts, kind in ((key_passes, "passes"), (micro_batches, "micro-batches")):
+            if has_batch_norm and bn_groups % (parts * ranks.count):
+                raise ValueError(
+                    f"{bn_groups} BN groups cannot be split evenly into {parts} {kind} on each of {ranks.count} ranks."
+                )
         self.method = method
         self.loss = method.loss_function()
         self.num_keys = num_keys if method.several_keys else 1
@@ -105,6 +126,7 @@ class ContrastiveLearner(nn.Module):
         self.temperature = temperature
         self.key_momentum = key_momentum
         self.key_passes = key_passes
+        self.micro_batches = micro_batches
         self.seed = seed
         self.ranks = ranks
         # Grouped layers also let the small crops pass without entering the running statistics.
@@ -113,7 +135,7 @@ class ContrastiveLearner(nn.Module):
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
-        set_batch_norm_groups(self.query_encoder, bn_groups // ranks.count)
+        set_batch_norm_groups(self.query_encoder, bn_groups // (ranks.count * micro_batches))
         set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
 
     def forward(
@@ -123,26 +145,36 @@ class ContrastiveLearner(nn.Module):
         step: int | Tensor,
         covariance_scale: float | Tensor,
         key_momentum: float | Tensor | None = None,
+        backward: Callable[[Tensor], None] | None = None,
     ) -> StepResult:
-        """Algorithm 1 for one mini-batch; the caller back-propagates the loss and updates f.
+        """Algorithm 1 for one mini-batch; the caller updates f.
 
         `images` is the number of images whose queries this rank encodes: N/W of the N in the batch. `key_momentum`
-        replaces the learner's own for this step.
+        replaces the learner's own for this step. `backward` is called with the loss of each micro-batch, to free its
+        memory; without it the caller back-propagates the loss of the result.
         """
         self.update_key_encoder(self.key_momentum if key_momentum is None else key_momentum)
         total_keys = self.ranks.count * images * self.num_keys
         order = permutation(self.seed, KEY_SHUFFLE, step, total_keys, self.queue.rows.device)
-        batches = self._make_views(views, images, order)
+        batches = self._make_views(views, images, order, step)
         # Keys before queries, unlike MoCo: the result is the same, and peak memory is lower, because the activations of
         # the queries are not yet kept for the backward pass.
         keys = self.encode_keys(batches, order)
-        query = self.encode_queries(batches)
         # The backward pass needs these negatives after the queue has changed.
         negatives = self.queue.rows.clone()
-        result = self.contrast(query, self.ranks.share(keys), negatives, covariance_scale)
+        results: list[StepResult] = []
+        statistics: list[Statistics] = []
+        for own_keys in self.ranks.share(keys).chunk(self.micro_batches):
+            query = self.encode_queries(batches, statistics)
+            result = self.contrast(query, own_keys, negatives, covariance_scale)
+            if backward is not None:
+                backward(result.loss / self.micro_batches)
+                result = result._replace(loss=result.loss.detach())
+            results.append(result)
+        update_running_stats(statistics)
         # Enqueue last, so that no query is compared with keys of its own image; mean keys are not normalized.
         self.queue.enqueue(keys.mean(dim=1))
-        return result
+        return StepResult.merged(results)
 
     def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
         """The loss of the method, and metrics of queries and keys."""
@@ -174,25 +206,36 @@ class ContrastiveLearner(nn.Module):
         torch._foreach_mul_(key_parameters, momentum)
         torch._foreach_add_(key_parameters, query_parameters)
 
-    def _make_views(self, views: ViewFunction, images: int, order: Tensor) -> Iterator[Tensor]:
-        """Yield the views of this rank: shuffled keys, pass by pass, queries, image by image, and small crops."""
+    def _make_views(self, views: ViewFunction, images: int, order: Tensor, step: int | Tensor) -> Iterator[Tensor]:
+        """Yield the views of this rank: shuffled keys, pass by pass, then queries and small crops of micro-batches."""
         own = self.ranks.share(order)
-        passes = 1 if self.method.gradient_through_keys else self.key_passes
-        keys = [part.chunk(passes) for part in (own // self.num_keys, 1 + own % self.num_keys)]
-        query_rows = self.ranks.rank * images + torch.arange(images, device=order.device)
-        query_numbers = self.num_keys + torch.arange(self.num_queries, device=order.device)
-        query_numbers = torch.where(query_numbers == self.num_keys, 0, query_numbers)
-        queries = (query_rows.repeat_interleave(self.num_queries), query_numbers.repeat(images))
-        parts = [*zip(*keys, strict=True), queries]
-        if passes == 1 and self.num_keys != self.num_queries:
+        through_keys = self.method.gradient_through_keys
+        passes = 1 if through_keys else self.key_passes
+        keys = list(zip((own // self.num_keys).chunk(passes), (1 + own % self.num_keys).chunk(passes), strict=True))
+        rows = self.ranks.rank * images + torch.arange(images, device=order.device)
+        first, *others = (self._query_views(part) for part in rows.chunk(self.micro_batches))
+        draw_drop_paths(self.query_encoder, self.seed, step, [*(keys if through_keys else []), *first])
+        if passes == self.micro_batches == 1 and self.num_keys != self.num_queries:
             # One call, so that views are compiled for one shape instead of two.
+            parts = [*keys, first.pop(0)]
             together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
-            yield from torch.split(together, [len(rows) for rows, _ in parts])
+            yield from torch.split(together, [len(part_rows) for part_rows, _ in parts])
         else:
-            yield from (views(*part) for part in parts)
+            yield from (views(*part) for part in [*keys, first.pop(0)])
+        yield from (views(*part, local=True) for part in first)
+        for whole, *local in others:
+            draw_drop_paths(self.query_encoder, self.seed, step, [whole, *local])
+            yield views(*whole)
+            yield from (views(*part, local=True) for part in local)
+
+    def _query_views(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The rows and numbers of the queries of these images, image by image, and of their small crops if any."""
+        numbers = self.num_keys + torch.arange(self.num_queries, device=rows.device)
+        numbers = torch.where(numbers == self.num_keys, 0, numbers)
+        parts = [numbers]
         if self.num_local_queries:
-            numbers = self.num_keys + self.num_queries + torch.arange(self.num_local_queries, device=order.device)
-            yield views(query_rows.repeat_interleave(len(numbers)), numbers.repeat(images), local=True)
+            parts.append(self.num_keys + self.num_queries + torch.arange(self.num_local_queries, device=rows.device))
+        return [(rows.repeat_interleave(len(part)), part.repeat(len(rows))) for part in parts]
 
     def encode_keys(self, batches: Iterator[Tensor], order: Tensor) -> Tensor:
         """Encode all shuffled keys, each rank its share, and restore their order: (N, M', d)."""
@@ -203,9 +246,10 @@ class ContrastiveLearner(nn.Module):
                 encoded = _encode(self.key_encoder, batches, self.key_passes)
         return unshuffle(self.ranks.gather(encoded), order).view(-1, self.num_keys, encoded.shape[1])
 
-    def encode_queries(self, batches: Iterator[Tensor]) -> Tensor:
-        """Encode the queries of this rank, image by image, then the small crops: (N/W * (all queries), d)."""
-        queries = _encode(self.query_encoder, batches)
+    def encode_queries(self, batches: Iterator[Tensor], statistics: list[Statistics]) -> Tensor:
+        """Encode the queries of a micro-batch, image by image, then its small crops; keep batch norm statistics."""
+        queries: Tensor = self.query_encoder(next(batches))
+        statistics.append(pop_batch_stats(self.query_encoder))
         if not self.num_local_queries:
             return queries
         local = self.query_encoder(next(batches))
@@ -232,7 +276,7 @@ def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor, shar
         positive_similarity=similarities.mean(),
         key_variance=similarities.var(dim=1, correction=0).mean(),
         positive_share=share.mean(),
-        feature_mean=mean,
-        feature_variance=variance,
+        feature_mean=mean[None],
+        feature_variance=variance[None],
         queries=len(query),
     )

@@ -29,6 +29,7 @@ from jcl.runs.folder import read_run_id
 
 FORMAT = "jcl-checkpoint-2"
 _GROUP = "group."
+_IMPLEMENTATION = ("fused", "foreach", "capturable")  # of an optimizer; depends on the device
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 # Settings that determine the shapes of each part. A part affects those after it, so the first mismatch is reported.
@@ -388,4 +389,6 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     for name, value in (entries | rest["numbers"]).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+    own = [{name: group[name] for name in _IMPLEMENTATION if name in group} for group in optimizer.param_groups]
+    groups = [saved | kept for saved, kept in zip(rest["groups"], own, strict=False)]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jcl.console import pluralize
+from jcl.core.encoder import BackboneTraits, backbone_traits
 from jcl.core.registry import METHODS
 from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
@@ -112,6 +113,14 @@ def _small(values: Values) -> bool:
     return bool(values["views.image_size"] <= _SMALL_VIEW)
 
 
+def _adamw(values: Values) -> bool:
+    return bool(values["train.optimizer"] == "adamw")
+
+
+def _traits(values: Values) -> BackboneTraits:
+    return backbone_traits(values["model.backbone"])
+
+
 def _single_key(values: Values) -> bool:
     return not METHODS[values["method.name"]].several_keys
 
@@ -127,8 +136,10 @@ def _image_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 
 @_rule("views.local_size")
 def _local_size(values: Values, facts: DataFacts) -> tuple[int, str]:
-    size = max(1, values["views.image_size"] // 2)
-    return size, "half of the views" if values["method.num_local_queries"] else ""
+    if not values["method.num_local_queries"]:
+        return max(1, values["views.image_size"] // 2), ""
+    patch = max(1, _traits(values).patch_size)
+    return max(patch, values["views.image_size"] // 2 // patch * patch), "half of the views"
 
 
 @_rule("views.recipe")
@@ -191,6 +202,8 @@ def _batch_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 
 @_rule("model.bn_groups")
 def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
+    if not _traits(values).batch_norm:
+        return 1, f"{values['model.backbone']} has no batch norm"
     batch = values["train.batch_size"]
     groups = 1
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
@@ -200,19 +213,41 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
     return groups, f"ShuffleBN as on {groups} GPUs, {batch // groups} images each"
 
 
+@_rule("model.freeze_patch_embed")
+def _freeze_patch_embed(values: Values, facts: DataFacts) -> tuple[bool, str]:
+    vit = _traits(values).patch_size > 0
+    return vit, "a random patch embedding keeps ViTs stable, as in MoCo v3" if vit else ""
+
+
+@_rule("train.optimizer")
+def _optimizer(values: Values, facts: DataFacts) -> tuple[str, str]:
+    if _traits(values).layer_norm:
+        return "adamw", f"{values['model.backbone']} has layer norm, as transformers and ConvNeXt"
+    return "sgd", ""
+
+
+@_rule("train.clip_grad")
+def _clip_grad(values: Values, facts: DataFacts) -> tuple[float, str]:
+    return (1.0, "usual for ViTs") if _traits(values).patch_size else (0.0, "")
+
+
 @_rule("train.lr")
 def _lr(values: Values, facts: DataFacts) -> tuple[float, str]:
     batch = values["train.batch_size"]
-    if _small(values):
+    if _adamw(values):
+        rate, source = 1.5e-4, ", MoCo v3's for AdamW"
+    elif _small(values):
         rate, source = 0.24, ", as for CIFAR"
     else:
         rate, source = (0.06, "") if facts.images < _SMALL_DATASET else (0.03, ", the paper's")
-    return round(rate * batch / 256, 6), f"{rate} for a batch of 256{source}, scaled to {batch}"
+    return round(rate * batch / 256, 10), f"{rate} for a batch of 256{source}, scaled to {batch}"
 
 
 @_rule("train.warmup_epochs")
 def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
     epochs = values["train.epochs"]
+    if _adamw(values):
+        return round(epochs * 40 / 300, 2), "40 of 300 epochs, as MoCo v3"
     if epochs / 10 >= _WARMUP_EPOCHS:
         return _WARMUP_EPOCHS, ""
     return epochs / 10, f"a tenth of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
@@ -220,6 +255,8 @@ def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
 
 @_rule("train.weight_decay")
 def _weight_decay(values: Values, facts: DataFacts) -> tuple[float, str]:
+    if _adamw(values):
+        return 0.1, "MoCo v3's for AdamW"
     return (5e-4, _AS_CIFAR) if _small(values) else (1e-4, "the paper's")
 
 

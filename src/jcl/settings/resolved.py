@@ -14,6 +14,7 @@ from jcl.settings.schema import (
     NotNegative,
     NumKeys,
     NumQueries,
+    OptimizerName,
     Positive,
     PositiveInt,
     RecordSettings,
@@ -39,6 +40,7 @@ class ResolvedViewSettings(ViewSettings):
 class ResolvedModelSettings(ModelSettings):
     stem: Literal["imagenet", "medium", "small"]
     bn_groups: PositiveInt
+    freeze_patch_embed: bool = False
 
 
 class ResolvedMethodSettings(MethodSettings):
@@ -52,7 +54,9 @@ class ResolvedMethodSettings(MethodSettings):
 class ResolvedTrainSettings(TrainSettings):
     batch_size: BatchSize
     lr: Positive
+    optimizer: OptimizerName = "sgd"
     weight_decay: NotNegative = 1e-4
+    clip_grad: NotNegative = 0.0
     warmup_epochs: NotNegative = 0.0
     key_passes: PositiveInt
 

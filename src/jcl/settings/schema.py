@@ -43,7 +43,9 @@ NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Precision = Literal["auto", "float32", "bfloat16"]
+OptimizerName = Literal["sgd", "adamw"]
 
+_MAX_ADAMW_LR = 0.02  # the rates of the recipes are for SGD
 _MAX_PROBLEMS = 3  # in a message
 _MAX_VALUE_LENGTH = 200  # characters of an invalid value
 
@@ -98,6 +100,8 @@ class ModelSettings(Section):
     )
     embedding_dim: PositiveInt = Field(128, description="Dimension of queries and keys, d.")
     bn_groups: PositiveInt | Auto = Field("auto", description="Batch-norm groups of a batch (ShuffleBN).")
+    drop_path: Fraction = Field(0.0, description="Stochastic depth: how often the query skips the last block.")
+    freeze_patch_embed: bool | Auto = Field("auto", description="Keep the patch embedding of a ViT as it starts.")
 
 
 class MethodSettings(Section):
@@ -121,8 +125,13 @@ class TrainSettings(Section):
     epochs: PositiveInt = Field(200, description="Training epochs.")
     batch_size: BatchSize | Auto = Field("auto", description="Images per step, over all devices.")
     lr: Positive | Auto = Field("auto", description="Peak learning rate.")
-    weight_decay: NotNegative | Auto = Field(1e-4, description="Weight decay, on all parameters as in MoCo.")
+    optimizer: OptimizerName | Auto = Field("auto", description="Optimizer: sgd, or adamw for ViT and ConvNeXt.")
+    weight_decay: NotNegative | Auto = Field(
+        1e-4, description="Weight decay: on all parameters with SGD, as in MoCo; on weight matrices with AdamW."
+    )
     momentum: Fraction = Field(0.9, description="Momentum of SGD.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Betas of AdamW.")
+    clip_grad: NotNegative | Auto = Field("auto", description="Largest norm of the gradient; 0: any.")
     schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="Learning rate schedule.")
     schedule_by: Literal["epoch", "step"] = Field("epoch", description="Whether the rate changes per epoch or step.")
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
@@ -179,6 +188,11 @@ class Settings(Section):
                     f"train.batch_size={batch} in model.bn_groups={groups} groups leaves one image per group, "
                     "too few for batch norm; lower model.bn_groups"
                 )
+        if self.train.optimizer == "adamw" and self.train.lr != "auto" and self.train.lr > _MAX_ADAMW_LR:
+            raise ValueError(
+                f"train.lr={self.train.lr} is too high for AdamW; use --lr auto, --set train.weight_decay=auto and "
+                "--set train.warmup_epochs=auto"
+            )
         passes = self.train.key_passes
         if isinstance(groups, int) and isinstance(passes, int) and groups % passes:
             raise ValueError(f"train.key_passes={passes} does not divide model.bn_groups={groups}")
@@ -302,7 +316,7 @@ def setting_names() -> list[str]:
 def _nearest(name: str, known: list[str]) -> str:
     by_key = {entry.rpartition(".")[2]: entry for entry in known}
     key = name.rpartition(".")[2]
-    found = difflib.get_close_matches(name, known, n=1) or [
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.7) or [
         by_key[match] for match in difflib.get_close_matches(key, list(by_key), n=1)
     ]
     return f"did you mean {found[0]}?" if found else "`jcl recipes --settings` lists them all"

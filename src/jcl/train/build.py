@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
-from jcl.core.encoder import Encoder, build_backbone
+from jcl.core.encoder import Encoder, build_backbone, patch_embedding
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.distributed.device import choose_precision, to_device
 from jcl.distributed.group import ALONE, Ranks
+from jcl.errors import SettingsError
 from jcl.settings.resolve import ResolvedSettings
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
@@ -24,8 +26,17 @@ def build_learner(
     views = settings.views
     local_size = views.local_size if method.num_local_queries else None
     backbone, width = build_backbone(
-        model.backbone, stem=model.stem, image_size=views.image_size, local_size=local_size
+        model.backbone,
+        stem=model.stem,
+        image_size=views.image_size,
+        local_size=local_size,
+        drop_path=model.drop_path,
     )
+    if model.freeze_patch_embed is True:
+        patches = patch_embedding(backbone)
+        if patches is None:
+            raise SettingsError(f"{model.backbone} has no patch embedding; set model.freeze_patch_embed=false.")
+        patches.requires_grad_(False)
     encoder = Encoder(
         backbone,
         width,
@@ -55,15 +66,30 @@ def build_learner(
 def build_optimizer(
     settings: ResolvedSettings, learner: ContrastiveLearner, device: torch.device
 ) -> torch.optim.Optimizer:
-    """SGD over the query encoder, with weight decay on all parameters, as in MoCo."""
-    train = settings.train
-    return torch.optim.SGD(
-        learner.query_encoder.parameters(),
-        lr=float(train.lr),
-        momentum=train.momentum,
-        weight_decay=float(train.weight_decay),
-        fused=device.type == "cuda",
-    )
+    """The optimizer of the query encoder: SGD with weight decay on all parameters, as in MoCo, or AdamW."""
+    train, on_gpu = settings.train, device.type == "cuda"
+    trained = [(name, value) for name, value in learner.query_encoder.named_parameters() if value.requires_grad]
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(
+            [value for _, value in trained],
+            lr=train.lr,
+            momentum=train.momentum,
+            weight_decay=train.weight_decay,
+            fused=on_gpu,
+        )
+    plain = [value for name, value in trained if is_undecayed(name, value)]
+    decayed = [value for name, value in trained if not is_undecayed(name, value)]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    # Capturable: a CUDA graph counts the steps on the device.
+    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=on_gpu, capturable=on_gpu)
+
+
+_UNDECAYED = ("pos_embed", "position", "token", "layer_scale")
+
+
+def is_undecayed(name: str, parameter: Tensor) -> bool:
+    """Whether AdamW applies no weight decay: to norms, biases, position embeddings and class tokens."""
+    return parameter.ndim <= 1 or any(part in name.rpartition(".")[2] for part in _UNDECAYED)
 
 
 def step_options(settings: ResolvedSettings, device: torch.device) -> StepOptions:
@@ -76,6 +102,7 @@ def step_options(settings: ResolvedSettings, device: torch.device) -> StepOption
         compiled=on_gpu if compiled == "auto" else compiled,
         recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
         skip_nonfinite=settings.train.on_nan == "skip",
+        clip_grad=settings.train.clip_grad,
     )
 
 

@@ -38,6 +38,7 @@ class StepOptions:
     compiled: bool
     recorded: bool  # as a CUDA graph
     skip_nonfinite: bool = False  # undo steps whose loss is not finite
+    clip_grad: float = 0.0  # largest norm of the gradient; 0: any
 
 
 def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeViews:
@@ -120,13 +121,14 @@ class TrainingStep:
             self.guard.save_state()
         # On several ranks `local_rows` has one entry per image of the whole batch, which the ranks share equally.
         queries = len(self.batch) if self.batch.local_rows is None else len(self.batch.local_rows) // self.ranks.count
-        with autocast(self.options.device, self.options.precision):
-            result = self.learner(self._views, queries, self.step, self.scale, self.key_momentum)
         self._clear_gradients()
-        self.backward(result.loss)
+        with autocast(self.options.device, self.options.precision):
+            result = self.learner(self._views, queries, self.step, self.scale, self.key_momentum, self.backward)
         if self.shared is not None:
             self.shared.average()
             average_statistics(self.learner, self.ranks)
+        if self.options.clip_grad:
+            nn.utils.clip_grad_norm_(self.learner.query_encoder.parameters(), self.options.clip_grad)
         self.optimizer.step()
         figures = result.figures(self.ranks)
         if self.guard is not None:
@@ -151,7 +153,8 @@ class TrainingStep:
         return 0 if self.guard is None else int(self.guard.in_a_row)
 
     def backward(self, loss: Tensor) -> None:
-        torch.autograd.backward(loss)
+        with torch.autocast(loss.device.type, enabled=False):
+            torch.autograd.backward(loss)
 
     def _record(self) -> torch.cuda.CUDAGraph:
         """Record a step without executing it; gradients and intermediate results live in the graph's own memory."""
@@ -208,9 +211,7 @@ class NonFiniteGuard:
 
     def __init__(self, learner: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
         self._ranks = ranks
-        for group in optimizer.param_groups:  # SGD creates its momentum in the first step; zeros give the same result
-            for parameter in group["params"] if group.get("momentum") else []:
-                optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+        _create_state(optimizer)
         state = list(learner.state_dict().values())
         state += [value for each in optimizer.state.values() for value in each.values() if isinstance(value, Tensor)]
         blocks = defaultdict(list)
@@ -236,6 +237,18 @@ class NonFiniteGuard:
             block.restore_unless(skipped == 0)
         self.in_a_row.add_(1.0).mul_(skipped)
         return skipped
+
+
+def _create_state(optimizer: torch.optim.Optimizer) -> None:
+    """Create the state that an optimizer would create in its first step; zeros give the same result."""
+    for group in optimizer.param_groups:
+        names = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"] if group["momentum"] else []
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            for name in names:
+                state.setdefault(name, torch.zeros_like(parameter))
+            if "betas" in group:
+                state.setdefault("step", torch.zeros((), device=parameter.device))
 
 
 class _Block:
