@@ -33,6 +33,7 @@ ROWS = {
         Row("jcl-one-query", "JCL, one query and five keys", "jcl", ("method.num_queries=1", "method.num_keys=5")),
         Row("moco-v2", "MoCo v2", "moco-v2", MOCO_SETTINGS),
         Row("moco-v2-two-queries", "MoCo v2, two queries", "moco-v2", (*MOCO_SETTINGS, "method.num_queries=2")),
+        Row("moco-v2-symmetric", "MoCo v2, symmetric, two queries and two keys", "moco-v2-symmetric", MOCO_SETTINGS),
         Row("moco-v2-twice", "MoCo v2, twice the epochs", "moco-v2", MOCO_SETTINGS, times_epochs=2),
         Row("multi-key", "vanilla multi-key", "multi-key"),
         Row("jcl-scale-0", "JCL, covariance scale 0", "jcl", ("method.covariance_scale=0",)),

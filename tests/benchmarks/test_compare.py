@@ -157,7 +157,7 @@ def test_results_are_saved_as_they_come_and_failures_reported(compare, words, co
     code, printed = compared(words, "--at-once", "3")
     assert "jcl, seed 0: no good" in code
     assert sorted(json.loads((tmp_path / "found.json").read_text())["rows"]) == sorted(compare.ROWS.keys() - {"jcl"})
-    assert printed.count("| 80.00 % | 85.00 % |") == 6
+    assert printed.count("| 80.00 % | 85.00 % |") == 7
 
 
 def test_table_pairs_seeds_and_has_a_plot(compare, tmp_path, monkeypatch):

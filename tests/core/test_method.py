@@ -116,7 +116,7 @@ def written_out_loss(method: str, query: Tensor, keys: Tensor, negatives: Tensor
 
 
 @pytest.mark.parametrize(("queries", "local"), [(1, 0), (2, 0), (2, 3)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].symmetric])
 def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries, local):
     learner = make_learner(method, num_queries=queries, num_local_queries=local)
     keys_per_image = learner.num_keys
@@ -159,6 +159,42 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries, local):
         queue = queue.clone()
         for mean_key in keys.detach().mean(1):
             queue[place % QUEUE] = mean_key
+            place += 1
+        torch.testing.assert_close(found[step], loss.detach(), rtol=1e-10, atol=1e-12)
+    for mine, theirs in ((learner.query_encoder, f), (learner.key_encoder, g)):
+        for name, value in theirs.state_dict().items():
+            if "num_batches" not in name:
+                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+
+
+def test_a_symmetric_method_contrasts_each_of_two_views_with_the_key_of_the_other():
+    """loss(q1, k2) + loss(q2, k1), averaged; both keys enter the queue."""
+    learner = make_learner("moco-v2-symmetric")
+    assert (learner.num_keys, learner.num_queries) == (2, 2)
+    torch.manual_seed(0)
+    f = TinyEncoder().double()
+    g = copy.deepcopy(f)
+    queue, place = learner.queue.rows.clone(), 0
+    optimiser = torch.optim.SGD(f.parameters(), lr=RATE, momentum=0.9)
+    found = train(learner, 4)
+    for step in range(4):
+        both = RandomViews(step, 2, queries=2).all[:, :2].flatten(0, 1)  # a1 a2 b1 b2 ...
+        query = forward_in_groups(f, both, 2)
+        with torch.no_grad():
+            for own, other in zip(g.parameters(), f.parameters(), strict=True):
+                own.copy_(MOMENTUM * own + (1 - MOMENTUM) * other)
+            order = permutation(SEED, KEY_SHUFFLE, step, len(both), torch.device("cpu"))
+            keys = forward_in_groups(g, both[order], 2)[order.argsort()]
+        first = written_out_loss("moco-v2", query[0::2], keys[1::2, None], queue)
+        second = written_out_loss("moco-v2", query[1::2], keys[0::2, None], queue)
+        loss = (first + second) / 2
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        queue = queue.clone()
+        for key in keys:
+            queue[place % QUEUE] = key
             place += 1
         torch.testing.assert_close(found[step], loss.detach(), rtol=1e-10, atol=1e-12)
     for mine, theirs in ((learner.query_encoder, f), (learner.key_encoder, g)):
@@ -224,7 +260,7 @@ def test_gradients_only_where_they_belong(method):
         assert sorted(len(output) for output in calls) == [IMAGES, IMAGES * 3]
         assert all(output.grad.any(dim=1).all() for output in calls)  # every single key
     else:
-        assert [len(output) for output in calls] == [IMAGES]
+        assert [len(output) for output in calls] == [IMAGES * learner.num_queries]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -232,6 +268,11 @@ def test_every_view_is_asked_for_exactly_once(method):
     learner = make_learner(method, bn_groups=4, key_passes=2)
     views = RandomViews(0, learner.num_keys)
     learner(views, IMAGES, 0, SCALE)
+    if METHODS[method].symmetric:  # as a shuffled key and as a query
+        wanted = [(row, number) for row in range(IMAGES) for number in (0, 1)]
+        keys, queries = views.asked[: len(wanted)], views.asked[len(wanted) :]
+        assert queries == wanted == sorted(keys) != keys
+        return
     wanted = [(row, number) for row in range(IMAGES) for number in range(learner.num_keys + 1)]
     assert sorted(views.asked) == wanted
     assert [pair for pair in views.asked if pair[1] == 0] == [(row, 0) for row in range(IMAGES)]

@@ -155,3 +155,11 @@ def test_moco_is_moco_whatever_a_recipe_adds_to_jcl(method, tmp_path):
     assert settings.model.head == {"moco-v1": "linear", "moco-v2": "mlp"}[method]
     assert build_settings(str(mine), method=method, values={"method.num_queries": 2}).method.num_queries == 2
     assert build_settings(str(mine), method="multi-key").method.num_queries == 2
+
+
+@pytest.mark.parametrize("setting", ["method.num_keys", "method.num_queries", "method.num_local_queries"])
+def test_a_symmetric_method_has_two_views(setting):
+    chosen = build_settings("cifar10", method="moco-v2-symmetric").method
+    assert (chosen.num_keys, chosen.num_queries) == (2, 2)
+    with pytest.raises(SettingsError, match="two views"):
+        build_settings("cifar10", method="moco-v2-symmetric", values={setting: 3})

@@ -98,7 +98,10 @@ def test_nothing_of_a_bad_step_is_left(npz, bad, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("method", METHODS)
 def test_where_nothing_goes_wrong_nothing_is_different(npz, method, device):
-    steps = [build(npz, device, method, train__on_nan=choice) for choice in ("stop", "skip")]
+    queries = METHODS[method].recipe.get("method.num_queries", 1)
+    steps = [
+        build(npz, device, method, train__on_nan=choice, method__num_queries=queries) for choice in ("stop", "skip")
+    ]
     for number in range(6):
         plain, guarded = (step(batch(number, device), number, **GOOD) for step in steps)
         assert torch.equal(plain, guarded[:-1]) and guarded[-1] == 0

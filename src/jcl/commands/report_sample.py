@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from jcl.core.registry import METHODS
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
 from jcl.data.source import class_name, select_images
 from jcl.distributed.device import choose_precision
@@ -103,6 +104,8 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, rows[batch.samples])
     # The learner numbers the first query 0, then the keys, then further queries.
     numbers = torch.tensor([0, *range(keys + 1, keys + queries), *range(1, keys + 1)])
+    if METHODS[settings.method.name].symmetric:
+        numbers = torch.tensor([0, 1, 1, 0])  # two queries, and the keys they are compared with
     images = torch.arange(len(batch)).repeat_interleave(len(numbers))
     views = denormalise(maker(images, numbers.repeat(len(batch))), recipe.mean, recipe.std)
     shown = [_image(source, sample) for sample in batch.samples.tolist()]

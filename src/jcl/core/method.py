@@ -32,7 +32,8 @@ from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation
 
 # (rows (n,), numbers (n,)) -> views: `rows` are positions in the whole batch, `numbers` select the view of the image: 0
-# is the query, 1..M' are the keys, and above M' are further queries. With `local=True` the views are small crops.
+# is the query, 1..M' are the keys, and above M' are further queries. A symmetric method has views 0 and 1 only, both as
+# queries and as keys. With `local=True` the views are small crops.
 ViewFunction = Callable[..., Tensor]
 
 
@@ -120,8 +121,8 @@ class ContrastiveLearner(nn.Module):
                 )
         self.method = method
         self.loss = method.loss_function()
-        self.num_keys = num_keys if method.several_keys else 1
-        self.num_queries = num_queries
+        self.num_keys = num_keys if method.several_keys else 2 if method.symmetric else 1
+        self.num_queries = 2 if method.symmetric else num_queries
         self.num_local_queries = num_local_queries
         self.temperature = temperature
         self.key_momentum = key_momentum
@@ -173,13 +174,15 @@ class ContrastiveLearner(nn.Module):
             results.append(result)
         update_running_stats(statistics)
         # Enqueue last, so that no query is compared with keys of its own image; mean keys are not normalized.
-        self.queue.enqueue(keys.mean(dim=1))
+        self.queue.enqueue(keys.flatten(0, 1) if self.method.symmetric else keys.mean(dim=1))
         return StepResult.merged(results)
 
     def contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, covariance_scale: float | Tensor) -> StepResult:
         """The loss of the method, and metrics of queries and keys."""
         counts = [count for count in (self.num_queries, self.num_local_queries) if count]
-        if counts != [1]:
+        if self.method.symmetric:
+            keys = keys.flip(1).flatten(0, 1).unsqueeze(1)  # the key of the other view
+        elif counts != [1]:
             keys = torch.cat([keys.repeat_interleave(count, dim=0) for count in counts])
         scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
         loss = self.loss(query, keys, negatives, temperature=self.temperature, **scale)
@@ -211,7 +214,8 @@ class ContrastiveLearner(nn.Module):
         own = self.ranks.share(order)
         through_keys = self.method.gradient_through_keys
         passes = 1 if through_keys else self.key_passes
-        keys = list(zip((own // self.num_keys).chunk(passes), (1 + own % self.num_keys).chunk(passes), strict=True))
+        numbers = own % self.num_keys + (0 if self.method.symmetric else 1)
+        keys = list(zip((own // self.num_keys).chunk(passes), numbers.chunk(passes), strict=True))
         rows = self.ranks.rank * images + torch.arange(images, device=order.device)
         first, *others = (self._query_views(part) for part in rows.chunk(self.micro_batches))
         draw_drop_paths(self.query_encoder, self.seed, step, [*(keys if through_keys else []), *first])
@@ -230,8 +234,9 @@ class ContrastiveLearner(nn.Module):
 
     def _query_views(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The rows and numbers of the queries of these images, image by image, and of their small crops if any."""
-        numbers = self.num_keys + torch.arange(self.num_queries, device=rows.device)
-        numbers = torch.where(numbers == self.num_keys, 0, numbers)
+        numbers = torch.arange(self.num_queries, device=rows.device)
+        if not self.method.symmetric:
+            numbers = torch.where(numbers == 0, 0, self.num_keys + numbers)
         parts = [numbers]
         if self.num_local_queries:
             parts.append(self.num_keys + self.num_queries + torch.arange(self.num_local_queries, device=rows.device))

@@ -35,6 +35,7 @@ class Method:
     colour: str | None = None  # in charts; None: the next unused one
     several_keys: bool = True
     gradient_through_keys: bool = False
+    symmetric: bool = False  # two views of an image: each is a query, and the key of the other is its positive
     uses_covariance: bool = False
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,6 +72,16 @@ for _method in (
         colour="#e69f00",
         several_keys=False,
         recipe=_ONE_KEY | {"model.head": "mlp"},
+    ),
+    Method(
+        "moco-v2-symmetric",
+        "Symmetric MoCo v2",
+        "MoCo v2 with two views, each the query for the other's key",
+        loss="jcl.core.loss:multi_key_loss",
+        colour="#56b4e9",
+        several_keys=False,
+        symmetric=True,
+        recipe={"method.num_keys": 2, "method.num_queries": 2, "model.head": "mlp"},
     ),
     Method(
         "moco-v1",

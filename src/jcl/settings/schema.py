@@ -174,7 +174,14 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        if not METHODS[self.method.name].several_keys and self.method.num_keys not in (1, "auto"):
+        views = (self.method.num_keys, self.method.num_queries, self.method.num_local_queries, self.views.weak_keys)
+        if METHODS[self.method.name].symmetric:
+            if views != (2, 2, 0, 0):
+                raise ValueError(
+                    f"{self.method.name} uses two views per image, each as a query and as a key; "
+                    "remove settings of keys, weak keys, queries and local queries"
+                )
+        elif not METHODS[self.method.name].several_keys and self.method.num_keys not in (1, "auto"):
             raise ValueError(
                 f"{self.method.name} uses exactly one key per image, but method.num_keys is {self.method.num_keys}; "
                 "choose a method with several keys, such as jcl"

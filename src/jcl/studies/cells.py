@@ -190,7 +190,7 @@ def _why_ignored(name: str, axes: Axes, base: Settings) -> str:
     if not methods:
         return ""  # the names are invalid, which building the cells reports
     if name == "method.num_keys" and not any(method.several_keys for method in methods):
-        return f"{title} always uses one key per image"
+        return f"the number of keys of {title} is fixed"
     if name in ("method.covariance_scale", "method.covariance_schedule"):
         if not any(method.uses_covariance for method in methods):
             return f"{title} does not use the covariance of the keys"
