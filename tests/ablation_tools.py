@@ -11,6 +11,7 @@ from rich.console import Console
 from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation
 from jcl.commands.ablation_cell import run_cell
 from jcl.errors import Interrupted, JclError
+from jcl.settings.evaluation import Protocol
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.signals import StopRequest
@@ -43,6 +44,7 @@ def small_plan(
     seeds: Sequence[int] = (0,),
     method: str | None = None,
     alone: bool = False,
+    protocol: Protocol = "fast",
     console: Console = QUIET,
     **changes: Any,
 ) -> Plan:
@@ -54,7 +56,7 @@ def small_plan(
     def build(cell: Mapping[str, Any]) -> Settings:
         return build_settings("folder", method=method, values=values | dict(cell))
 
-    return plan_ablation(axes, seeds, build, console, alone=alone)
+    return plan_ablation(axes, seeds, build, console, alone=alone, protocol=protocol)
 
 
 def ablated(plan: Plan, out: Path, run_cells: RunCells = run_here) -> Ablation:

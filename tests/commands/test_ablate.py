@@ -43,6 +43,20 @@ def two_cells(npz, tmp_path_factory) -> Path:
     return out
 
 
+def test_the_paper_s_probe_stands_beside_the_fast_one(npz, tmp_path, two_cells):
+    plan = small_plan(npz, "num_keys=1", protocol="paper")
+    flat = ablated(plan, tmp_path / "out").results
+    (cell,) = (tmp_path / "out/cells").iterdir()
+    found, fast = json.loads((cell / "result.json").read_text()), results(two_cells)[cell.name]
+    assert (found["linear_lr"], found["linear_epochs"], found["linear_weight_decay"]) == (10.0, 100, 0.0)
+    assert found["fast_linear_top1"] == fast["linear_top1"] and found["knn_top1"] == fast["knn_top1"]
+    probe = json.loads((cell / "linear/summary.json").read_text())
+    assert probe["protocol"] == "paper" and probe["linear_top1"] == found["linear_top1"]
+    assert flat["protocol"] == "paper" and flat["linear_top1_num_keys_1"] == found["linear_top1"]
+    with pytest.raises(RunError, match="protocol"):
+        ablated(small_plan(npz, "num_keys=1"), tmp_path / "out")
+
+
 def test_cells_are_runs_with_figures_and_the_study_has_table_and_picture(two_cells, npz):
     assert {path.name for path in two_cells.iterdir()} == {
         *("study.json", "cells", "ablation.csv", "ablation.json", "ablation.png")

@@ -82,7 +82,8 @@ def _print_ablation(found: Ablation) -> None:
         failed = f" ({point.failed} failed)" if point.failed else ""
         means = [_mean(point, metric) for metric in ("linear_top1", "knn_top1", "validation_top1")]
         rows.append([*values, *means, f"{len(point.results)}{failed}"])
-    titles = [*map(short_name, found.names), "linear top-1", "kNN top-1", "validation", "seeds"]
+    linear = "linear top-1 (paper)" if found.results.get("protocol") == "paper" else "linear top-1"
+    titles = [*map(short_name, found.names), linear, "kNN top-1", "validation", "seeds"]
     table = text_table(titles, rows, right=True)
     if clear:
         table.rows[found.points.index(best[0])].style = "bold"

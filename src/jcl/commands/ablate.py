@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import RunLock
+from jcl.settings.evaluation import Protocol
 from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import Settings, values_of, with_values
 from jcl.settings.studies import AblateOptions
@@ -71,7 +72,15 @@ class Plan:
             yield folder
 
 
-def plan_ablation(axes: Axes, seeds: Sequence[int], build: Build, console: Console, *, alone: bool = False) -> Plan:
+def plan_ablation(
+    axes: Axes,
+    seeds: Sequence[int],
+    build: Build,
+    console: Console,
+    *,
+    alone: bool = False,
+    protocol: Protocol = "fast",
+) -> Plan:
     """Check all values and the data, and plan the cells. Writes nothing.
 
     The cells are all combinations of the axes' values or, with `alone`, one axis at a time.
@@ -94,8 +103,9 @@ def plan_ablation(axes: Axes, seeds: Sequence[int], build: Build, console: Conso
         base = absolute(resolved)
         axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}
         cells = build_cells(axes, seeds, lambda values: absolute(resolved | dict(values)), alone=True)
-    cells = _without_duplicates(cells, facts, console)
+    cells = [replace(cell, protocol=protocol) for cell in _without_duplicates(cells, facts, console)]
     study = {"over": list(axes), "settings": shared_values(base, axes), "data": _data_summary(data)}
+    study["protocol"] = protocol
     _check_cells(cells, data.train, facts)
     default_folder = Path("runs") / f"ablate-{'-'.join(map(short_name, axes))}-{data.name}"
     return Plan(list(axes), cells, study, default_folder, values_of(base, axes) if alone else None)
@@ -201,7 +211,8 @@ def _plan(options: AblateOptions, console: Console) -> Plan:
         return options.settings(values | dict(own))
 
     first = build({}).train.seed if "train.seed" in values else 0
-    return plan_ablation(axes, parse_seeds(options.seeds, first), build, console, alone=options.each_alone)
+    seeds = parse_seeds(options.seeds, first)
+    return plan_ablation(axes, seeds, build, console, alone=options.each_alone, protocol=options.protocol)
 
 
 def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Console) -> Ablation:
@@ -275,6 +286,7 @@ def _summary(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[
     return {
         "data": settings["data.location"],
         "over": ",".join(plan.names),
+        "protocol": plan.study["protocol"],
         "cells": len(records),
         "cells_done": len(results),
         "cells_failed": sum(record.state == "failed" for record in records),

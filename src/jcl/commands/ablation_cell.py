@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.probes import measure_linear
 from jcl.commands.run import Run
 from jcl.commands.target import open_target
 from jcl.console import StderrConsole, print_line
@@ -21,9 +22,11 @@ from jcl.evaluate.linear import linear_probe
 from jcl.runs.folder import RunFolder, add_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import FolderLocked
+from jcl.settings.evaluation import LinearOptions
 from jcl.settings.schema import Settings, with_values
 from jcl.studies.ablation import CellFolder
 
+ABLATION_LR = 10.0  # of the probe in the paper's ablations
 _LOCK_SECONDS = 600.0  # how long to wait for a process on a lost node to save and release the folder
 _SUMMARY_KEYS = ["loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"]
 
@@ -45,6 +48,8 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console | None 
     try:
         run = _train(path, settings, console)
         accuracies, skipped = _evaluate(run, console)
+        if cell.protocol == "paper":
+            accuracies |= _paper_probe(run, accuracies["linear_top1"], console)
         result = {"seed": cell.seed} | accuracies | {name: run.summary[name] for name in _SUMMARY_KEYS}
         add_skipped(folder.left_out_file, skipped, overwrite=True)
         write_object(folder.result_file, result)  # the last step
@@ -106,3 +111,19 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
         "classes": len(task.classes),
     }
     return accuracies, all_skipped(train, test)
+
+
+def _paper_probe(run: Run, fast_top1: float, console: Console) -> dict[str, Any]:
+    """The probe of the paper's ablations, in the place of the fast one; it continues from its own checkpoints."""
+    options = LinearOptions(
+        weights=run.path,
+        protocol="paper",
+        lr=(ABLATION_LR,),
+        no_untrained=True,
+        out=run.path / "linear",
+        device=run.settings.train.device,
+        workers=run.settings.data.workers,
+    )
+    figures = measure_linear(options, console=console).figures
+    found = {f"linear_{name}": figures[name] for name in ("lr", "weight_decay", "epochs")}
+    return found | {name: figures[name] for name in ("linear_top1", "linear_top5")} | {"fast_linear_top1": fast_top1}

@@ -20,6 +20,7 @@ from jcl.settings.options import (
 )
 from jcl.settings.schema import BatchSize, Positive, PositiveInt
 
+Protocol = Literal["fast", "paper"]  # of a linear probe
 _WEIGHTS = "A run folder or an exported backbone."
 _NO_UNTRAINED = "Do not measure the untrained network for comparison."
 _LABELLED = "Labelled data (default: the data of the run)."
@@ -39,7 +40,7 @@ class KnnOptions(WorkersOptions, DeviceOptions, JsonOptions):
 class LinearOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     data: str | None = argument("DATA", _LABELLED, None)
-    protocol: Literal["fast", "paper"] = option(
+    protocol: Protocol = option(
         "fast", "fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs."
     )
     lr: tuple[float, ...] = option((), "Learning rate; several make a grid (default: a grid; 30 for paper).")

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from jcl.errors import SettingsError
+from jcl.settings.evaluation import Protocol
 from jcl.settings.options import (
     HARDWARE,
     OUTPUT,
@@ -29,6 +30,7 @@ class AblateOptions(RunOptions, JsonOptions):
     over: tuple[str, ...] = option((), "Setting to vary; several: a grid.", metavar="NAME=VALUES")
     each_alone: bool = option(False, "Vary one setting at a time.")
     seeds: str = option("1", "Seeds: 3, or 0,7,42.")
+    protocol: Protocol = option("fast", "Linear probe: fast, or the one of the paper's ablations (lr 10, 100 epochs).")
     out: Path | None = option(None, "Folder (default: in runs/).")
     at_once: PositiveInt = option(1, "Cells at once on a GPU or CPU.", panel=HARDWARE)
     plan_only: bool = option(False, "Write the cells, but run none.")

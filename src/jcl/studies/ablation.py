@@ -18,6 +18,7 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
+from jcl.settings.evaluation import Protocol
 from jcl.settings.schema import Settings, affects_results, validated
 from jcl.studies.cells import Cell, distinct_values, short_name
 
@@ -60,9 +61,9 @@ class CellFolder:
         """
         refuse_links(self.path.parent, self.path)
         if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
-            settings = cell.settings.model_dump(mode="json")
+            plan = {"values": dict(cell.values), "seed": cell.seed, "protocol": cell.protocol}
             with make_folder(self.path):
-                write_object(self.plan_file, {"values": dict(cell.values), "seed": cell.seed, "settings": settings})
+                write_object(self.plan_file, plan | {"settings": cell.settings.model_dump(mode="json")})
 
     def cell(self) -> Cell:
         planned = read_object(self.plan_file)
@@ -70,7 +71,8 @@ class CellFolder:
             values, seed, settings = dict(planned["values"]), int(planned["seed"]), dict(planned["settings"])
         except (KeyError, TypeError, ValueError):
             raise RunError(f"{self.plan_file} is not a cell plan; remove it and run `jcl ablate` again.") from None
-        return Cell(values, seed, validated(Settings, settings, str(self.plan_file)))
+        protocol: Protocol = "paper" if planned.get("protocol") == "paper" else "fast"
+        return Cell(values, seed, validated(Settings, settings, str(self.plan_file)), protocol)
 
     def result(self) -> dict[str, Any] | None:
         return read_object(self.result_file) if self.result_file.exists() else None
@@ -109,8 +111,9 @@ class AblationFolder:
             over = " and ".join(map(str, existing.get("over", [])))
             raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
         settings = {name: value for name, value in existing.get("settings", {}).items() if affects_results(name)}
-        before = settings | existing.get("data", {})
-        if differences := describe_differences(before, study["settings"] | study["data"]):
+        before = settings | existing.get("data", {}) | {"protocol": existing.get("protocol", "fast")}
+        now = study["settings"] | study["data"] | {"protocol": study["protocol"]}
+        if differences := describe_differences(before, now):
             raise RunError(
                 f"The ablation in {self.path} was started with {differences}. "
                 "Use the same settings and data, or choose another folder with --out."
