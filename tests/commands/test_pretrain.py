@@ -53,13 +53,17 @@ def test_a_run_leaves_what_it_should(unbroken):
     ]
     kinds = [(line["kind"], line["step"]) for line in unbroken.metrics]
     assert kinds == [
+        ("quality", 0),
         ("knn", 0),
         ("train", 3),
+        ("quality", 4),
         ("knn", 4),
         ("train", 6),
+        ("quality", 8),
         ("knn", 8),
         ("train", 9),
         ("train", 12),
+        ("quality", 12),
         ("knn", 12),
     ]
     assert unbroken.settings.train.epochs == 3
@@ -161,7 +165,7 @@ def test_the_speed_after_a_stop_is_that_of_the_steps_since(npz, tmp_path, monkey
             pretrain(tiny_settings(npz), tmp_path / "run", console=QUIET)
     (checkpoint,) = list_checkpoints(tmp_path / "run" / "checkpoints")
     before = float(read_tensors(checkpoint)[1]["seconds"])
-    line = resume(tmp_path / "run", console=QUIET).metrics[1]  # after the kNN of the untrained network
+    line = resume(tmp_path / "run", console=QUIET).metrics[2]  # after the kNN of the untrained network
     assert line["step"] == 3 and line["kind"] == "train"  # it sums up three steps, of which one came after the stop
     assert line["images_per_second"] == pytest.approx(8 / (line["seconds"] - before), rel=1e-6)
 
@@ -222,7 +226,7 @@ def test_same_seed_same_numbers_other_seed_other_numbers(npz, unbroken, tmp_path
     torch.manual_seed(12345)  # what was drawn elsewhere before does not matter
     assert_same(pretrain(tiny_settings(npz), tmp_path / "same", console=QUIET), unbroken)
     other = pretrain(tiny_settings(npz, train__seed=1), tmp_path / "other", console=QUIET)
-    assert figures(other)[1]["loss"] != figures(unbroken)[1]["loss"]
+    assert figures(other)[2]["loss"] != figures(unbroken)[2]["loss"]
 
 
 @pytest.mark.parametrize("method", ["moco-v2", "moco-v1", "multi-key", "multi-key-backprop"])
@@ -241,7 +245,7 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkey
             pretrain(settings, tmp_path / "run", console=QUIET)
     assert_same(resume(tmp_path / "run", console=QUIET), whole)
     plain = pretrain(tiny_settings(npz), tmp_path / "plain", console=QUIET)
-    assert figures(plain)[1]["loss"] != figures(whole)[1]["loss"]
+    assert figures(plain)[2]["loss"] != figures(whole)[2]["loss"]
 
 
 def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path):
@@ -312,9 +316,9 @@ def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):
     """One epoch that is not kept in memory: what was met before the stop is not met again."""
     monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
-    monkeypatch.setattr(
-        "jcl.commands.train_run.online_knn", lambda *_: None
-    )  # it reads all images before the first step
+    # They read images before the first step.
+    monkeypatch.setattr("jcl.commands.train_run.online_knn", lambda *_: None)
+    monkeypatch.setattr("jcl.commands.train_run.online_quality", lambda *_: dict)
     for file in sorted(image_folder.glob("cats/*.png"))[::2]:
         file.write_bytes(b"no image")
     settings = tiny_settings(image_folder, train__epochs=1, data__max_failed_share=1)
@@ -361,11 +365,16 @@ def test_where_no_test_image_can_be_read_training_goes_on_to_its_end(tmp_path, c
     assert len(read_skipped(run.path / "skipped.txt")) == 26
 
 
-def test_without_labels_there_is_no_knn(tmp_path):
+def test_without_labels_there_is_no_knn_but_the_quality(tmp_path, capsys):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
-    run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=QUIET)
-    assert {line["kind"] for line in run.metrics} == {"train"}
-    assert "knn_top1" not in run.summary
+    run = pretrain(tiny_settings(tmp_path / "bare.npz"), tmp_path / "run", console=Console(stderr=True, width=500))
+    assert {line["kind"] for line in run.metrics} == {"train", "quality"}
+    lines = [line for line in run.metrics if line["kind"] == "quality"]
+    assert [line["step"] for line in lines] == [0, 2, 4, 6]
+    assert all(1 <= line["rankme"] <= 20 and 1 <= line["lidar"] <= 20 and line["alpha_req"] > 0 for line in lines)
+    assert {"rankme", "alpha_req", "lidar"} < run.summary.keys() and "knn_top1" not in run.summary
+    assert run.summary["rankme"] == lines[-1]["rankme"] != lines[0]["rankme"]
+    assert capsys.readouterr().err.count("RankMe") == 4
 
 
 @pytest.mark.parametrize(("warmup", "told"), [(5, True), (0.5, False), ("auto", False)])

@@ -194,7 +194,8 @@ def test_names_that_look_like_markup_stay_text(evil: RunContents) -> None:
 
 def test_a_run_without_labels(plain: RunContents) -> None:
     page = Reader(render_page([plain]))
-    assert "worth" not in page.headings() and {"map", "neighbors", "views", "invariance"} <= page.headings()
+    assert {"worth", "map", "neighbors", "views", "invariance"} <= page.headings()
+    assert {"RankMe", "alpha-ReQ", "LiDAR"} <= set(page.text.split()) and "linear probe, top-1" not in page.text
     assert "knn" not in page.data()["charts"] and "contrastive accuracy" in page.text
     assert "✓" not in page.text and "✗" not in page.text
 
@@ -240,7 +241,7 @@ def elsewhere(run: Path, copy: Path, before: str, now: str) -> Path:
 def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
     run = elsewhere(page_runs / "plain", tmp_path / "run", str(page_runs / "plain-images"), str(tmp_path / "images"))
     page = read([run], tmp_path / "page.html")
-    assert page.headings() == {"summary", "training", "speed", "settings"}
+    assert page.headings() == {"summary", "training", "worth", "speed", "settings"}
     assert f"{tmp_path / 'images'} no longer exists" in page.text
 
 

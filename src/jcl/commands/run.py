@@ -69,9 +69,8 @@ def write_summary(
     peak_memory: int,
 ) -> dict[str, Any]:
     """Write the figures of a finished run and return them."""
-    train, knn = record.newest.get("train", {}), record.newest.get("knn", {})
-    if knn.get("step") == 0:  # of the untrained network
-        knn = {}
+    train, *measured = (record.newest.get(kind, {}) for kind in ("train", "quality", "knn"))
+    quality, knn = (line if line.get("step") else {} for line in measured)  # not of the untrained network
     summary: dict[str, Any] = {
         "method": settings.method.name,
         "data": settings.data.location,
@@ -84,7 +83,7 @@ def write_summary(
         "images_per_second": progress.step * settings.train.batch_size / progress.seconds,
         "seconds": progress.seconds,
         "peak_memory_bytes": peak_memory,
-        **{name: value for name, value in knn.items() if name not in ("kind", "step", "epoch")},
+        **{name: value for name, value in (quality | knn).items() if name not in ("kind", "step", "epoch")},
     }
     if settings.train.on_nan == "skip":
         summary["skipped_steps"] = progress.skipped_steps

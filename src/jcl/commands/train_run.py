@@ -16,11 +16,12 @@ from jcl.console import pluralize, shell_quote
 from jcl.core.method import ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
-from jcl.distributed.device import PeakMemory
+from jcl.distributed.device import PeakMemory, choose_precision
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
+from jcl.evaluate.quality import online_quality
 from jcl.export import backbone_info, save_backbone
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
@@ -91,7 +92,10 @@ def train_run(
     backbone = parts.learner.query_encoder.backbone
     unreadable: dict[str, str] = {}  # images that only kNN reads
     measured: list[KnnResult] = []
-    evaluate = online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append)
+    precision = choose_precision(settings.train.precision, context.device)
+    evaluate = {"quality": online_quality(data.train, backbone, settings, context.device, precision, unreadable)}
+    if knn := online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append):
+        evaluate["knn"] = knn
     trainer = Trainer(
         PretrainTask(settings, parts.step, parts.loader, evaluate),
         display,

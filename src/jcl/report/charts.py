@@ -56,6 +56,14 @@ _TRAINING: Final = (
         "knn", "kNN accuracy of the frozen features", "Top-1 on all images, first of the untrained network.",
         "knn_top1", kind="knn", percent=True,
     ),
+    ChartSpec(
+        "rankme", "RankMe", "Number of directions that the features use, without labels. Usually higher is better.",
+        "rankme", kind="quality", from_zero=True,
+    ),
+    ChartSpec(
+        "lidar", "LiDAR", "Number of directions that tell images apart, without labels. Usually higher is better.",
+        "lidar", kind="quality", from_zero=True,
+    ),
     _LEARNING_RATE,
     ChartSpec(
         "positive", "Similarity of query and keys", "Cosine similarity of a query and the mean of its keys.",

@@ -31,6 +31,13 @@ METRICS: Final = {
 }
 """The metrics that are read from JSON files in a run folder, and their titles."""
 
+QUALITY: Final = {
+    "rankme": ("RankMe", "number of directions that the features use; usually higher is better"),
+    "alpha_req": ("alpha-ReQ", "how fast the variance of these directions decays; best near 1"),
+    "lidar": ("LiDAR", "number of directions that tell images apart, given their views; usually higher is better"),
+}
+"""The measures without labels: title and meaning."""
+
 RESOURCES: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "images per second": ("images_per_second", "{:,.0f}".format),
     "training time": ("seconds", format_duration),
@@ -58,7 +65,7 @@ class Table:
 
 
 def result_tables(runs: Sequence[RunContents]) -> list[Table]:
-    """Accuracies on all images, and on the sample that was drawn for the page."""
+    """Accuracies on all images and on the sample that was drawn for the page, and the quality without labels."""
     comparable = len({run.settings.data.location for run in runs}) == 1
     metrics = {Metric(name) for name in METRICS}.union(*(run.measured for run in runs))
     whole = {}
@@ -84,6 +91,7 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     tables = [
         Table("On all images", _rows(whole, percent, best=comparable), whole_note),
         Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),
+        Table("Without labels", _quality_rows(runs), "`jcl compare` tells how sure a difference between runs is."),
     ]
     return [table for table in tables if table.rows]
 
@@ -158,6 +166,15 @@ def _rows(found: dict[str, list[Estimate | None]], write: Callable[[float], str]
             ]
             rows.append(Row(name, texts, best=clearly_best(values) if best and name not in baselines else None))
     return rows
+
+
+def _quality_rows(runs: Sequence[RunContents]) -> list[Row]:
+    lines = [run.last("quality") for run in runs]
+    return [
+        Row(title, [MISSING if line.get(name) is None else f"{line[name]:.2f}" for line in lines], meaning)
+        for name, (title, meaning) in QUALITY.items()
+        if any(line.get(name) is not None for line in lines)
+    ]
 
 
 def _sample_note(runs: Sequence[RunContents]) -> str:

@@ -137,9 +137,13 @@ class Display:
             self._print_progress(line["step"])
 
     def report(self, step: int) -> None:
-        """Print a summary of the newest metrics, if there are any."""
-        if "loss" in self.newest:
-            self._print(step, self.health())
+        """Print a summary of the newest metrics of a run without kNN, if there are any."""
+        state = self.health() if step else "the untrained network"
+        rank = self.newest.get("rankme")
+        if rank is not None:
+            state = f"RankMe {rank:.1f}; {state}"
+        if rank is not None or "loss" in self.newest:
+            self._print(step, state)
 
     def warn(self, text: str) -> None:
         """Print a problem that does not end training."""

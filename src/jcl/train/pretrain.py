@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -18,7 +18,10 @@ from jcl.train.trainer import Trainer, TrainingTask
 
 
 class PretrainTask(TrainingTask):
-    """Algorithm 1 on the batches of a loader; `evaluate` is called every few epochs and its figures are recorded."""
+    """Algorithm 1 on the batches of a loader.
+
+    Every few epochs the functions `evaluate` are called, and their figures recorded as lines of the kinds they have.
+    """
 
     advice = "A lower --lr or a higher --temperature usually helps; --on-nan skip leaves out single steps."
 
@@ -27,9 +30,10 @@ class PretrainTask(TrainingTask):
         settings: ResolvedSettings,
         step: TrainingStep,
         loader: BatchLoader,
-        evaluate: Callable[[], dict[str, float]] | None = None,
+        evaluate: Mapping[str, Callable[[], dict[str, float]]] | None = None,
     ) -> None:
-        self.settings, self.training_step, self.loader, self.evaluate = settings, step, loader, evaluate
+        self.settings, self.training_step, self.loader = settings, step, loader
+        self.evaluate = dict(evaluate or {})
         self.module, self.optimizer = step.learner, step.optimizer
         self.epochs, self.steps_per_epoch = settings.train.epochs, loader.steps_per_epoch
         self.batch_size = loader.batch_size
@@ -98,19 +102,19 @@ class PretrainTask(TrainingTask):
 
     def _measure(self, trainer: Trainer) -> None:
         step = trainer.progress.step
-        if self.evaluate is None:
-            trainer.display.report(step)
-            return
-        measured = trainer.record.newest.get("knn", {}).get("step") == step  # if training stopped right after it
-        if trainer.ranks.any(trainer.ranks.first and measured):
-            return
         trainer.clock.lap()
-        try:
-            figures = self.evaluate()
-        except DataError as error:  # raised on all ranks; training itself needs no labels
-            self.evaluate = None
-            trainer.display.warn(f"kNN is skipped from now on: {error}")
+        for kind, evaluate in list(self.evaluate.items()):
+            measured = trainer.record.newest.get(kind, {}).get("step") == step  # if training stopped right after it
+            if trainer.ranks.any(trainer.ranks.first and measured):
+                continue
+            try:
+                figures = evaluate()
+            except DataError as error:  # raised on all ranks; training itself does not need it
+                del self.evaluate[kind]
+                title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
+                trainer.display.warn(f"{title} is skipped from now on: {error}")
+            else:
+                trainer.display.show(trainer.record.write(kind, step, self.epoch_at(step), figures))
+        if "knn" not in self.evaluate:
             trainer.display.report(step)
-        else:
-            trainer.display.show(trainer.record.write("knn", step, self.epoch_at(step), figures))
         trainer.clock.restart()
