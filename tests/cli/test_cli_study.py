@@ -1,7 +1,8 @@
-"""`jcl distribution`, `jcl bound` and `jcl cost`: results, files and errors."""
+"""`jcl compare`, `jcl distribution`, `jcl bound` and `jcl cost`: results, files and errors."""
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -11,10 +12,13 @@ import torch
 from PIL import Image
 
 from jcl.commands.bound import bound_along_training
+from jcl.commands.compare import Compared, Comparison
 from jcl.commands.distribution import split_arguments
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import open_trained
 from jcl.errors import RunError
+from jcl.evaluate.quality import Quality
+from jcl.runs.metrics import read_metrics
 from jcl.settings.studies import BoundOptions
 from small_runs import drawn_pixels, tiny_settings
 
@@ -259,3 +263,56 @@ def test_cost_refuses(refused):
     assert "no recipe called" in refused("cost", "--recipe", "nothing")
     assert "Unknown device" in refused("cost", "--device", "gpu")
     assert ".png" in refused("cost", "-o", "cost.svg")
+
+
+def test_compare_gives_what_training_recorded(call, runs):
+    code, out, err = call("compare", runs["jcl"], runs["moco-v2"], "--json", "found.json")
+    assert code == 0, err
+    found = json.loads(Path("found.json").read_text())
+    for name, path in (("jcl", runs["jcl"]), ("moco_v2", runs["moco-v2"])):
+        recorded = {line["kind"]: line for line in read_metrics(path / "metrics.jsonl")}
+        for measure in ("rankme", "alpha_req", "lidar"):
+            assert found[f"{name}_{measure}"] == pytest.approx(recorded["quality"][measure], rel=1e-4)
+        assert found[f"{name}_knn_top1"] == recorded["knn"]["knn_top1"]
+    best = max(("JCL", "jcl"), ("MoCo v2", "moco_v2"), key=lambda pair: found[f"{pair[1]}_rankme"])[0]
+    assert found["best_rankme"] == best and best in out and 0 <= found["best_rankme_share"] <= 1
+    assert found["best_rankme_is_clear"] == (found["best_rankme_share"] >= 0.975) and found["images"] == 34
+
+
+def test_compare_checkpoints_and_one_run(call, runs, npz):
+    first, _, last = sorted((runs["jcl"] / "checkpoints").glob("step-*.safetensors"))
+    code, out, err = call("compare", first, last, npz, "--images", 20, "--views-per-image", 3, "--json", "found.json")
+    assert code == 0 and "step-000000012" in out, err
+    found = json.loads(Path("found.json").read_text())
+    assert call("compare", runs["jcl"], npz, "--images", 20, "--views-per-image", 3, "--json", "run.json")[0] == 0
+    run = json.loads(Path("run.json").read_text())
+    assert found["jcl_step_000000012_rankme"] == pytest.approx(run["rankme"]) and found["images"] == run["images"] == 20
+    assert found["jcl_step_000000012_rankme"] != found["jcl_step_000000004_rankme"]
+    assert "best_rankme" not in run and "knn_top1" not in run
+
+
+def test_other_commands_take_a_checkpoint_of_a_run_too(call, runs, npz):
+    newest = max((runs["jcl"] / "checkpoints").glob("step-*.safetensors"))
+    for weights in (newest, runs["jcl"]):
+        assert call("knn", weights, npz, "--json", f"{weights.stem}.json")[0] == 0
+    assert Path(f"{newest.stem}.json").read_text() == Path("jcl.json").read_text()
+
+
+def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
+    def run(name: str, values: list[float], knn: float | None = None) -> Compared:
+        halves = [Quality(value, 1 + value, 5.0) for value in values]
+        return Compared(name, Quality(sum(values) / len(values), 1 + values[0], math.nan), halves, knn)
+
+    high, same, low = run("high", [5.0, 6.0], 90.0), run("same", [6.0, 4.0], 70.0), run("low", [1.0, 2.0], 80.0)
+    found = Comparison([low, same, high], 10, ())
+    best, shares = found.best("rankme")
+    assert best is high and shares == {"low": 1.0, "same": 0.5}
+    assert found.best("alpha_req")[0] is low  # the nearest to 1
+    assert found.best("lidar") is None
+    assert found.correlations() == {"rankme": pytest.approx(0.5), "alpha_req": pytest.approx(0.5)}
+    assert high.share_above(low, "lidar") == 0.5  # ties
+
+
+@pytest.mark.parametrize("arguments", ["{0} {0}", "{0} {1}/missing {0}", "{0} --images 1", "{1}/no-run"])
+def test_what_compare_refuses(refused, runs, tmp_path, arguments):
+    refused("compare", *arguments.format(runs["jcl"], tmp_path).split())

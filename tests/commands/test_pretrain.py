@@ -53,18 +53,18 @@ def test_a_run_leaves_what_it_should(unbroken):
     ]
     kinds = [(line["kind"], line["step"]) for line in unbroken.metrics]
     assert kinds == [
-        ("quality", 0),
         ("knn", 0),
+        ("quality", 0),
         ("train", 3),
-        ("quality", 4),
         ("knn", 4),
+        ("quality", 4),
         ("train", 6),
-        ("quality", 8),
         ("knn", 8),
+        ("quality", 8),
         ("train", 9),
         ("train", 12),
-        ("quality", 12),
         ("knn", 12),
+        ("quality", 12),
     ]
     assert unbroken.settings.train.epochs == 3
     summary = unbroken.summary

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 from jcl.cli.app import EVALUATE, err, out, rank
 from jcl.cli.options import command
 from jcl.cli.printing import echo, print_baselines, print_unseen_classes, progress_bar, tested_on, text_table
-from jcl.console import format_bytes, pluralize, print_line
+from jcl.console import format_bytes, join_words, pluralize, print_line
 from jcl.errors import SettingsError
 
 if TYPE_CHECKING:
+    from jcl.commands.compare import Comparison
     from jcl.commands.probes import LinearReport
     from jcl.evaluate.knn import KnnResult
     from jcl.settings.detection import DetectOptions, DetectTableOptions
-    from jcl.settings.evaluation import FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
+    from jcl.settings.evaluation import CompareOptions, FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
 
+_MEASURES = {"rankme": "RankMe", "alpha_req": "alpha-ReQ", "lidar": "LiDAR"}
 _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
@@ -125,6 +127,52 @@ def report(options: ReportOptions) -> dict[str, Any]:
             echo(f"{run.name}: {sentence}")
     echo(f"Wrote {made.file} ({format_bytes(made.size)}); open it in a browser.")
     return made.as_dict()
+
+
+@command("compare", "evaluation.CompareOptions", group=EVALUATE)
+def compare(options: CompareOptions) -> dict[str, Any]:
+    """Say without labels which of several runs or checkpoints has the better features, and how sure that is.
+
+    [dim]jcl compare runs/photos runs/photos-2[/]
+    [dim]jcl compare runs/photos/checkpoints/*[/]
+    """
+    from jcl.commands.compare import compare as measure
+
+    with progress_bar("networks") as progress:
+        found = measure(options, progress)
+    rows = [
+        [run.name, *(f"{value:.2f}" for value in run.quality), _percent(run.knn_top1)]  # "nan" if not finite
+        for run in found.runs
+    ]
+    out.print(text_table(["", *_MEASURES.values(), "kNN top-1"], rows, right=True))
+    echo(
+        f"{pluralize(found.images, 'image')}, no labels. Higher RankMe and LiDAR are better (more directions are used, "
+        "or tell images apart); alpha-ReQ is best near 1."
+    )
+    _print_best(found)
+    for note in found.notes:
+        echo(f"Note: {note}")
+    return found.as_dict()
+
+
+def _print_best(found: Comparison) -> None:
+    from jcl.commands.compare import CLEAR
+    from jcl.evaluate.quality import RESAMPLES
+
+    for measure, title in _MEASURES.items():
+        if (result := found.best(measure)) is None:
+            continue
+        best, shares = result
+        unclear = [f"{name} ({share:.0%})" for name, share in shares.items() if share < CLEAR]
+        halves = f"of {RESAMPLES} random halves of the images"
+        if unclear:
+            echo(f"{title}: no clear difference. {best.name} is above {join_words(unclear)} {halves}.")
+        else:
+            others = join_words(list(shares)) if len(shares) < 3 else "all others"
+            echo(f"{title}: {best.name} is best, above {others} in at least {min(shares.values()):.0%} {halves}.")
+    if correlations := found.correlations():
+        texts = [f"{_MEASURES[name]} {value:.2f}" for name, value in correlations.items()]
+        echo(f"Rank correlation with kNN: {', '.join(texts)}.")
 
 
 def _print_linear(report: LinearReport) -> None:

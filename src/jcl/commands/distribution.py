@@ -17,7 +17,7 @@ from jcl.core.registry import METHODS
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, to_device
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.export.loading import open_backbone
+from jcl.export.loading import checkpoint_run, open_backbone
 from jcl.paths import expand_user
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolve import ResolvedSettings, canvas_side
@@ -45,13 +45,10 @@ def compare_views(
     if len({path.resolve() for path in paths}) < len(paths):
         raise SettingsError("A run is given twice; give each run or file once.")
     device = choose_device(options.device)
-    settings = {path: RunFolder(path).settings() for path in paths if RunFolder(path).settings_file.is_file()}
-    viewers, notes = _viewers(paths, settings, options, device)
-    source = _source(paths, settings, location, options.split)
-    # Images are decoded at the size of training.
-    sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
-    canvases = [own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes]
-    sampler = view_sampler(options, device, max(canvases), progress)
+    settings = settings_of(paths)
+    viewers, notes = open_viewers(paths, settings, options.views, options.of, device)
+    source = open_source(paths, settings, location, options.split)
+    sampler = view_sampler(options, device, canvas_of(viewers, paths, settings), progress)
     rows = sample_rows(source, options.images, options.seed)
     spreads, readable = view_spreads(viewers, source, rows, sampler, options.views_per_image)
     summary = {
@@ -76,18 +73,30 @@ def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
     return paths, None
 
 
+def settings_of(paths: Sequence[Path]) -> RunSettings:
+    """The settings of those that are runs or checkpoints."""
+    folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
+    return {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
+
+
+def canvas_of(viewers: Sequence[Viewer], paths: Sequence[Path], settings: RunSettings) -> int:
+    """The size at which images are decoded: that of training."""
+    sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
+    return max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
+
+
 def _holds_weights(path: Path) -> bool:
     if path.is_dir():
         return RunFolder(path).holds_run() or any(path.glob("*.safetensors"))
     return path.is_file() and path.suffix.lower() not in (".npz", ".tar")
 
 
-def _viewers(
-    paths: Sequence[Path], settings: RunSettings, options: DistributionOptions, device: torch.device
+def open_viewers(
+    paths: Sequence[Path], settings: RunSettings, wanted: str | None, of: str, device: torch.device
 ) -> tuple[list[Viewer], list[str]]:
     """The networks with one view recipe for all, and notes about runs that were trained on other views."""
-    recipe, changes, notes = options.views or _DEFAULT_VIEWS, dict[str, Any](), []
-    if options.views is None and settings:
+    recipe, changes, notes = wanted or _DEFAULT_VIEWS, dict[str, Any](), []
+    if wanted is None and settings:
         first, views = next((path, own.views) for path, own in settings.items())
         recipe, changes = views.recipe, {"min_scale": views.min_scale}
         notes = [
@@ -97,7 +106,7 @@ def _viewers(
         ]
     viewers = []
     for name, path in zip(_names(paths, settings), paths, strict=True):
-        if options.of == "projection":
+        if of == "projection":
             run = open_trained(path)
             own = run_view_recipe(run.settings)
             network: nn.Module = run.learner(run.checkpoints[-1], device)[0].query_encoder
@@ -110,7 +119,7 @@ def _viewers(
     return viewers, notes
 
 
-def _source(paths: Sequence[Path], settings: RunSettings, location: str | None, split: str) -> ImageSource:
+def open_source(paths: Sequence[Path], settings: RunSettings, location: str | None, split: str) -> ImageSource:
     if location is not None:
         data = open_with_warnings(location, StderrConsole())
     elif settings:
@@ -135,6 +144,8 @@ def _names(paths: Sequence[Path], settings: RunSettings) -> list[str]:
 
 
 def _file_name(path: Path) -> str:
+    if (run := checkpoint_run(path)) is not None:
+        return f"{run.name} {path.stem}"
     if not path.is_file():
         return path.name or str(path)  # not the stem: temperature-0.2 is a folder
     return path.parent.name if path.stem in ("backbone", "model") else path.stem

@@ -93,9 +93,9 @@ def train_run(
     unreadable: dict[str, str] = {}  # images that only kNN reads
     measured: list[KnnResult] = []
     precision = choose_precision(settings.train.precision, context.device)
-    evaluate = {"quality": online_quality(data.train, backbone, settings, context.device, precision, unreadable)}
-    if knn := online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append):
-        evaluate["knn"] = knn
+    knn = online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append)
+    evaluate = {} if knn is None else {"knn": knn}
+    evaluate["quality"] = online_quality(data.train, backbone, settings, context.device, precision, unreadable)
     trainer = Trainer(
         PretrainTask(settings, parts.step, parts.loader, evaluate),
         display,

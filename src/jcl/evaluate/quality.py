@@ -81,7 +81,8 @@ def _whitened_means(views: Tensor) -> Tensor:
     means = views.mean(dim=1)
     around = (views - means[:, None]).flatten(0, 1)
     within = around.T @ around / len(around) + _WITHIN * torch.eye(views.shape[2]).to(views)
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(within), means.T, upper=False).T
+    whitened: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(within), means.T, upper=False)
+    return whitened.T
 
 
 def _lidar_of(whitened: Tensor) -> float:
@@ -96,7 +97,8 @@ def _centred(rows: Tensor) -> Tensor:
 def _spectrum(rows: Tensor) -> Tensor:
     """The squared singular values of a matrix, largest first."""
     gram = rows @ rows.T if len(rows) < rows.shape[1] else rows.T @ rows
-    return torch.linalg.eigvalsh(gram).clamp_min(0).flip(0)
+    values: Tensor = torch.linalg.eigvalsh(gram)
+    return values.clamp_min(0).flip(0)
 
 
 def _effective_rank(values: Tensor) -> float:

@@ -48,7 +48,7 @@ class LoadedBackbone:
 
 
 def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
-    """The backbone of a run folder or weights file, in evaluation mode.
+    """The backbone of a run folder, one of its checkpoints or a weights file, in evaluation mode.
 
     It maps normalized images (n, 3, h, w) to pooled features (n, width), which are not unit rows.
 
@@ -67,7 +67,29 @@ def open_backbone(path: Path, backbone: str | None = None, image_size: int | Non
     if not path.exists():
         raise RunError(f"There is no run or weights file at {path}{suggest_path(path)}")
     is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
-    return _load(_read_run(RunFolder(path)) if is_run else read_weights(path), backbone, image_size)
+    if (run := checkpoint_run(path)) is not None:
+        weights = _read_checkpoint(path, RunFolder(run))[0]
+    else:
+        weights = _read_run(RunFolder(path)) if is_run else read_weights(path)
+    return _load(weights, backbone, image_size)
+
+
+def checkpoint_run(path: Path) -> Path | None:
+    """The folder of the run that a file is a checkpoint of, if it is one."""
+    path = expand_user(path).resolve()
+    run = path.parent.parent
+    known = path.is_file() and path.parent == RunFolder(run).checkpoints and path.name.startswith("step-")
+    return run if known and RunFolder(run).settings_file.is_file() else None
+
+
+def _read_checkpoint(path: Path, folder: RunFolder) -> tuple[WeightsFile, dict[str, str]]:
+    """The backbone in a checkpoint, and what else the checkpoint says."""
+    prefix = "model.query_encoder.backbone."
+    tensors, metadata = read_tensors(path)
+    tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    # The feature width is measured when the network is built.
+    info = backbone_info(folder.settings(), feature_width=0)
+    return WeightsFile(path, "checkpoint of a run", tensors, info=info), metadata
 
 
 def _read_run(folder: RunFolder) -> WeightsFile:
@@ -79,15 +101,12 @@ def _read_run(folder: RunFolder) -> WeightsFile:
     newest = newest_checkpoint(folder.checkpoints)
     if newest is None:
         raise RunError(f"The run in {folder.path} has no checkpoint yet; let it train longer first.")
-    prefix = "model.query_encoder.backbone."
-    tensors, metadata = read_tensors(newest)
+    weights, metadata = _read_checkpoint(newest, folder)
     if os.environ.get("RANK", "0") == "0":  # of several ranks one prints
         epoch = int(metadata["step"]) / max(1, int(metadata.get("steps_per_epoch", 1)))
         state = f"{folder.path} has not finished: it is at epoch {epoch:.3g} of {settings.train.epochs}"
         print_line(StderrConsole(), f"{state}. Using its newest checkpoint; {folder.how_to_resume}.")
-    tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-    # The feature width is measured when the network is built.
-    return WeightsFile(newest, "checkpoint of a run", tensors, info=backbone_info(settings, feature_width=0))
+    return weights
 
 
 def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:

@@ -75,6 +75,17 @@ class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
     compile: bool = option(False, "Compile the backbone (pays off in long runs).", panel=HARDWARE)
 
 
+class CompareOptions(WorkersOptions, DeviceOptions, JsonOptions):
+    weights: tuple[str, ...] = argument(
+        "RUN", "Runs, checkpoints of a run or weights files; the last may be the data (default: of the first run)."
+    )
+    images: Annotated[int, Field(ge=2)] = option(1000, "Number of images, drawn at random.")
+    views_per_image: Annotated[int, Field(ge=2)] = option(4, "Views of each image, for LiDAR.")
+    views: str | None = option(
+        None, "View recipe: moco-v2, moco-v1 or small (default: the first run's).", metavar="RECIPE"
+    )
+
+
 class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):
     runs: tuple[Path, ...] = argument("RUN", "Run folders, finished or not.")
     out: Path | None = option(None, "HTML file to write (default: report.html in the run folder).", "-o", "--out")
