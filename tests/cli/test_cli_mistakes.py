@@ -86,8 +86,8 @@ def test_names_of_options_and_values_are_suggested(refused, arguments, meant):
     [
         ("train.lr=fast", "must be a number or 'auto'."),
         ("train.compile=maybe", "must be true or false or 'auto'."),
-        ("views.mean=3", "must be a list such as [1, 2, 3]."),
-        ("views.mean=[1,2,3,4]", "has too many values."),
+        ("views.mean=3", "must be a list such as [1, 2, 3] or 'auto'."),
+        ("views.local_scale=[0.1,0.2,0.3]", "has too many values."),
         ("train.epochs=1.5", "must be an integer."),
     ],
 )

@@ -509,7 +509,9 @@ def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_p
 
 @pytest.mark.parametrize("name", ["method.covariance_scale", "train.weight_decay", "views.recipe", "train.lr"])
 def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
-    values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "train.key_passes": 1, name: "auto"}
+    values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "data.windows": False}
+    values |= {"views.mean": [0.5] * 3, "views.std": [0.5] * 3, "views.local_size": 16, "train.key_passes": 1}
+    values |= {name: "auto"}
     RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
     with pytest.raises(SettingsError, match=rf"'auto' for {name}"):
         resume(tmp_path / "run", console=QUIET)

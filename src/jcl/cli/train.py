@@ -74,6 +74,7 @@ _ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "knn_top1": ("kNN top-1", _percent),
     "knn_top5": ("kNN top-5", _percent),
     "untrained_knn_top1": ("kNN top-1 of the untrained network", _percent),
+    "start_knn_top1": ("kNN top-1 of the weights at the start", _percent),
     "chance_top1": ("chance", _percent),
     "rankme": ("RankMe", "{:.1f}".format),
     "contrastive_accuracy": ("queries that find their own image first", _percent),

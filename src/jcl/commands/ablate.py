@@ -23,6 +23,7 @@ from jcl.distributed.device import choose_device
 from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.classification import classification_task
+from jcl.export.initial import read_initial
 from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
@@ -98,7 +99,7 @@ def plan_ablation(
         refuse_ignored(together, base)
     cells = build_cells(axes, seeds, absolute, alone=alone)  # checks the values before the data is opened
     data = open_run_data(base, console)
-    facts = data_facts(data.train)
+    facts = data_facts(data.train, read_initial(base))
     if alone and (resolved := _resolved_center(base, axes, facts)):
         base = absolute(resolved)
         axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}

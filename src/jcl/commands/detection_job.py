@@ -28,7 +28,7 @@ from jcl.export.loading import open_backbone
 from jcl.report.detections import detections_picture
 from jcl.runs.checkpoint import Progress, load_checkpoint
 from jcl.settings.detection import RANDOM, DetectionSettings, scaled_lr
-from jcl.settings.schema import ViewSettings
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 _DEFAULT_BACKBONE = "resnet50"
 
@@ -51,9 +51,9 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
     Other settings of a detector are ignored.
     """
     if init == RANDOM:
-        name, views = backbone or _DEFAULT_BACKBONE, ViewSettings()
+        name, note = backbone or _DEFAULT_BACKBONE, "with random weights"
         torch.manual_seed(seed)
-        return InitialBackbone(build_resnet(name), name, views.mean, views.std, f"{name} with random weights", init)
+        return InitialBackbone(build_resnet(name), name, IMAGENET_MEAN, IMAGENET_STD, f"{name} {note}", init)
     path = Path(init)
     found = open_backbone(path, backbone)
     resnet = to_resnet(found.network, found.info, str(path))
@@ -69,8 +69,7 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
 def build_resnet(name: str) -> ResNet:
     """A torchvision ResNet by name, without its classifier, with random weights."""
     network, width = build_backbone(name)
-    views = ViewSettings()
-    return to_resnet(network, BackboneInfo(name, "imagenet", 224, width, views.mean, views.std), name)
+    return to_resnet(network, BackboneInfo(name, "imagenet", 224, width, IMAGENET_MEAN, IMAGENET_STD), name)
 
 
 def to_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from jcl.commands.run import Run, RunContext, run_context, write_choices
 from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
-from jcl.commands.train_run import RunParts, build_parts, machine_choices, train_run
+from jcl.commands.train_run import RunParts, build_parts, load_initial, machine_choices, train_run
 from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData
 from jcl.data.check import survey_headers
@@ -24,6 +24,7 @@ from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
+from jcl.export.initial import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import Choice, ResolvedSettings, describe_views, fit_to_ranks, resolve
@@ -87,7 +88,7 @@ def profile(settings: Settings, *, console: Console | None = None) -> StepProfil
     """Time the parts of a training step over a few steps; no run folder is written."""
     context = RunContext(ALONE, choose_device(settings.train.device), console or StderrConsole())
     data = open_run_data(settings, context.console)
-    resolved, _ = resolve(settings, data_facts(data.train))
+    resolved, _ = resolve(settings, data_facts(data.train, read_initial(settings)))
     # A recorded step is replayed as a whole.
     parts = build_parts(with_values(resolved, {"train.cuda_graph": False}), data, context)
     with parts.loader:
@@ -129,11 +130,12 @@ def _begin(
     asked: Settings, data: ImageData, wanted: RunFolder, context: RunContext, label: str | None, *, numbered: bool
 ) -> Run:
     """Start a run in the wanted folder, or in a new one with that name and a number."""
-    ranks = context.ranks
+    ranks, asked = context.ranks, with_absolute_location(asked)
+    init = fail_together(ranks, lambda: read_initial(asked) if ranks.first else None)
 
     def resolve_all() -> tuple[ResolvedSettings, list[Choice]]:
-        facts = replace(data_facts(data.train), ranks_on_machine=launch_environment().local_world_size)
-        settings, choices = resolve(with_absolute_location(asked), facts)
+        facts = replace(data_facts(data.train, init), ranks_on_machine=launch_environment().local_world_size)
+        settings, choices = resolve(asked, facts)
         settings, changes = fit_to_ranks(settings, ranks.count)
         return settings, [*choices, *changes]
 
@@ -152,11 +154,14 @@ def _begin(
         write_choices(folder, [*choices, *machine_choices(settings, context.device)])
 
     parts = fail_together(ranks, ready)
+    loaded = load_initial(settings, parts.learner, context, init)
     with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
         folder = RunFolder(path)
         with folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext():
             fail_together(ranks, lambda: create(folder) if ranks.first else None)
             _announce(context, settings, data, choices, folder)
+            for line in loaded:
+                context.log(f"  {line}")
             return train_run(settings, folder, data, parts, context, label)
 
 

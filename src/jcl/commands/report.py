@@ -181,7 +181,8 @@ def _measured(path: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[Metric, 
     """Results that commands wrote into the folder with --json; they override those in summary.json and of training."""
     training: dict[str, Any] = {}
     for line in (line for line in metrics if line["kind"] == "knn"):
-        training |= {"untrained_knn_top1": line.get("knn_top1")} if line["step"] == 0 else line
+        first = {} if "start_knn_top1" in line else {"untrained_knn_top1": line.get("knn_top1")}
+        training |= line if line["step"] else first
     files = sorted(path.glob("*.json"), key=lambda file: (file.name != "summary.json", file.name))
     found: dict[Metric, Estimate] = {}
     for values in (training, *(_read_json(file) or {} for file in files)):

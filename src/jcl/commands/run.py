@@ -89,8 +89,9 @@ def write_summary(
         summary["skipped_steps"] = progress.skipped_steps
     if knn.get("test_images"):  # not in runs that an older version trained
         first = record.first["knn"]
-        untrained = first.get("knn_top1") if first["step"] == 0 else None
-        summary |= compare("knn_top1", knn["knn_top1"], knn["test_images"], knn["chance_top1"], untrained)
+        kind = "start" if settings.model.init else "untrained"
+        before = {kind: first.get("knn_top1")} if first["step"] == 0 else {}
+        summary |= compare("knn_top1", knn["knn_top1"], knn["test_images"], knn["chance_top1"], **before)
     folder.write_summary(summary)
     return summary
 

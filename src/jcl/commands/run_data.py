@@ -13,6 +13,8 @@ from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_
 from jcl.data.named import absolute_location, class_list
 from jcl.data.shards.fetch import is_shard_location
 from jcl.errors import DataError, RunError, SettingsError
+from jcl.export.initial import LIBRARIES, initial_facts
+from jcl.export.reading import WeightsFile
 from jcl.paths import expand_user
 from jcl.settings.resolve import DataFacts
 from jcl.settings.schema import Settings, with_values
@@ -52,8 +54,10 @@ def open_with_warnings(location: str, console: Console) -> ImageData:
 
 
 def with_absolute_location(settings: Settings) -> Settings:
-    """The settings with an absolute path of the images, so that a run can be resumed from anywhere."""
-    return with_values(settings, {"data.location": absolute_location(settings.data.location)})
+    """The settings with absolute paths of images and initial weights, so that a run can be resumed from anywhere."""
+    init = settings.model.init
+    init = init if init in ("", *LIBRARIES) else str(expand_user(init).resolve())
+    return with_values(settings, {"data.location": absolute_location(settings.data.location), "model.init": init})
 
 
 def refuse_inside_data(folder: Path, location: str) -> None:
@@ -63,11 +67,11 @@ def refuse_inside_data(folder: Path, location: str) -> None:
         raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
 
 
-def data_facts(source: ImageSource) -> DataFacts:
-    """The facts about a source that automatic settings depend on."""
-    if isinstance(source, ArrayImages):
-        return DataFacts(images=len(source), short_side=min(source.pixels.shape[2:]), decoded=True)
-    return DataFacts(images=len(source), short_side=_median_short_side(source), decoded=False)
+def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFacts:
+    """The facts about a source, and about the weights to start from, that automatic settings depend on."""
+    decoded = isinstance(source, ArrayImages)
+    side = min(source.pixels.shape[2:]) if isinstance(source, ArrayImages) else _median_short_side(source)
+    return DataFacts(len(source), side, decoded, init=initial_facts(init) if init else None)
 
 
 def _median_short_side(source: ImageSource, probes: int = 32) -> int:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
 from jcl.commands.report import write_report
 from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_skipped, write_summary
@@ -23,6 +25,8 @@ from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.evaluate.quality import online_quality
 from jcl.export import backbone_info, save_backbone
+from jcl.export.initial import initial_tensors, read_initial
+from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
@@ -82,7 +86,7 @@ def train_run(
 ) -> Run:
     """Train, then write the backbone, the summary and the page."""
     ranks, memory = context.ranks, PeakMemory(context.device)
-    progress = _restore(folder, parts, context) if resumed else Progress(ranks=ranks.count)
+    progress = _restore(settings, folder, parts, context) if resumed else Progress(ranks=ranks.count)
     _compare_with_checkpoint(progress, settings, data, parts, context)
     if resumed:
         fail_together(ranks, lambda: _update_choices(folder, settings, context.device) if ranks.first else None)
@@ -119,8 +123,8 @@ def train_run(
             write_classes(folder, data.train, measured[-1])
         # Last: the summary marks the run as finished.
         summary = write_summary(folder, settings, trainer.record, progress, memory.read())
-        if warning := baseline_warning("knn_top1", summary):
-            context.log(f"Warning: {warning} Train longer or on more images.")
+        if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
+            context.log(f"Warning: {warning}")
 
     saved = f"The run is trained and saved; write its results with `{folder.resume_command}`."
     try:
@@ -134,7 +138,28 @@ def train_run(
     return Run(folder.path)
 
 
-def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:
+def load_initial(
+    settings: ResolvedSettings, learner: ContrastiveLearner, context: RunContext, weights: WeightsFile | None = None
+) -> list[str]:
+    """Load `model.init` into both encoders: the first rank reads it, unless it has, and sends it to the others.
+
+    Returns what was loaded and what was not, on the first rank.
+    """
+    ranks = context.ranks
+
+    def read() -> tuple[dict[str, Tensor], list[str]]:
+        found = (weights or read_initial(settings)) if ranks.first else None
+        return initial_tensors(found, settings, learner.query_encoder.backbone) if found else ({}, [])
+
+    tensors, lines = fail_together(ranks, read)
+    if ranks.any(bool(tensors)):
+        tensors = safetensors.torch.load(ranks.broadcast_bytes(safetensors.torch.save(tensors)))
+        for encoder in (learner.query_encoder, learner.key_encoder):
+            encoder.get_submodule("backbone").load_state_dict(tensors, strict=False)
+    return lines
+
+
+def _restore(settings: ResolvedSettings, folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:
     """Load the newest good checkpoint; the first rank reads it and sends it to the others."""
     ranks = context.ranks
 
@@ -151,7 +176,8 @@ def _restore(folder: RunFolder, parts: RunParts, context: RunContext) -> Progres
             copy.write(received)
             copy.flush()
             path = Path(copy.name)
-        if path is None:
+        if path is None:  # the run stopped before its first checkpoint
+            load_initial(settings, parts.learner, context)
             return Progress(ranks=ranks.count)
         progress = load_checkpoint(path, parts.learner, parts.optimizer, context.device)
     if progress.ranks != ranks.count:

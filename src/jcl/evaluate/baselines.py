@@ -52,26 +52,38 @@ def clearly_best(estimates: Sequence[Estimate | None]) -> int | None:
     return best if best is not None and others and all(map(known[best].beats, others)) else None
 
 
-def compare(name: str, accuracy: float, images: int, chance: float, untrained: float | None = None) -> dict[str, Any]:
-    """The interval of the accuracy `name`, the baselines, and whether it beats them, with plain names for JSON."""
+def compare(
+    name: str, accuracy: float, images: int, chance: float, untrained: float | None = None, start: float | None = None
+) -> dict[str, Any]:
+    """The interval of the accuracy `name`, the baselines, and whether it beats them, with plain names for JSON.
+
+    The baselines are chance, the untrained network, and the weights that training started from.
+    """
     own = estimate(accuracy, images)
     found = {f"{name}_interval_low": own.low, f"{name}_interval_high": own.high}
     found |= {"chance_top1": chance, "beats_chance": own.beats(estimate(chance))}
-    if untrained is not None:
-        found |= {f"untrained_{name}": untrained, "beats_untrained": own.beats(estimate(untrained, images))}
+    for kind, other in {"untrained": untrained, "start": start}.items():
+        if other is not None:
+            found |= {f"{kind}_{name}": other, f"beats_{kind}": own.beats(estimate(other, images))}
     return found
 
 
-def baseline_warning(name: str, figures: Mapping[str, Any]) -> str | None:
-    """A sentence about the baselines that the accuracy `name` does not beat, from what `compare` gave."""
-    titles = {"chance_top1": "chance", f"untrained_{name}": "the untrained network"}
+def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") -> str | None:
+    """A sentence about the baselines that the accuracy `name` does not beat, from what `compare` gave, and advice."""
+    start = f"start_{name}"
+    titles = {"chance_top1": "chance", f"untrained_{name}": "the untrained network", start: "the weights at the start"}
     lost = [key for key in titles if figures.get(f"beats_{key.partition('_')[0]}") is False]
     if not lost or not all(is_number(figures.get(key)) for key in (name, "test_images", *lost)):  # edited by hand
         return None
+    if start in lost and figures[name] < figures[start]:
+        return (
+            f"kNN top-1 fell from {figures[start]:.1f} % to {figures[name]:.1f} %: the features are worse than at the "
+            "start. Use a lower --lr or fewer --epochs, or keep the weights as they were."
+        )
     title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")
     interval = estimate(figures[name], figures["test_images"]).interval
     return (
         f"{title} top-1 is {figures[name]:.1f} %, not clearly better than "
         f"{join_words([f'{titles[key]} ({figures[key]:.1f} %)' for key in lost])}: the 95 % interval is {interval} "
-        f"on {pluralize(figures['test_images'], 'test image')}."
+        f"on {pluralize(figures['test_images'], 'test image')}.{f' {advice}' if advice else ''}"
     )

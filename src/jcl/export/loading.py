@@ -63,15 +63,18 @@ def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
 
 def open_backbone(path: Path, backbone: str | None = None, image_size: int | None = None) -> LoadedBackbone:
     """As `load_backbone`, with details of what the file held."""
+    return load_network(open_weights(path), backbone, image_size)
+
+
+def open_weights(path: Path) -> WeightsFile:
+    """The tensors of a run folder or weights file."""
     path = expand_user(path)
     if not path.exists():
         raise RunError(f"There is no run or weights file at {path}{suggest_path(path)}")
     is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
     if (run := checkpoint_run(path)) is not None:
-        weights = _read_checkpoint(path, RunFolder(run))[0]
-    else:
-        weights = _read_run(RunFolder(path)) if is_run else read_weights(path)
-    return _load(weights, backbone, image_size)
+        return _read_checkpoint(path, RunFolder(run))[0]
+    return _read_run(RunFolder(path)) if is_run else read_weights(path)
 
 
 def checkpoint_run(path: Path) -> Path | None:
@@ -109,16 +112,14 @@ def _read_run(folder: RunFolder) -> WeightsFile:
     return weights
 
 
-def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:
+def load_network(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:
     """Build the network of a file and load its weights.
 
     The network is the one given as `backbone`, the one named in the file, or the ResNet that the shapes belong to.
     """
     tensors, layout = torchvision_names(weights.tensors)
-    name = backbone or _network_name(weights, tensors)
-    described = weights.info or weights
-    stem: Stem
-    stem = weights.info.stem if weights.info else "small" if has_small_stem(tensors) else "imagenet"
+    name = backbone or network_name(weights)
+    described, stem = weights.info or weights, stem_of(weights)
     size = image_size or described.image_size or _default_size(name, stem)
     if not 1 <= size <= _MAX_IMAGE_SIZE:
         raise RunError(
@@ -146,12 +147,21 @@ def _load(weights: WeightsFile, backbone: str | None, image_size: int | None) ->
     )
 
 
-def _network_name(weights: WeightsFile, tensors: Mapping[str, Tensor]) -> str:
+def stem_of(weights: WeightsFile) -> Stem:
+    """The first layers that a file has; of a network other than a ResNet its own."""
+    if weights.info:
+        return weights.info.stem
+    return "small" if has_small_stem(torchvision_names(weights.tensors)[0]) else "imagenet"
+
+
+def network_name(weights: WeightsFile) -> str:
+    """The network that is named in a file, or the ResNet that its shapes belong to."""
     if weights.info:
         return weights.info.backbone
     named = weights.architecture
     if named and (named in OWN_BACKBONES or named in torchvision_networks() or _timm_image_size(named)):
         return named
+    tensors, _ = torchvision_names(weights.tensors)
     prefixes = resnet_prefixes(tensors)
     names = {name for prefix in prefixes if (name := resnet_name(tensors, prefix))}
     if len(names) == 1:
@@ -210,6 +220,8 @@ def _check_match(
     problems = [f"{len(parts):,} {kind} ({_first(parts)})" for kind, parts in kinds.items() if parts]
     for part in shapes[:1]:
         problems.append(f"{part} is {(*found[part].shape,)} in the file and {(*expected[part].shape,)} in the network")
+    if shapes and all("pos_embed" in part or "position" in part for part in shapes):
+        problems.append("they are for another image size, which --image-size sets")
     if problems:
         raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
     if special := [part for part in expected if part in found and not _is_plain(found[part])]:

@@ -24,8 +24,8 @@ from jcl.runs.checkpoint import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 _LEGACY_START = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # torch.save before PyTorch 1.6
-# Keys under which training programs keep the weights. Averaged weights come last.
-_WEIGHTS_KEYS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
+# Keys under which training programs keep the weights. Averaged weights come last, except DINO's teacher.
+_WEIGHTS_KEYS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema", "teacher", "student")
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ _TRAINING: Final = (
         "contrastive_accuracy", percent=True, from_zero=True,
     ),
     ChartSpec(
-        "knn", "kNN accuracy of the frozen features", "Top-1 on all images, first of the untrained network.",
+        "knn", "kNN accuracy of the frozen features", "Top-1 on all images, first of the network before training.",
         "knn_top1", kind="knn", percent=True,
     ),
     ChartSpec(

@@ -112,7 +112,8 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
     queries = ["query"] if method.num_queries == 1 else [f"query {i}" for i in range(1, method.num_queries + 1)]
     epochs = pluralize(run.settings.train.epochs, "epoch")
     about = f"{run.settings.model.backbone} · {epochs} on {run.settings.data.location}"
-    baselines = {"untrained network": run.accuracy("untrained_knn_top1"), "chance": run.accuracy("chance_top1")}
+    titles = {"untrained_knn": "untrained network", "start_knn": "weights at the start", "chance": "chance"}
+    baselines = {title: run.accuracy(f"{name}_top1") for name, title in titles.items()}
     facts: dict[str, tuple[Any, Callable[[Any], str]]] = {
         "95 % interval": ((top1 and top1.interval) or None, str),
         **{name: (found and found.value, tables.percent) for name, found in baselines.items()},

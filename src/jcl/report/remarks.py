@@ -38,8 +38,8 @@ def _problems(run: RunContents) -> Iterator[str]:
     loss, guess = last.get("loss"), uniform_guess_loss(run.settings.method.queue_size)
     if loss is not None and loss >= guess:
         yield f"The loss is {loss:.2f}, no better than a uniform guess ({guess:.2f}): nothing has been learned yet."
-    if warning := baseline_warning("knn_top1", run.summary or {}):
-        yield f"{warning} Train longer or on more images."
+    if warning := baseline_warning("knn_top1", run.summary or {}, "Train longer or on more images."):
+        yield warning
     if (spread := _spread(run)) < COLLAPSED:
         yield (
             f"The features have collapsed: their standard deviation is {spread:.0%} of the possible one, so all images "

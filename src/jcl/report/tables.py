@@ -23,6 +23,7 @@ METRICS: Final = {
     "finetune_top1": "fine-tuned, top-1",
     "finetune_top5": "fine-tuned, top-5",
     "untrained_knn_top1": "kNN of the untrained network, top-1",
+    "start_knn_top1": "kNN of the weights at the start, top-1",
     "untrained_linear_top1": "linear probe of the untrained network, top-1",
     "chance_top1": "chance, top-1",
     "box_ap": "detection, box AP",
@@ -154,7 +155,7 @@ def format_setting(value: Any) -> str:
 
 def _rows(found: dict[str, list[Estimate | None]], write: Callable[[float], str], *, best: bool = False) -> list[Row]:
     """A row for each entry that at least one run has a value for; baselines have no best run."""
-    baselines = {title for name, title in METRICS.items() if name.startswith(("untrained_", "chance_"))}
+    baselines = {title for name, title in METRICS.items() if name.startswith(("untrained_", "start_", "chance_"))}
     rows = []
     for name, values in found.items():
         if any(values):

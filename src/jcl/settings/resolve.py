@@ -15,6 +15,7 @@ from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
 from jcl.settings.resolved import ResolvedSettings as ResolvedSettings
 from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
+from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD
 
 
 def canvas_side(image_size: int, min_scale: float) -> int:
@@ -36,6 +37,16 @@ def describe_views(settings: ResolvedSettings) -> str:
 
 
 @dataclass(frozen=True)
+class InitialWeights:
+    """What automatic values depend on if training starts from existing weights."""
+
+    stem: str
+    image_size: int | None  # if known, or if the network takes no other
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
 class DataFacts:
     """What automatic values depend on."""
 
@@ -43,6 +54,7 @@ class DataFacts:
     short_side: int  # typical, in pixels
     decoded: bool  # True for images that are in memory as arrays
     ranks_on_machine: int = 1
+    init: InitialWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ _SMALL_DATASET = 100_000  # images; larger sets are treated like ImageNet
 _SMALL_VIEW = 32  # px
 _WARMUP_EPOCHS = 5.0  # of long runs
 _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
+_AS_WEIGHTS = "as for the weights at the start"
 _AS_CIFAR = f"as for CIFAR, whose views have {_SMALL_VIEW} px"
 
 
@@ -127,6 +140,8 @@ def _single_key(values: Values) -> bool:
 
 @_rule("views.image_size")
 def _image_size(values: Values, facts: DataFacts) -> tuple[int, str]:
+    if facts.init and facts.init.image_size:
+        return facts.init.image_size, _AS_WEIGHTS
     reason = f"the images' short side is about {facts.short_side} px"
     for limit, size in ((48, 32), (96, 64), (192, 128)):
         if facts.short_side <= limit:
@@ -149,8 +164,22 @@ def _views(values: Values, facts: DataFacts) -> tuple[str, str]:
     return "moco-v2", "the paper's"
 
 
+@_rule("views.mean")
+def _mean(values: Values, facts: DataFacts) -> tuple[tuple[float, ...], str]:
+    mean = facts.init.mean if facts.init else IMAGENET_MEAN
+    return mean, "" if mean == IMAGENET_MEAN else _AS_WEIGHTS
+
+
+@_rule("views.std")
+def _std(values: Values, facts: DataFacts) -> tuple[tuple[float, ...], str]:
+    std = facts.init.std if facts.init else IMAGENET_STD
+    return std, "" if std == IMAGENET_STD else _AS_WEIGHTS
+
+
 @_rule("model.stem")
 def _stem(values: Values, facts: DataFacts) -> tuple[str, str]:
+    if facts.init:
+        return facts.init.stem, _AS_WEIGHTS
     size = values["views.image_size"]
     # Other networks, even some that are called ResNets (resnet50d, resnetv2_50), begin with layers of another kind.
     resnet = re.fullmatch(r"(timm/)?resnet\d+(_tiny)?", values["model.backbone"])
@@ -251,6 +280,13 @@ def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
     if epochs / 10 >= _WARMUP_EPOCHS:
         return _WARMUP_EPOCHS, ""
     return epochs / 10, f"a tenth of {pluralize(epochs, 'epoch')}; long runs have {_WARMUP_EPOCHS:g}"
+
+
+@_rule("train.head_epochs")
+def _head_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
+    if not facts.init:
+        return 0.0, ""
+    return values["train.epochs"] / 10, "a new head would give the backbone wrong gradients at first"
 
 
 @_rule("train.weight_decay")

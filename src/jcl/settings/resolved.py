@@ -17,9 +17,11 @@ from jcl.settings.schema import (
     OptimizerName,
     Positive,
     PositiveInt,
+    PositiveTriple,
     RecordSettings,
     Settings,
     TrainSettings,
+    Triple,
     ViewName,
     ViewSettings,
 )
@@ -35,6 +37,8 @@ class ResolvedViewSettings(ViewSettings):
     recipe: ViewName = "moco-v2"
     image_size: PositiveInt
     local_size: PositiveInt = 1
+    mean: Triple
+    std: PositiveTriple
 
 
 class ResolvedModelSettings(ModelSettings):
@@ -58,6 +62,7 @@ class ResolvedTrainSettings(TrainSettings):
     weight_decay: NotNegative = 1e-4
     clip_grad: NotNegative = 0.0
     warmup_epochs: NotNegative = 0.0
+    head_epochs: NotNegative = 0.0
     key_passes: PositiveInt
 
 

@@ -36,6 +36,7 @@ Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 Triple = tuple[float, float, float]
+PositiveTriple = tuple[Positive, Positive, Positive]
 ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
 MethodName = Annotated[str, AfterValidator(_known_method)]
 BatchSize = Annotated[int, Field(ge=2)]
@@ -83,14 +84,13 @@ class ViewSettings(Section):
     weak_keys: Count = Field(0, description="Key views that are only cropped and flipped.")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
     local_scale: tuple[CropFraction, CropFraction] = Field((0.05, 0.2), description="Fraction of an image in them.")
-    mean: Triple = Field((0.485, 0.456, 0.406), description="Mean of the channels, for normalization.")
-    std: tuple[Positive, Positive, Positive] = Field(
-        (0.229, 0.224, 0.225), description="Standard deviation of the channels, for normalization."
-    )
+    mean: Triple | Auto = Field("auto", description="Mean of the channels, for normalization.")
+    std: PositiveTriple | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
 
 
 class ModelSettings(Section):
     backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
+    init: str = Field("", description="Weights to start from: imagenet, timm, a run or a weights file.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(
         "auto", description="First layers: imagenet for photographs, medium or small (slower) for views of 64 or 32 px."
     )
@@ -137,6 +137,7 @@ class TrainSettings(Section):
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
     decay: Positive = Field(0.1, description="Decay factor of a step schedule.")
     warmup_epochs: NotNegative | Auto = Field(0.0, description="Epochs of linear warm-up.")
+    head_epochs: NotNegative | Auto = Field("auto", description="Epochs in which only the projection head is trained.")
     seed: Seed = Field(0, description="Random seed.")
     device: str = Field("auto", description="Device: auto, cpu, cuda, cuda:1, ...")
     precision: Precision = Field("auto", description="Precision of the encoders.")

@@ -30,6 +30,7 @@ RUN_SETTINGS = {
     "data.location": "",
     "method.name": "",
     "model.backbone": "",
+    "model.init": "",
     "views.image_size": "",
     "train.epochs": "",
     "train.batch_size": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,20 +69,18 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer of the query encoder: SGD with weight decay on all parameters, as in MoCo, or AdamW."""
     train, on_gpu = settings.train, device.type == "cuda"
-    trained = [(name, value) for name, value in learner.query_encoder.named_parameters() if value.requires_grad]
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(
-            [value for _, value in trained],
-            lr=train.lr,
-            momentum=train.momentum,
-            weight_decay=train.weight_decay,
-            fused=on_gpu,
-        )
-    plain = [value for name, value in trained if is_undecayed(name, value)]
-    decayed = [value for name, value in trained if not is_undecayed(name, value)]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    # Capturable: a CUDA graph counts the steps on the device.
-    return torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, fused=on_gpu, capturable=on_gpu)
+    adamw = train.optimizer == "adamw"
+    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    for name, value in learner.query_encoder.named_parameters():
+        if value.requires_grad:
+            plain = adamw and is_undecayed(name, value)
+            backbone = bool(train.head_epochs) and name.startswith("backbone.")  # has a learning rate of its own
+            group = {"params": [], "weight_decay": 0.0 if plain else train.weight_decay, "backbone": backbone}
+            groups.setdefault((backbone, plain), group)["params"].append(value)
+    ordered = [groups[key] for key in sorted(groups)]
+    if adamw:  # capturable: a CUDA graph counts the steps on the device
+        return torch.optim.AdamW(ordered, lr=train.lr, betas=train.betas, fused=on_gpu, capturable=on_gpu)
+    return torch.optim.SGD(ordered, lr=train.lr, momentum=train.momentum, fused=on_gpu)
 
 
 _UNDECAYED = ("pos_embed", "position", "token", "layer_scale")

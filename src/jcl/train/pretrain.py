@@ -12,7 +12,7 @@ from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
 from jcl.runs.checkpoint import Progress
 from jcl.settings.resolve import ResolvedSettings
-from jcl.train.schedule import covariance_scale, key_momentum, learning_rate
+from jcl.train.schedule import backbone_share, covariance_scale, key_momentum, learning_rate
 from jcl.train.step import MAX_SKIPPED_IN_A_ROW, TrainingStep
 from jcl.train.trainer import Trainer, TrainingTask
 
@@ -49,7 +49,8 @@ class PretrainTask(TrainingTask):
 
     def step(self, batch: ImageBatch, step: int, lr: float) -> Tensor:
         momentum = key_momentum(self.settings.method, step, self.epochs * self.steps_per_epoch)
-        return self.training_step(batch, step, lr, self._scale, momentum)
+        share = backbone_share(self.settings.train, step, self.steps_per_epoch)
+        return self.training_step(batch, step, lr, self._scale, momentum, share)
 
     def figures(self, progress: Progress) -> dict[str, float]:
         count = len(StepFigures._fields)
@@ -97,7 +98,7 @@ class PretrainTask(TrainingTask):
             self._measure(trainer)
 
     def before_first_step(self, trainer: Trainer) -> None:
-        """Evaluate the untrained network, the baseline of all later results."""
+        """Evaluate the untrained network, or the weights at the start: the baseline of all later results."""
         self._measure(trainer)
 
     def _measure(self, trainer: Trainer) -> None:
@@ -114,6 +115,8 @@ class PretrainTask(TrainingTask):
                 title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
                 trainer.display.warn(f"{title} is skipped from now on: {error}")
             else:
+                if kind == "knn" and self.settings.model.init:  # beside every result that of the weights at the start
+                    figures["start_knn_top1"] = trainer.record.first.get("knn", figures)["knn_top1"]
                 trainer.display.show(trainer.record.write(kind, step, self.epoch_at(step), figures))
         if "knn" not in self.evaluate:
             trainer.display.report(step)

@@ -30,6 +30,12 @@ def _shape(train: TrainSettings, epoch: float) -> float:
     return 1.0
 
 
+def backbone_share(train: TrainSettings, step: int, steps_per_epoch: int) -> float:
+    """The backbone's learning rate as a share of the head's: 0 for `head_epochs`, then 1 after a ramp as long."""
+    steps = round(float(train.head_epochs) * steps_per_epoch)
+    return min(1.0, max(0.0, (step + 1 - steps) / steps)) if steps else 1.0
+
+
 def covariance_scale(method: MethodSettings, epoch: int, epochs: int) -> float:
     """Lambda in epoch `epoch` (from 0): constant, or ramped to its full value in the last epoch."""
     scale = float(method.covariance_scale)

@@ -75,7 +75,7 @@ class TrainingStep:
         self.step = torch.zeros((), dtype=torch.int64, device=options.device)
         self.scale = torch.zeros((), device=options.device)
         self.key_momentum: Tensor | None = None  # only if it is scheduled
-        self.lr = torch.zeros((), device=options.device) if options.recorded else None
+        self.lrs = [torch.zeros((), device=options.device) for _ in optimizer.param_groups] if options.recorded else []
         self.batch: ImageBatch | None = None
         self.guard: NonFiniteGuard | None = None
         self.figures = torch.zeros(len(StepFigures._fields) + options.skip_nonfinite, device=options.device)
@@ -88,11 +88,18 @@ class TrainingStep:
             learner.compile_parts()
 
     def __call__(
-        self, batch: ImageBatch, step: int, lr: float, covariance_scale: float, key_momentum: float | None = None
+        self,
+        batch: ImageBatch,
+        step: int,
+        lr: float,
+        covariance_scale: float,
+        key_momentum: float | None = None,
+        backbone_share: float = 1.0,
     ) -> Tensor:
         """Do step number `step` and return its figures, in the order of `StepFigures`.
 
-        A `key_momentum` that changes from step to step is given from the first step on.
+        A `key_momentum` that changes from step to step is given from the first step on. The learning rate of the
+        backbone is `backbone_share` of the head's, if the optimizer has a group of its own for it.
         With `skip_nonfinite` a last figure is 1 if the step was undone (its other figures are 0), else 0.
         """
         self.step.fill_(step)
@@ -101,7 +108,7 @@ class TrainingStep:
             if self.key_momentum is None:
                 self.key_momentum = torch.zeros_like(self.scale)
             self.key_momentum.fill_(key_momentum)
-        self._set_lr(lr)
+        self._set_lr(lr, backbone_share)
         self._set_batch(batch)
         with cudnn_benchmark():
             if not self.options.recorded or self.done < STEPS_BEFORE_RECORDING:
@@ -170,11 +177,10 @@ class TrainingStep:
         else:
             self.shared.clear()
 
-    def _set_lr(self, lr: float) -> None:
-        if self.lr is not None:
-            self.lr.fill_(lr)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr if self.lr is None else self.lr
+    def _set_lr(self, lr: float, backbone_share: float) -> None:
+        for index, group in enumerate(self.optimizer.param_groups):
+            rate = lr * backbone_share if group.get("backbone") else lr
+            group["lr"] = self.lrs[index].fill_(rate) if self.lrs else rate
 
     def _set_batch(self, batch: ImageBatch) -> None:
         """Recorded kernels read their batch from fixed memory, so it is copied there."""

@@ -1,0 +1,188 @@
+"""Runs that start from existing weights."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import jcl
+from jcl.commands.run import Run
+from jcl.core.encoder import build_backbone
+from jcl.export.initial import initial_facts, initial_tensors, read_initial
+from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
+from run_tools import QUIET, assert_same, stop_after
+from small_runs import tiny_settings
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
+OPTIONS = ("--backbone", "tiny_cnn", "--image-size", 16, "--batch-size", 8, "--epochs", 1, "--device", "cpu")
+OPTIONS += ("--set", "record.report=false", "--set", "method.queue_size=32", "--set", "record.tensorboard=false")
+
+
+def weights_of(run: Path | Run) -> dict[str, torch.Tensor]:
+    return jcl.load_backbone(run if isinstance(run, Path) else run.path).state_dict()
+
+
+def unlike_new(network: torch.nn.Module) -> torch.nn.Module:
+    """Weights that no initialization gives."""
+    for value in network.state_dict().values():
+        value.copy_(torch.rand(value.shape, generator=torch.Generator().manual_seed(value.numel())) * 0.1 + 0.1)
+    return network
+
+
+def settings_for(init: object, backbone: str = "resnet18", **changes: object) -> ResolvedSettings:
+    """Resolved settings of a run that starts from these weights."""
+    values = {"views__image_size": 32, "model__stem": "auto"} | changes
+    asked = tiny_settings("photos", model__backbone=backbone, model__init=str(init), **values)
+    facts = DataFacts(images=1000, short_side=32, decoded=True, init=initial_facts(read_initial(asked)))
+    return resolve(asked, facts)[0]
+
+
+def loaded(init: object, backbone: str = "resnet18", **changes: object) -> tuple[dict[str, torch.Tensor], str]:
+    """What a run takes from these weights, and what it prints about them."""
+    settings = settings_for(init, backbone, **changes)
+    network, _ = build_backbone(backbone, stem=settings.model.stem, image_size=settings.views.image_size)
+    tensors, lines = initial_tensors(read_initial(settings), settings, network)
+    return tensors, "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def resnet() -> dict[str, torch.Tensor]:
+    """The state dict of torchvision's ResNet-18, with its classifier."""
+    import torchvision
+
+    return unlike_new(torchvision.models.resnet18()).state_dict()
+
+
+def assert_taken(tensors: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], prefix: str = "") -> None:
+    assert len(tensors) == 120
+    assert all(torch.equal(value, wanted[prefix + name].float().to(value.dtype)) for name, value in tensors.items())
+
+
+def test_a_run_continues_from_a_run_and_says_what_it_loaded(call, npz, tmp_path, pretrained):
+    shutil.copytree(pretrained, tmp_path / "first")
+    small_lr = ("--lr", "1e-9", "--set", "train.weight_decay=0")
+    code, _, err = call("pretrain", npz, "--init", tmp_path / "first", *OPTIONS, *small_lr, "--out", tmp_path / "next")
+    assert code == 0 and "projection head" in err and f"model.init = {tmp_path / 'first'}" in err
+    first, after = weights_of(tmp_path / "first"), weights_of(tmp_path / "next")
+    for name in first:
+        if "running" not in name and "num_batches" not in name:
+            torch.testing.assert_close(after[name], first[name], rtol=0, atol=1e-5)
+    settings = jcl.Run(tmp_path / "next").settings
+    assert settings.model.init == str(tmp_path / "first") and settings.model.stem == "imagenet"
+
+
+@pytest.mark.parametrize("kind", ["torch.save", "safetensors", "moco", "dino", "timm"])
+def test_files_of_other_programs(tmp_path, resnet, kind):
+    file, prefix = tmp_path / "weights.pth", ""
+    content: object = dict(resnet)
+    if kind == "moco":
+        content = {"arch": "resnet18", "epoch": 200, "state_dict": moco(resnet)}
+        prefix = "module.encoder_q."
+    elif kind == "dino":
+        teacher = {f"backbone.{name}": value for name, value in resnet.items() if not name.startswith("fc.")}
+        content = {"teacher": teacher, "student": {f"module.{name}": value + 1 for name, value in teacher.items()}}
+    elif kind == "timm":
+        import timm
+
+        content = unlike_new(timm.create_model("resnet18", num_classes=7)).state_dict()
+    if kind == "safetensors":
+        file = tmp_path / "model.safetensors"
+        save_file(resnet, file)
+    else:
+        torch.save(content, file)
+    tensors, lines = loaded(file)
+    wanted = content if kind == "timm" else {f"{prefix}{name}": value for name, value in resnet.items()}
+    assert_taken(tensors, wanted, prefix)
+    assert "120 tensors" in lines and "projection head" in lines
+    assert ("fc" in lines) == (kind != "dino")
+    assert settings_for(file).model.stem == "imagenet"  # of the weights, also at 32 px
+
+
+def moco(resnet: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The query and key encoders of MoCo v2, whose head is called fc."""
+    state = {f"module.encoder_q.{name}": value for name, value in resnet.items()}
+    state |= {f"module.encoder_k.{name}": value + 1 for name, value in resnet.items()}
+    return state | {"module.queue": torch.zeros(128, 16)}
+
+
+def test_stem_size_and_normalization_follow_the_weights(tmp_path):
+    from jcl.export import BackboneInfo, save_backbone
+
+    network, width = build_backbone("resnet18", stem="small", image_size=48)
+    file = tmp_path / "backbone.safetensors"
+    save_backbone(unlike_new(network), BackboneInfo("resnet18", "small", 48, width, MEAN, STD), file)
+    settings = settings_for(file, views__image_size="auto")
+    assert (settings.model.stem, settings.views.image_size) == ("small", 48)
+    assert (settings.views.mean, settings.views.std) == (MEAN, STD)
+    tensors, lines = loaded(file, model__stem="imagenet", views__mean=[0.5, 0.5, 0.5])
+    assert "conv1.weight" not in tensors and len(tensors) == 119 and "conv1.weight" in lines
+    assert settings_for(file, model__stem="imagenet", views__mean=[0.5, 0.5, 0.5]).views.mean == (0.5, 0.5, 0.5)
+
+
+def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path, pretrained, monkeypatch):
+    first = shutil.copytree(pretrained, tmp_path / "first")
+    settings = tiny_settings(npz, model__init=str(first))
+    whole = jcl.pretrain(settings, tmp_path / "whole", console=QUIET)
+    for step, out in ((1, "early"), (9, "late")):
+        with monkeypatch.context() as patch:
+            stop_after(patch, step, OSError)
+            with pytest.raises(OSError):
+                jcl.pretrain(settings, tmp_path / out, console=QUIET)
+    assert_same(jcl.resume(tmp_path / "early", console=QUIET), whole)
+    shutil.rmtree(first)
+    assert_same(jcl.resume(tmp_path / "late", console=QUIET), whole)
+
+
+def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, resnet):
+    class Malicious:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "hacked"),)
+
+    torch.save(resnet, tmp_path / "resnet18.pth")
+    torch.save({name: value for name, value in resnet.items() if "layer3" not in name}, tmp_path / "missing.pth")
+    torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, tmp_path / "shape.pth")
+    torch.save({"state_dict": resnet, "run": Malicious()}, tmp_path / "malicious.pth")
+    vit = build_backbone("timm/test_vit", image_size=160)[0]
+    torch.save(vit.state_dict(), tmp_path / "vit.pth")
+    small = ("--image-size", 32, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "run")
+    cases = {
+        ("resnet18.pth", "resnet50"): "--backbone resnet18",
+        ("missing.pth", "resnet18"): "missing.pth",
+        ("shape.pth", "resnet18"): "layer4.1.conv2.weight",
+        ("malicious.pth", "resnet18"): "mkdir",
+        ("vit.pth", "timm/test_vit"): "--image-size",
+        ("nothing.pth", "resnet18"): "nothing.pth",
+    }
+    for (file, backbone), wanted in cases.items():
+        options = ("--init", tmp_path / file, "--backbone", backbone)
+        assert wanted in refused("pretrain", npz, *options, *small), file
+
+
+def test_torchvisions_and_timms_weights_by_name(npz, tmp_path, resnet):
+    """From their own caches, and without a network one sentence."""
+    checkpoints = tmp_path / "torch/hub/checkpoints"
+    checkpoints.mkdir(parents=True)
+    torch.save(resnet, checkpoints / "resnet18-f37072fd.pth")
+    environment = os.environ | {"TORCH_HOME": str(tmp_path / "torch"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    program = """
+import sys
+from jcl.errors import JclError
+from jcl.export.initial import read_initial
+from jcl.settings.recipes import build_settings
+for init, backbone in (("imagenet", "resnet18"), ("imagenet", "resnet34"), ("timm", "resnet18"), ("imagenet", "x")):
+    try:
+        found = read_initial(build_settings("folder", values={"model.init": init, "model.backbone": backbone}))
+        print(len(found.tensors), found.mean[0])
+    except JclError as error:
+        print(error)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert said[0] == "122 0.485" and len(said) == 4
+    assert "weights file" in said[1] and "weights file" in said[2] and "torchvision has no x" in said[3]
