@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from torchvision.models import resnet18
 
 from jcl.commands.bound import bound_along_training
 from jcl.commands.compare import Compared, Comparison
@@ -231,8 +233,42 @@ def test_bound_refuses(refused, runs, tmp_path):
     for name, wrong in (("dimensions", "1"), ("spreads", "0,1.5"), ("spreads", "0.5,0"), ("temperatures", "nan")):
         assert f"--{name}" in refused("bound", f"--{name}", wrong)
     assert "--draws" in refused("bound", run, "--draws", 500)
+    assert "--temperatures" in refused("bound", run, "--temperatures", "0.1")
     assert "--batch-size" in refused("bound", "--batch-size", 7)
     assert "--temperatures" in refused("bound", "--temperatures", "0")
+
+
+@pytest.mark.parametrize("head", ["mlp", "linear"])
+def test_bound_of_a_checkpoint_of_mocos_program(call, refused, npz, tmp_path, head):
+    """Both encoders and the queue are those of the file."""
+    torch.manual_seed(0)
+    file, networks = tmp_path / "checkpoint_0199.pth.tar", {}
+    for name in ("encoder_q", "encoder_k"):
+        networks[name] = network = resnet18()
+        network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()  # for 32 px
+        mlp = nn.Sequential(nn.Linear(512, 24), nn.ReLU(), nn.Linear(24, 16))
+        network.fc = mlp if head == "mlp" else nn.Linear(512, 16)
+    queue = nn.functional.normalize(torch.randn(16, 40), dim=0)
+    state = {f"module.{name}.{part}": v for name, own in networks.items() for part, v in own.state_dict().items()}
+    state |= {"module.queue": queue, "module.queue_ptr": torch.zeros(1)}
+    torch.save({"epoch": 200, "arch": "resnet18", "state_dict": state, "optimizer": {}}, file)
+    run = open_trained(file)
+    assert run.settings.method.temperature == (0.2 if head == "mlp" else 0.07)
+    learner, _ = run.learner(file, CPU)
+    images = torch.randn(2, 3, 32, 32)
+    for mine, theirs in ((learner.query_encoder, "encoder_q"), (learner.key_encoder, "encoder_k")):
+        with torch.no_grad():
+            wanted = nn.functional.normalize(networks[theirs].eval()(images), dim=1)
+            torch.testing.assert_close(mine(images), wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(learner.queue.rows, queue.T)
+    if head == "mlp":
+        assert "data" in refused("bound", file)
+        arguments = ("bound", file, npz, "--images", 2, "--keys", 20, "--workers", 0, "--temperatures", 0.1)
+        code, out, err = call(*arguments, "--json", "f.json")
+        assert code == 0 and "keys pushed away" in out, err
+        found = json.loads(Path("f.json").read_text())
+        assert (found["temperature"], found["covariance_scale"], found["queue_filled"]) == (0.1, None, 1)
+        assert 0 < found["positive_share_scale4"] < 1
 
 
 def test_bound_needs_views_that_vary(refused, runs, tmp_path):

@@ -194,11 +194,12 @@ def _print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draw
 
 def _print_run_bound(bounds: RunBounds) -> None:
     steps, last = [str(each.step) for each in bounds.steps], bounds.steps[-1].row
+    own = "" if bounds.own_scale is None else f" (the run's is {bounds.own_scale:g})"
     _print_losses(["step"], [[step] for step in steps], [each.row for each in bounds.steps])
     echo(
         f"{bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
         "the run's queue as negatives. sd: of q·k/t. Eq. 4: mean over the keys, ± standard error. Eq. 7: "
-        f"Jensen's bound. Eq. 8: closed form, by its scale (the run's is {bounds.own_scale:g})."
+        f"Jensen's bound. Eq. 8: closed form, by its scale{own}."
     )
     rows = []
     for step, each in zip(steps, bounds.steps, strict=True):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from jcl.commands.run import open_trained
+from jcl.commands.run import TrainedRun, open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
 from jcl.console import StderrConsole
 from jcl.core.method import ContrastiveLearner
@@ -17,6 +18,7 @@ from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
+from jcl.settings.schema import with_values
 from jcl.settings.studies import BoundOptions, parse_integers, parse_numbers
 from jcl.studies.bound import (
     MIN_SAMPLES,
@@ -58,6 +60,10 @@ def bound_along_training(
     if options.keys < MIN_SAMPLES:
         raise SettingsError(f"--keys must be at least {MIN_SAMPLES} to test a distribution, but got {options.keys}.")
     trained, device = open_trained(run), choose_device(options.device)
+    if trained.imported is not None:
+        trained = _with_options(trained, options)
+    elif "temperatures" in options.model_fields_set:
+        raise SettingsError("--temperatures is for Gaussian keys or imported checkpoints; a run has its own.")
     settings = trained.settings
     console = StderrConsole()
     data = open_with_warnings(options.data, console) if options.data else open_own_data(settings, console)
@@ -68,8 +74,8 @@ def bound_along_training(
     sampler = view_sampler(
         options, device, settings.data.canvas, lambda done, _: progress(len(steps) * len(rows) + done, total)
     )
-    own_scale = float(settings.method.covariance_scale)
-    scales = sorted({1.0, own_scale, *_scales(options)})
+    own_scale = float(settings.method.covariance_scale) if trained.imported is None else None
+    scales = sorted({1.0, *([] if own_scale is None else [own_scale]), *_scales(options)})
     for checkpoint in trained.checkpoints:
         learner, step = trained.learner(checkpoint, device)
         with evaluation_mode(learner):
@@ -88,6 +94,18 @@ def bound_along_training(
     count = len(similarities)
     reference = gaussian_reference(max(count, 2000), options.keys, options.seed)
     return RunBounds(steps, reference, float(settings.method.temperature), own_scale, count, options.keys)
+
+
+def _with_options(trained: TrainedRun, options: BoundOptions) -> TrainedRun:
+    """An imported checkpoint with what its file does not state."""
+    if options.data is None:
+        raise RunError(f"{trained.path} is a weights file; give the data after it.")
+    if "temperatures" not in options.model_fields_set:
+        return trained
+    first, *others = parse_numbers(options.temperatures, "--temperatures", lambda n: n > 0, "above 0")
+    if others:
+        raise SettingsError("--temperatures takes one value for an imported checkpoint.")
+    return replace(trained, settings=with_values(trained.settings, {"method.temperature": first}))
 
 
 def _scales(options: BoundOptions) -> list[float]:

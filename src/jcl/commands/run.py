@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from jcl.console import StderrConsole, pluralize, print_line
 from jcl.core.method import ContrastiveLearner
@@ -22,13 +22,16 @@ from jcl.errors import RunError
 from jcl.evaluate.baselines import compare
 from jcl.evaluate.knn import KnnResult
 from jcl.export import load_backbone
+from jcl.export.backbone_file import BackboneInfo
+from jcl.export.loading import read_moco_checkpoint
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import RunLock
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, read_metrics
-from jcl.settings.resolve import Choice, ResolvedSettings
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import Choice, DataFacts, ResolvedSettings, resolve
 from jcl.train.build import build_learner
 
 
@@ -151,17 +154,18 @@ class TrainedRun:
     path: Path
     settings: ResolvedSettings
     checkpoints: tuple[Path, ...]  # oldest first
+    imported: Mapping[str, Tensor] | None = None  # the state of a learner that another program trained
 
     def learner(self, checkpoint: Path, device: torch.device) -> tuple[ContrastiveLearner, int]:
         """The learner at a checkpoint, in evaluation mode, and its step."""
-        state, step = read_learner(checkpoint)
+        state, step = read_learner(checkpoint) if self.imported is None else (self.imported, 0)
         learner, _ = build_learner(self.settings, device)
         load_weights(learner, state, checkpoint)
         return learner.eval(), step
 
 
 def open_trained(path: Path) -> TrainedRun:
-    """Open a run folder, or one checkpoint file in it; other files hold no head, key encoder or queue."""
+    """Open a run folder, one checkpoint file in it, or a checkpoint of MoCo's or JCL's authors."""
     if not path.exists():
         raise RunError(f"There is no run or checkpoint at {path}{suggest_path(path)}")
     folder = RunFolder(path if path.is_dir() else path.resolve().parent.parent)
@@ -171,12 +175,33 @@ def open_trained(path: Path) -> TrainedRun:
         if not found:
             raise RunError(f"The run in {path} has no checkpoint yet.")
         return TrainedRun(path, settings, tuple(found))
-    if path.resolve() not in found:
+    if path.resolve() in found:
+        return TrainedRun(path, folder.settings(), (path,))
+    found_in_file = read_moco_checkpoint(path)
+    if found_in_file is None:
         raise RunError(
-            f"{path} is not a checkpoint of a run, so it has no projection head, key encoder or queue; "
-            "give a run folder, or a file in its checkpoints/."
+            f"{path} has no projection head, key encoder or queue; give a run folder, a file in its checkpoints/, "
+            "or a checkpoint that MoCo's or JCL's own program wrote."
         )
-    return TrainedRun(path, folder.settings(), (path,))
+    return TrainedRun(path, _settings_of_import(*found_in_file), (path,), found_in_file[1])
+
+
+def _settings_of_import(info: BackboneInfo, state: Mapping[str, Tensor]) -> ResolvedSettings:
+    """The paper's settings with the sizes of a checkpoint; one with a linear head is MoCo v1's."""
+    queue, width = state["queue.rows"].shape
+    inner = state.get("query_encoder.head.0.weight")
+    values = {
+        "model.backbone": info.backbone,
+        "model.stem": info.stem,
+        "model.embedding_dim": width,
+        "model.bn_groups": 1,
+        "views.image_size": info.image_size,
+        "method.queue_size": queue,
+    }
+    if inner is not None:
+        values["model.head_width"] = len(inner)
+    settings = build_settings("imagenet-paper", method="moco-v1" if inner is None else "moco-v2", values=values)
+    return resolve(settings, DataFacts(images=1_281_167, short_side=375, decoded=False))[0]  # ImageNet's
 
 
 @dataclass(frozen=True)

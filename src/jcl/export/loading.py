@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -93,6 +93,27 @@ def _read_checkpoint(path: Path, folder: RunFolder) -> tuple[WeightsFile, dict[s
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
     return WeightsFile(path, "checkpoint of a run", tensors, info=info), metadata
+
+
+def read_moco_checkpoint(path: Path) -> tuple[BackboneInfo, dict[str, Tensor]] | None:
+    """The state of a `ContrastiveLearner` in a checkpoint of MoCo's or JCL's authors, or None if it is not one.
+
+    Such a file holds `encoder_q` and `encoder_k`, ResNets with the projection head as `fc`, and `queue` (d, K).
+    """
+    weights = read_weights(path)
+    queues = [name for name, value in weights.tensors.items() if f".{name}".endswith(".queue") and value.ndim == 2]
+    prefix = queues[0].removesuffix("queue") if queues else ""
+    state: dict[str, Tensor] = {}
+    for encoder, place in (("query_encoder", f"{prefix}encoder_q."), ("key_encoder", f"{prefix}encoder_k.")):
+        own = {name.removeprefix(place): value for name, value in weights.tensors.items() if name.startswith(place)}
+        head = {name.removeprefix("fc."): value for name, value in own.items() if name.startswith("fc.")}
+        if not (queues and head):
+            return None
+        loaded = load_network(replace(weights, tensors=own), None, None)
+        state |= {f"{encoder}.backbone.{name}": value for name, value in loaded.network.state_dict().items()}
+        state |= {f"{encoder}.head.{name}": value for name, value in head.items()}
+    rows = weights.tensors[queues[0]].T.contiguous()
+    return loaded.info, state | {"queue.rows": rows, "queue.enqueued": torch.tensor(len(rows))}
 
 
 def _read_run(folder: RunFolder) -> WeightsFile:

@@ -65,12 +65,12 @@ class DistributionOptions(ViewOptions):
 
 
 class BoundOptions(ViewOptions):
-    run: Path | None = argument("RUN", "A run or one of its checkpoints (default: Gaussian keys).", None)
+    run: Path | None = argument("RUN", "A run, a checkpoint of it or of MoCo's authors (default: Gaussian keys).", None)
     data: str | None = argument("DATA", "Images (default: the data of the run).", None)
     scales: str = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
     dimensions: str = option("32,128", "Dimensions of Gaussian keys.", metavar="LIST")
     spreads: str = option("0.1,0.2,0.4,0.6", "Spreads of Gaussian keys, between 0 and 1.", metavar="LIST")
-    temperatures: str = option("0.1,0.2", "Temperatures for Gaussian keys; a run has its own.", metavar="LIST")
+    temperatures: str = option("0.1,0.2", "Temperatures for Gaussian keys, or of MoCo's checkpoint.", metavar="LIST")
     negatives: PositiveInt = option(4096, "Negatives for Gaussian keys; a run has its queue.")
     draws: Annotated[int, Field(ge=100)] = option(16_384, "Gaussian keys drawn for each image.")
     images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
@@ -78,7 +78,7 @@ class BoundOptions(ViewOptions):
 
     def refuse_unused_options(self) -> None:
         """Raise if an option was given that only the other kind of keys uses."""
-        gaussian = ("dimensions", "spreads", "temperatures", "negatives", "draws")
+        gaussian = ("dimensions", "spreads", "negatives", "draws")
         of_run = ("keys", "batch_size", "workers", "device", "precision")
         for name in of_run if self.run is None else gaussian:
             if name in self.model_fields_set:

@@ -297,7 +297,7 @@ class RunBounds:
     steps: Sequence[StepBound]
     reference: Normality
     temperature: float
-    own_scale: float
+    own_scale: float | None  # None if it is not known
     images: int
     keys: int
 
