@@ -13,14 +13,19 @@ from safetensors.torch import save_file
 import jcl
 from jcl.commands.run import Run
 from jcl.core.encoder import build_backbone
+from jcl.errors import SettingsError
 from jcl.export.initial import initial_facts, initial_tensors, read_initial
 from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
+from jcl.settings.schema import with_values
+from jcl.train.build import build_learner
+from launch_tools import forked_ranks
+from page_tools import small_run
 from run_tools import QUIET, assert_same, stop_after
 from small_runs import tiny_settings
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 OPTIONS = ("--backbone", "tiny_cnn", "--image-size", 16, "--batch-size", 8, "--epochs", 1, "--device", "cpu")
-OPTIONS += ("--set", "record.report=false", "--set", "method.queue_size=32", "--set", "record.tensorboard=false")
+OPTIONS += ("--set", "method.queue_size=32", "--set", "record.tensorboard=false", "--set", "record.knn_k=5")
 
 
 def weights_of(run: Path | Run) -> dict[str, torch.Tensor]:
@@ -28,9 +33,9 @@ def weights_of(run: Path | Run) -> dict[str, torch.Tensor]:
 
 
 def unlike_new(network: torch.nn.Module) -> torch.nn.Module:
-    """Weights that no initialization gives."""
-    for value in network.state_dict().values():
-        value.copy_(torch.rand(value.shape, generator=torch.Generator().manual_seed(value.numel())) * 0.1 + 0.1)
+    """Weights and statistics that no initialization gives."""
+    for value in filter(torch.is_floating_point, network.state_dict().values()):
+        value += 0.01 * (torch.rand(value.shape, generator=torch.Generator().manual_seed(value.numel())) - 0.5)
     return network
 
 
@@ -72,8 +77,16 @@ def test_a_run_continues_from_a_run_and_says_what_it_loaded(call, npz, tmp_path,
     for name in first:
         if "running" not in name and "num_batches" not in name:
             torch.testing.assert_close(after[name], first[name], rtol=0, atol=1e-5)
-    settings = jcl.Run(tmp_path / "next").settings
-    assert settings.model.init == str(tmp_path / "first") and settings.model.stem == "imagenet"
+    run = jcl.Run(tmp_path / "next")
+    assert run.settings.model.init == str(tmp_path / "first") and run.settings.model.stem == "imagenet"
+    # The accuracy of the weights at the start stands beside every later one.
+    start, end = [line for line in run.metrics if line["kind"] == "knn"]
+    assert start["step"] == 0 and start["start_knn_top1"] == start["knn_top1"] == end["start_knn_top1"]
+    assert run.summary["start_knn_top1"] == start["knn_top1"] and "beats_start" in run.summary
+    assert "untrained_knn_top1" not in run.summary
+    assert "weights at the start" in err and "untrained" not in err
+    page = (run.path / "report.html").read_text()
+    assert "weights at the start" in page and "untrained network" not in page
 
 
 @pytest.mark.parametrize("kind", ["torch.save", "safetensors", "moco", "dino", "timm"])
@@ -172,6 +185,7 @@ def test_torchvisions_and_timms_weights_by_name(npz, tmp_path, resnet):
     program = """
 import sys
 from jcl.errors import JclError
+from jcl.errors import SettingsError
 from jcl.export.initial import read_initial
 from jcl.settings.recipes import build_settings
 for init, backbone in (("imagenet", "resnet18"), ("imagenet", "resnet34"), ("timm", "resnet18"), ("imagenet", "x")):
@@ -186,3 +200,41 @@ for init, backbone in (("imagenet", "resnet18"), ("imagenet", "resnet34"), ("tim
     ).stdout.splitlines()
     assert said[0] == "122 0.485" and len(said) == 4
     assert "weights file" in said[1] and "weights file" in said[2] and "torchvision has no x" in said[3]
+
+
+def test_the_backbone_waits_for_the_head(npz, tmp_path, pretrained):
+    run = small_run(npz, tmp_path / "run", model__init=str(pretrained), train__epochs=1, train__head_epochs=1)
+    parameters = {name for name, _ in jcl.load_backbone(run.path).named_parameters()}
+    first, after = weights_of(pretrained), weights_of(run)
+    assert all(torch.equal(after[name], first[name]) for name in parameters)
+    assert not all(torch.equal(after[name], first[name]) for name in first)  # statistics follow the new images
+
+
+def test_frozen_stages_keep_weights_and_statistics():
+    asked = tiny_settings("photos", model__backbone="resnet18", model__stem="small", model__freeze=2)
+    settings, _ = resolve(asked, DataFacts(images=1000, short_side=32, decoded=True))
+    with pytest.raises(SettingsError):  # they would be random
+        build_learner(settings, torch.device("cpu"))
+    learner, _ = build_learner(with_values(settings, {"model.init": "imagenet"}), torch.device("cpu"))
+    before = {name: value.clone() for name, value in learner.state_dict().items() if "running_mean" in name}
+    learner.train()
+    learner(lambda rows, numbers: torch.rand(len(rows), 3, 16, 16), 4, 0, 1.0)
+    frozen = ("conv1", "bn1", "layer1")
+    for name, value in learner.state_dict().items():
+        if name in before:
+            assert torch.equal(value, before[name]) == (name.split(".")[2] in frozen), name
+    for name, value in learner.query_encoder.backbone.named_parameters():
+        assert value.requires_grad != name.startswith(frozen)
+
+
+def test_two_ranks_start_from_the_same_weights(npz, tmp_path, pretrained):
+    """Only the first rank reads the file."""
+    shutil.copytree(pretrained, tmp_path / "there/first")
+    (tmp_path / "elsewhere").mkdir()
+    options = [*map(str, OPTIONS), "--init", "first", "--lr", "1e-9", "--set", "train.weight_decay=0"]
+    arguments = ["pretrain", str(npz), *options, "--out", str(tmp_path / "run")]
+    places = [str(tmp_path / "there"), str(tmp_path / "elsewhere")]
+    (played,) = forked_ranks([{"ranks": 2, "arguments": arguments, "places": places}])
+    assert played["codes"] == [0, 0], played
+    first, after = weights_of(pretrained), weights_of(tmp_path / "run")
+    assert all(torch.allclose(after[name], first[name], atol=1e-5) for name in first if name.endswith("weight"))

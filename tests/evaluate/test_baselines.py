@@ -40,3 +40,13 @@ def test_the_best_must_beat_all_others():
     assert clearly_best([estimate(4), estimate(5)]) == 1
     assert clearly_best([estimate(80, 100), None]) is clearly_best([]) is None
     assert Estimate(5, 4, 6).beats(estimate(3.9)) and not Estimate(5, 4, 6).beats(estimate(4.1))
+
+
+def test_a_fall_below_the_weights_at_the_start_is_told():
+    for accuracy, fell in ((40.0, True), (61.0, False), (90.0, None)):
+        figures = compare("knn_top1", accuracy, 1000, 10.0, start=60.0) | {"knn_top1": accuracy, "test_images": 1000}
+        assert figures["start_knn_top1"] == 60.0 and figures["beats_start"] == (fell is None)
+        warning = baseline_warning("knn_top1", figures, "Train longer.")
+        assert (warning is None) == (fell is None)
+        if warning is not None:
+            assert ("fell from 60.0 % to 40.0 %" in warning) == fell != ("Train longer." in warning)

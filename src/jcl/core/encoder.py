@@ -214,6 +214,15 @@ def _unknown_backbone(name: str, timm_names: list[str]) -> str:
     return f"Unknown backbone {name!r}, neither in torchvision nor in timm; {hint}"
 
 
+def first_stages(network: nn.Module, count: int) -> list[nn.Module]:
+    """The modules of the first `count` stages of a ResNet, the stem being the first."""
+    stages = [["conv1", "bn1"], ["layer1"], ["layer2"], ["layer3"], ["layer4"]]
+    names = [name for stage in stages[:count] for name in stage]
+    if count > len(stages) or not all(hasattr(network, name) for name in names):
+        raise SettingsError(f"model.freeze={count} is not possible: it takes up to {len(stages)} stages of a ResNet.")
+    return [network.get_submodule(name) for name in names]
+
+
 def _replace_stem(network: nn.Module, name: str, stem: Stem) -> None:
     first = getattr(network, "conv1", None)
     if not isinstance(first, nn.Conv2d) or not hasattr(network, "maxpool"):

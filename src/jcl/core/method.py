@@ -22,7 +22,7 @@ from jcl.core.batchnorm import (
     update_running_stats,
 )
 from jcl.core.blocks import draw_drop_paths
-from jcl.core.encoder import Encoder
+from jcl.core.encoder import Encoder, first_stages
 from jcl.core.loss import contrastive_accuracy, positive_share
 from jcl.core.queue import KeyQueue
 from jcl.core.registry import METHODS as METHODS
@@ -136,8 +136,22 @@ class ContrastiveLearner(nn.Module):
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         self.queue = KeyQueue(queue_size, embedding_dim)
+        self.frozen: list[nn.Module] = []
         set_batch_norm_groups(self.query_encoder, bn_groups // (ranks.count * micro_batches))
         set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
+
+    def freeze(self, count: int) -> None:
+        """Keep the first stages of both backbones, and their batch norm statistics, as they are."""
+        for encoder in (self.query_encoder, self.key_encoder):
+            self.frozen += first_stages(encoder.get_submodule("backbone"), count)
+        for part in self.frozen:
+            part.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for part in self.frozen:
+            part.eval()
+        return self
 
     def forward(
         self,

@@ -91,6 +91,7 @@ class ViewSettings(Section):
 class ModelSettings(Section):
     backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
     init: str = Field("", description="Weights to start from: imagenet, timm, a run or a weights file.")
+    freeze: Count = Field(0, description="First stages of a ResNet that keep the weights of init; 1: the stem.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(
         "auto", description="First layers: imagenet for photographs, medium or small (slower) for views of 64 or 32 px."
     )

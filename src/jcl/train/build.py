@@ -61,6 +61,9 @@ def build_learner(
         seed=train.seed,
         ranks=ranks,
     )
+    if model.freeze and not model.init:
+        raise SettingsError("model.freeze without --init would keep random weights.")
+    learner.freeze(model.freeze)
     return to_device(learner, device), width
 
 
