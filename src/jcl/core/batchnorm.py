@@ -76,6 +76,10 @@ GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
 }
 
 
+def has_batch_norm(module: nn.Module) -> bool:
+    return any(isinstance(child, nn.modules.batchnorm._BatchNorm) for child in module.modules())
+
+
 def group_batch_norm(module: ModuleType) -> ModuleType:
     """Replace every `BatchNorm1d` and `BatchNorm2d` in `module` by its grouped form, with the same state.
 

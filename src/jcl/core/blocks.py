@@ -1,10 +1,12 @@
-"""Residual blocks of backbones: stochastic depth."""
+"""Residual blocks of backbones: stochastic depth and activation checkpointing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from jcl.errors import SettingsError
 from jcl.random import RANDOM_LAYERS, uniforms
@@ -53,3 +55,24 @@ def draw_drop_paths(
         draws = uniforms(seed, RANDOM_LAYERS, step, *views, len(layers))
         for layer, drawn in zip(layers, draws.unbind(1), strict=True):
             layer.factors[size] = (drawn >= layer.rate) / (1.0 - layer.rate)
+
+
+def checkpoint_blocks(network: nn.Module) -> None:
+    """Keep only the inputs of residual blocks for the backward pass, which computes the rest again."""
+    containers = (nn.Sequential, nn.ModuleList)
+    found: list[nn.Module] = []
+    for module in network.modules():
+        children = list(module.children()) if isinstance(module, containers) else []
+        alike = len({type(child) for child in children}) == 1 and not isinstance(children[0], containers)
+        found += children if alike and list(children[0].children()) else []
+    if not found:
+        raise SettingsError("The backbone has no repeated blocks; set train.checkpoint_activations=false.")
+    import torch._dynamo  # takes seconds to import
+
+    # Batch norm keeps its statistics in the forward pass only.
+    torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    for block in found:
+        # Our own stochastic depth draws nothing in a forward pass.
+        random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules())
+        options = {"use_reentrant": False, "preserve_rng_state": random}
+        block.forward = partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jcl.core.batchnorm import has_batch_norm
 from jcl.core.blocks import replace_drop_path
 from jcl.errors import SettingsError
 
@@ -129,11 +130,10 @@ def backbone_traits(name: str) -> BackboneTraits:
     """Look at the layers of a backbone, without memory for its weights."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = _create_network(name, 224)
-    kinds = [type(module) for module in network.modules()]
     patches = patch_embedding(network)
     return BackboneTraits(
-        batch_norm=any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds),
-        layer_norm=any(issubclass(kind, nn.LayerNorm) for kind in kinds),
+        batch_norm=has_batch_norm(network),
+        layer_norm=any(isinstance(module, nn.LayerNorm) for module in network.modules()),
         patch_size=patches.kernel_size[0] if patches else 0,
     )
 

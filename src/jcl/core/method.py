@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from jcl.core.batchnorm import (
     Statistics,
     group_batch_norm,
+    has_batch_norm,
     pop_batch_stats,
     set_batch_norm_groups,
     unshuffle,
     update_running_stats,
 )
-from jcl.core.blocks import draw_drop_paths
+from jcl.core.blocks import checkpoint_blocks, draw_drop_paths
 from jcl.core.encoder import Encoder, first_stages
 from jcl.core.loss import contrastive_accuracy, positive_share
 from jcl.core.queue import KeyQueue
@@ -109,13 +110,13 @@ class ContrastiveLearner(nn.Module):
         bn_groups: int = 1,
         key_passes: int = 1,
         micro_batches: int = 1,
+        checkpoint_activations: bool = False,
         seed: int = 0,
         ranks: Ranks = ALONE,
     ) -> None:
         super().__init__()
-        has_batch_norm = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in encoder.modules())
         for parts, kind in ((key_passes, "passes"), (micro_batches, "micro-batches")):
-            if has_batch_norm and bn_groups % (parts * ranks.count):
+            if has_batch_norm(encoder) and bn_groups % (parts * ranks.count):
                 raise ValueError(
                     f"{bn_groups} BN groups cannot be split evenly into {parts} {kind} on each of {ranks.count} ranks."
                 )
@@ -130,11 +131,13 @@ class ContrastiveLearner(nn.Module):
         self.micro_batches = micro_batches
         self.seed = seed
         self.ranks = ranks
-        # Grouped layers also let the small crops pass without entering the running statistics.
-        grouped = bn_groups > ranks.count or num_local_queries > 0
+        # Grouped layers also let small crops and repeated forward passes leave the running statistics alone.
+        grouped = bn_groups > ranks.count or num_local_queries > 0 or checkpoint_activations
         self.query_encoder = group_batch_norm(encoder) if grouped else encoder
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
+        if checkpoint_activations:
+            checkpoint_blocks(self.query_encoder)
         self.queue = KeyQueue(queue_size, embedding_dim)
         self.frozen: list[nn.Module] = []
         set_batch_norm_groups(self.query_encoder, bn_groups // (ranks.count * micro_batches))

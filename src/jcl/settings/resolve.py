@@ -93,14 +93,16 @@ def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettin
             f"A batch of {batch} images cannot be split over {ranks} ranks with at least 2 images each; "
             f"use a --batch-size that is a multiple of {ranks}, or another number of ranks."
         )
-    if groups % ranks == 0:
+    if groups % ranks == 0 or not backbone_traits(settings.model.backbone).batch_norm:
         return settings, []
     fitting = max(1, round(groups / ranks)) * ranks
     while batch % fitting:
         fitting -= ranks
     # Each pass takes whole groups, so fewer groups may mean fewer passes; each rank needs fewer anyway.
-    passes = math.gcd(settings.train.key_passes, fitting)
-    fitted = with_values(settings, {"train.key_passes": passes, "model.bn_groups": fitting})
+    parts = {name: math.gcd(getattr(settings.train, name), fitting) for name in ("key_passes", "accumulate")}
+    fitted = with_values(
+        settings, {f"train.{name}": count for name, count in parts.items()} | {"model.bn_groups": fitting}
+    )
     reason = f"instead of {groups}, so that each of the {ranks} ranks has whole groups"
     return fitted, [Choice("model.bn_groups", fitting, reason)]
 
@@ -233,12 +235,14 @@ def _batch_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
     if not _traits(values).batch_norm:
         return 1, f"{values['model.backbone']} has no batch norm"
-    batch = values["train.batch_size"]
-    groups = 1
+    batch, accumulate = values["train.batch_size"], values["train.accumulate"]
+    groups = accumulate if batch % accumulate == 0 and batch >= 2 * accumulate else 1
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
         groups *= 2
     if groups == 1:
         return 1, "groups need 32 images each or more; a --batch-size of 64 or more gives several"
+    if batch // groups < 32:
+        return groups, f"one for each of the {accumulate} micro-batches"
     return groups, f"ShuffleBN as on {groups} GPUs, {batch // groups} images each"
 
 
@@ -347,17 +351,19 @@ def _covariance_scale(values: Values, facts: DataFacts) -> tuple[float, str]:
 
 @_rule("train.key_passes")
 def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
-    groups, keys = values["model.bn_groups"], values["method.num_keys"]
+    groups, keys, accumulate = values["model.bn_groups"], values["method.num_keys"], values["train.accumulate"]
     if METHODS[values["method.name"]].gradient_through_keys:
         return 1, "gradients need all keys in one pass"
     # Pixels after the stem, relative to ImageNet's: smaller stems keep 4 or 16 times as many.
     kept = {"imagenet": 1, "medium": 4, "small": 16}[values["model.stem"]]
     pixels = values["train.batch_size"] * keys * values["views.image_size"] ** 2 * kept
     # Small views need little memory either way, and a GPU is faster with many of them together.
-    if keys > 4 and pixels <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
+    if accumulate == 1 and keys > 4 and pixels <= _FOUR_BATCHES_OF_PHOTOGRAPHS:
         return 1, f"{keys} views of {values['views.image_size']} px per image need little memory"
-    passes = passes_for_constant_memory(keys, groups)
-    if keys / passes > 4:
+    passes = passes_for_constant_memory(
+        keys * accumulate, groups if _traits(values).batch_norm else values["train.batch_size"]
+    )
+    if keys * accumulate / passes > 4:
         return passes, f"at most the number of BN groups ({groups}), so {keys} key views per image need more memory"
     return passes, f"{pluralize(keys, 'key view')} per image in no more memory than the query needs"
 

@@ -127,9 +127,7 @@ class TrainSettings(Section):
     batch_size: BatchSize | Auto = Field("auto", description="Images per step, over all devices.")
     lr: Positive | Auto = Field("auto", description="Peak learning rate.")
     optimizer: OptimizerName | Auto = Field("auto", description="Optimizer: sgd, or adamw for ViT and ConvNeXt.")
-    weight_decay: NotNegative | Auto = Field(
-        1e-4, description="Weight decay: on all parameters with SGD, as in MoCo; on weight matrices with AdamW."
-    )
+    weight_decay: NotNegative | Auto = Field(1e-4, description="Weight decay; AdamW leaves norms and biases out.")
     momentum: Fraction = Field(0.9, description="Momentum of SGD.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Betas of AdamW.")
     clip_grad: NotNegative | Auto = Field("auto", description="Largest norm of the gradient; 0: any.")
@@ -145,6 +143,8 @@ class TrainSettings(Section):
     compile: bool | Auto = Field("auto", description="Compile views, encoders and loss (auto: on a GPU).")
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
+    accumulate: PositiveInt = Field(1, description="Micro-batches of a step: less memory, the same results.")
+    checkpoint_activations: bool = Field(False, description="Compute activations twice: less memory, but slower.")
     rank_timeout: Positive = Field(600.0, description="Seconds to wait for a rank that does not respond.")
     on_nan: Literal["stop", "skip"] = Field("stop", description="What to do if the loss is not finite.")
 
@@ -202,10 +202,19 @@ class Settings(Section):
                 f"train.lr={self.train.lr} is too high for AdamW; use --lr auto, --set train.weight_decay=auto and "
                 "--set train.warmup_epochs=auto"
             )
-        passes = self.train.key_passes
-        if isinstance(groups, int) and isinstance(passes, int) and groups % passes:
-            raise ValueError(f"train.key_passes={passes} does not divide model.bn_groups={groups}")
+        self._check_parts(batch, groups)
         return self
+
+    def _check_parts(self, batch: int | str, groups: int | str) -> None:
+        """Passes and micro-batches consist of whole BN groups; without batch norm, `groups` is 1."""
+        accumulate = self.train.accumulate
+        if accumulate > 1 and METHODS[self.method.name].gradient_through_keys:
+            raise ValueError(f"{self.method.name} needs all keys at once; set train.accumulate=1")
+        if isinstance(batch, int) and batch % accumulate:
+            raise ValueError(f"train.batch_size={batch} cannot be split into train.accumulate={accumulate} equal parts")
+        for name, parts in (("key_passes", self.train.key_passes), ("accumulate", accumulate)):
+            if isinstance(groups, int) and groups > 1 and isinstance(parts, int) and groups % parts:
+                raise ValueError(f"train.{name}={parts} does not divide model.bn_groups={groups}")
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -280,6 +289,7 @@ def values_of(settings: Settings, names: Iterable[str]) -> dict[str, Any]:
 _NO_EFFECT = {
     *("data.root", "data.download", "data.workers", "data.max_failed_share"),
     *("train.device", "train.compile", "train.cuda_graph", "train.key_passes", "train.rank_timeout", "train.on_nan"),
+    *("train.accumulate", "train.checkpoint_activations"),
 }
 
 

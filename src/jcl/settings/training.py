@@ -42,6 +42,7 @@ RUN_SETTINGS = {
     "train.on_nan": SETTINGS,
     "data.strict": DATA,
     "data.subset": DATA,
+    "train.accumulate": HARDWARE,
     "train.device": HARDWARE,
 }
 

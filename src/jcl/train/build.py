@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jcl.core.batchnorm import has_batch_norm
 from jcl.core.encoder import Encoder, build_backbone, patch_embedding
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.distributed.device import choose_precision, to_device
@@ -45,6 +46,14 @@ def build_learner(
         head_width=None if model.head_width == "features" else model.head_width,
         embedding_dim=model.embedding_dim,
     )
+    # Passes and micro-batches consist of whole BN groups; their number does not change the result.
+    parts = model.bn_groups if has_batch_norm(encoder) else train.batch_size
+    for name, count in (("key_passes", train.key_passes), ("accumulate", train.accumulate)):
+        if parts % count:
+            raise SettingsError(
+                f"train.{name}={count} needs whole batch-norm groups, and there is one group; "
+                f"set model.bn_groups={count} or train.{name}=1."
+            )
     learner = ContrastiveLearner(
         encoder,
         METHODS[method.name],
@@ -56,8 +65,9 @@ def build_learner(
         embedding_dim=model.embedding_dim,
         key_momentum=float(method.key_momentum),
         bn_groups=model.bn_groups,
-        # Passes take whole groups of one rank; their number does not change the result.
-        key_passes=math.gcd(train.key_passes, model.bn_groups // ranks.count),
+        key_passes=math.gcd(train.key_passes, parts // ranks.count),
+        micro_batches=math.gcd(train.accumulate, parts // ranks.count),
+        checkpoint_activations=train.checkpoint_activations,
         seed=train.seed,
         ranks=ranks,
     )
