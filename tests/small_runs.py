@@ -19,6 +19,7 @@ TINY_VALUES: dict[str, Any] = {
     "model.embedding_dim": 16,
     "model.bn_groups": 2,
     "method.num_keys": 2,
+    "method.num_local_queries": 0,
     "method.num_queries": 1,
     "method.queue_size": 32,
     "method.key_momentum": 0.9,

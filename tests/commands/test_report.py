@@ -118,7 +118,7 @@ def test_views_are_called_what_they_are(arrays: RunContents) -> None:
     def called(page: str) -> list[str]:
         return re.findall(r"<span>(image|(?:query|key)[ 0-9]*)</span>", page.partition('id="views"')[2])
 
-    assert called(render_page([arrays]))[:3] == ["image", "query", "key 1"]
+    assert called(render_page([arrays]))[:3] == ["image", "query", "key"]
     settings = with_values(arrays.settings, {"method.num_queries": 2, "method.num_keys": 1})
     page = render_page([replace(arrays, settings=settings)])
     assert called(page)[:3] == ["image", "query 1", "query 2"]
@@ -137,6 +137,11 @@ def test_views_are_those_of_images_of_several_classes(tmp_path: Path) -> None:
     unlabelled = example_views(settings, ImageData(data.name, replace(data.train, labels=None), None))
     spread = [int(image.name.split()[-1]) for image in unlabelled.images]
     assert max(spread) - min(spread) > 60, "not the first images"
+    local = with_values(settings, {"method.num_local_queries": 2, "views.local_size": 8})
+    assert [view.shape[-1] for view in example_views(local, data).views[0]] == [
+        *[settings.views.image_size] * (settings.method.num_queries + settings.method.num_keys),
+        *[8, 8],
+    ]
 
 
 def test_accuracy_of_each_class(page_runs: Path, arrays: RunContents, tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ def test_choices_hold_together_for_any_size_of_data(images):
     assert 2 <= batch <= min(256, images // 8)
     assert batch % groups == 0 and (groups == 1 or batch // groups >= 32)
     assert 256 <= settings.method.queue_size <= 65536
-    assert settings.method.queue_size <= max(256, images // 8)
+    assert settings.method.queue_size <= max(256, images * 3 // 4)
     assert settings.method.key_momentum in (0.95, 0.99, 0.999)
     assert groups % settings.train.key_passes == 0
-    assert settings.train.lr == pytest.approx((0.06 if images < 100_000 else 0.03) * batch / 256, abs=1e-6)
+    assert settings.train.lr == pytest.approx((0.24 if images < 100_000 else 0.03) * batch / 256, abs=1e-6)
     assert settings.method.covariance_scale == (1.0 if images < 100_000 else 4.0)
     assert all(choice.reason and re.match(r"\w+\.\w+$", choice.name) for choice in choices)
 
@@ -67,10 +67,12 @@ def test_the_reason_for_the_queue_is_true(images):
     reason = next(choice.reason for choice in choices if choice.name == "method.queue_size")
     if "an eighth of the" in reason:
         assert images / 16 < settings.method.queue_size <= images / 8
-    elif "the paper's" in reason:
-        assert settings.method.queue_size == 65536
+    elif "three quarters of the" in reason:
+        assert images * 3 / 8 < settings.method.queue_size <= images * 3 / 4
+    elif "minimum" in reason:
+        assert settings.method.queue_size == 256 and images < 512
     else:
-        assert settings.method.queue_size == 256 and images < 2048
+        assert settings.method.queue_size == (4096 if images < 100_000 else 65536)
 
 
 @pytest.mark.parametrize(("short_side", "size"), [(28, 32), (32, 32), (64, 64), (96, 64), (160, 128), (500, 224)])
@@ -153,8 +155,22 @@ def test_small_images_get_a_second_query_where_there_are_several_keys(method, vi
     as_in_the_paper, told = chosen(50_000, 32, method__num_keys=7)
     assert (as_in_the_paper.method.num_queries, as_in_the_paper.method.num_keys) == (1, 7)
     assert "number of keys" in {each.name: each.reason for each in told}["method.num_queries"]
-    photographs = chosen(50_000, 300)[0].method
-    assert (photographs.num_queries, photographs.num_keys) == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("images", "values", "views"),
+    [
+        (5_000, {}, (2, 4, 3)),
+        (5_000, {"method__name": "moco-v2"}, (1, 4, 1)),
+        (5_000, {"method__num_keys": 5}, (1, 4, 5)),
+        (5_000, {"model__backbone": "mobilenet_v3_small"}, (2, 0, 3)),
+        (5_000, {"method__num_local_queries": 0}, (2, 0, 3)),
+        (200_000, {}, (1, 0, 5)),
+    ],
+)
+def test_photographs_get_local_queries_unless_there_are_many(images, values, views):
+    method = chosen(images, **values)[0].method
+    assert (method.num_queries, method.num_local_queries, method.num_keys) == views
 
 
 def test_a_single_key_need_not_be_said_where_there_can_be_no_other():

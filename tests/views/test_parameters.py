@@ -147,13 +147,3 @@ def test_two_samples_of_a_batch_differ() -> None:
     drawn = draw(view_recipe("moco-v2", 32), count=200)
     assert len(drawn.brightness.unique()) == 200
     assert len(drawn.hue.unique()) == 200
-
-
-def test_weak_views_are_only_cropped_and_flipped() -> None:
-    recipe = view_recipe("moco-v2", 24, weak_views=2, solarize_probability=0.5)
-    samples = torch.arange(200)
-    for number in range(5):
-        drawn = draw_parameters(recipe, 1, 2, samples, torch.full((200,), number), torch.full((200, 2), 40))
-        strong = torch.stack([drawn.jitter, drawn.gray, drawn.blur_sigma > 0, drawn.solarize]).any(dim=1)
-        assert strong.tolist() == [number not in (1, 2)] * 4
-        assert drawn.flip.any()

@@ -28,7 +28,7 @@ from jcl.report.page import IMAGE_SIDE
 from jcl.settings.resolve import ResolvedSettings
 from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe
-from jcl.views import ViewMaker, denormalise
+from jcl.views import ViewMaker, ViewRecipe, denormalise
 
 _FLOPS: Final = {"cpu": 4e11, "cuda": 2e14}  # a few seconds of work
 _FLOPS_PER_PIXEL: Final = 6000  # the time it takes to make a view, in FLOPs
@@ -92,24 +92,32 @@ def neighbour_rows(
 
 
 def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
-    """Training images of as many classes as possible, with the query and key views they have in the first step."""
+    """Training images of as many classes as possible, with the views they have in the first step."""
     rows = permutation(0, REPORT_SAMPLE, 2, len(data.train))[:_MAX_FILES]
     if data.train.labels is not None:
         rows = rows[_distinct(data.train.labels[rows])]
     source, recipe = select_images(data.train, rows), run_view_recipe(settings)
-    keys, queries = settings.method.num_keys, settings.method.num_queries
+    method = settings.method
     batch = next(iter(read_all(source, canvas=settings.data.canvas, batch_size=_VIEW_ROWS)), None)
     if batch is None:
         raise DataError(f"None of the images can be read ({source.description}).")
-    maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, rows[batch.samples])
-    # The learner numbers the first query 0, then the keys, then further queries.
-    numbers = torch.tensor([0, *range(keys + 1, keys + queries), *range(1, keys + 1)])
-    if METHODS[settings.method.name].symmetric:
-        numbers = torch.tensor([0, 1, 1, 0])  # two queries, and the keys they are compared with
-    images = torch.arange(len(batch)).repeat_interleave(len(numbers))
-    views = denormalise(maker(images, numbers.repeat(len(batch))), recipe.mean, recipe.std)
-    shown = [_image(source, sample) for sample in batch.samples.tolist()]
-    return ExampleViews(shown, views.reshape(len(batch), len(numbers), *views.shape[1:]))
+
+    def make(recipe: ViewRecipe, numbers: list[int]) -> Tensor:
+        maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, rows[batch.samples])
+        images = torch.arange(len(batch)).repeat_interleave(len(numbers))
+        views = denormalise(maker(images, torch.tensor(numbers).repeat(len(batch))), recipe.mean, recipe.std)
+        return views.reshape(len(batch), len(numbers), *views.shape[1:])
+
+    # The learner numbers the first query 0, then the keys, further queries and local queries.
+    first_local = method.num_keys + method.num_queries
+    numbers = [0, *range(method.num_keys + 1, first_local), *range(1, method.num_keys + 1)]
+    if METHODS[method.name].symmetric:
+        numbers = [0, 1, 1, 0]  # two queries, and the keys they are compared with
+    views = [list(row) for row in make(recipe, numbers)]
+    if method.num_local_queries:
+        numbers = list(range(first_local, first_local + method.num_local_queries))
+        views = [[*whole, *local] for whole, local in zip(views, make(recipe.local(), numbers), strict=True)]
+    return ExampleViews([_image(source, sample) for sample in batch.samples.tolist()], views)
 
 
 def _affordable_views(backbone: nn.Module, image_size: int, device: torch.device) -> int:

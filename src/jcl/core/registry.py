@@ -54,6 +54,7 @@ def register(method: Method) -> Method:
 
 
 _ONE_KEY = {"method.num_keys": 1, "method.num_queries": 1}
+_TWO_VIEWS = {"method.num_keys": 2, "method.num_queries": 2, "method.num_local_queries": 0}
 
 for _method in (
     Method(
@@ -81,7 +82,7 @@ for _method in (
         colour="#56b4e9",
         several_keys=False,
         symmetric=True,
-        recipe={"method.num_keys": 2, "method.num_queries": 2, "model.head": "mlp"},
+        recipe=_TWO_VIEWS | {"model.head": "mlp"},
     ),
     Method(
         "moco-v1",

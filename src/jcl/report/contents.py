@@ -69,10 +69,10 @@ class SampleResults:
 
 @dataclass(frozen=True, eq=False)
 class ExampleViews:
-    """Images and their training views (n, v, 3, S, S) uint8, queries first."""
+    """Images and the training views of each, (3, S, S) uint8: queries, keys, then local queries."""
 
     images: Sequence[NamedImage]
-    views: Tensor
+    views: Sequence[Sequence[Tensor]]
 
 
 class Metric(NamedTuple):

@@ -22,7 +22,7 @@ from jcl.report import style, tables
 from jcl.report.charts import PLOT_AREA, SPEED, map_chart, training_chart, training_charts, view_histograms
 from jcl.report.contents import RunContents
 from jcl.report.remarks import remarks
-from jcl.settings.resolve import describe_views
+from jcl.settings.resolved import ResolvedSettings, describe_views
 
 IMAGE_SIDE: Final = 112  # the longest side of an image in pixels
 _LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
@@ -102,6 +102,12 @@ def _data_url(pixels: Tensor) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def _view_names(settings: ResolvedSettings) -> list[str]:
+    method = settings.method
+    counts = {"query": method.num_queries, "key": method.num_keys, "local": method.num_local_queries}
+    return [name if count == 1 else f"{name} {i}" for name, count in counts.items() for i in range(1, count + 1)]
+
+
 def _describe(index: int, run: RunContents) -> dict[str, Any]:
     method, sample = run.settings.method, run.sample
     top1, contrastive = run.accuracy("knn_top1"), run.last("train").get("contrastive_accuracy")
@@ -109,7 +115,6 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         headline = tables.percent(top1.value), "kNN accuracy of the frozen features"
     else:
         headline = tables.MISSING if contrastive is None else tables.percent(contrastive), "contrastive accuracy"
-    queries = ["query"] if method.num_queries == 1 else [f"query {i}" for i in range(1, method.num_queries + 1)]
     epochs = pluralize(run.settings.train.epochs, "epoch")
     about = f"{run.settings.model.backbone} · {epochs} on {run.settings.data.location}"
     titles = {"untrained_knn": "untrained network", "start_knn": "weights at the start", "chance": "chance"}
@@ -133,7 +138,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "neighbours": sample.neighbours if sample else (),
         "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
         "spread": sample.spread if sample else None,
-        "view_names": [*queries, *(f"key {number}" for number in range(1, method.num_keys + 1))],
+        "view_names": _view_names(run.settings),
     }
 
 

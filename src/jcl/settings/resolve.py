@@ -27,15 +27,6 @@ def canvas_side(image_size: int, min_scale: float) -> int:
     return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)
 
 
-def describe_views(settings: ResolvedSettings) -> str:
-    """`, 3 keys and 2 queries per image`, to follow the name of the method; empty for one of each."""
-    keys, queries = settings.method.num_keys, settings.method.num_queries
-    if keys == queries == 1:
-        return ""
-    further = f" and {queries} queries" if queries > 1 else ""
-    return f", {pluralize(keys, 'key')}{further} per image"
-
-
 @dataclass(frozen=True)
 class InitialWeights:
     """What automatic values depend on if training starts from existing weights."""
@@ -113,6 +104,7 @@ _WARMUP_EPOCHS = 5.0  # of long runs
 _FOUR_BATCHES_OF_PHOTOGRAPHS = 4 * 256 * 224**2  # in pixels, as in MoCo
 _AS_WEIGHTS = "as for the weights at the start"
 _AS_CIFAR = f"as for CIFAR, whose views have {_SMALL_VIEW} px"
+_MEASURED_ON_PHOTOGRAPHS = "the best measured on Caltech-101"
 
 
 def _rule(name: str) -> Callable[[Rule], Rule]:
@@ -136,6 +128,10 @@ def _traits(values: Values) -> BackboneTraits:
     return backbone_traits(values["model.backbone"])
 
 
+def _few_photographs(values: Values, facts: DataFacts) -> bool:
+    return facts.images < _SMALL_DATASET and not _small(values)
+
+
 def _single_key(values: Values) -> bool:
     return not METHODS[values["method.name"]].several_keys
 
@@ -149,6 +145,12 @@ def _image_size(values: Values, facts: DataFacts) -> tuple[int, str]:
         if facts.short_side <= limit:
             return size, reason
     return 224, f"{reason}, enough for the usual size"
+
+
+@_rule("method.num_local_queries")
+def _num_local_queries(values: Values, facts: DataFacts) -> tuple[int, str]:
+    resnet = "resne" in values["model.backbone"]  # other networks may not take crops of another size
+    return (4, _MEASURED_ON_PHOTOGRAPHS) if resnet and _few_photographs(values, facts) else (0, "")
 
 
 @_rule("views.local_size")
@@ -271,8 +273,10 @@ def _lr(values: Values, facts: DataFacts) -> tuple[float, str]:
         rate, source = 1.5e-4, ", MoCo v3's for AdamW"
     elif _small(values):
         rate, source = 0.24, ", as for CIFAR"
+    elif not _few_photographs(values, facts):
+        rate, source = 0.03, ", the paper's"
     else:
-        rate, source = (0.06, "") if facts.images < _SMALL_DATASET else (0.03, ", the paper's")
+        rate, source = (0.06, "") if facts.init else (0.24, f", {_MEASURED_ON_PHOTOGRAPHS}")
     return round(rate * batch / 256, 10), f"{rate} for a batch of 256{source}, scaled to {batch}"
 
 
@@ -297,17 +301,22 @@ def _head_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
 def _weight_decay(values: Values, facts: DataFacts) -> tuple[float, str]:
     if _adamw(values):
         return 0.1, "MoCo v3's for AdamW"
+    if _few_photographs(values, facts):
+        return 5e-4, _MEASURED_ON_PHOTOGRAPHS
     return (5e-4, _AS_CIFAR) if _small(values) else (1e-4, "the paper's")
 
 
 @_rule("method.queue_size")
 def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
-    queue = min(65536, max(256, _power_of_two_below(facts.images // 8)))
-    if queue == 65536:
-        return queue, "the paper's"
-    if queue > facts.images // 8:
+    if facts.images >= _SMALL_DATASET:
+        queue = min(65536, _power_of_two_below(facts.images // 8))
+        return queue, "the paper's" if queue == 65536 else f"at most an eighth of the {facts.images:,} images"
+    queue = min(4096, max(256, _power_of_two_below(facts.images * 3 // 4)))
+    if queue == 4096:
+        return queue, _AS_CIFAR if _small(values) else _MEASURED_ON_PHOTOGRAPHS
+    if queue > facts.images * 3 // 4:
         return queue, f"minimum queue size; there are only {facts.images:,} images"
-    return queue, f"an eighth of the {facts.images:,} images, so that few negatives are older keys of the same image"
+    return queue, f"at most three quarters of the {facts.images:,} images"
 
 
 @_rule("method.key_momentum")
@@ -321,11 +330,11 @@ def _key_momentum(values: Values, facts: DataFacts) -> tuple[float, str]:
 
 @_rule("method.num_queries")
 def _num_queries(values: Values, facts: DataFacts) -> tuple[int, str]:
-    if _single_key(values) or not _small(values):
+    if _single_key(values) or not (_small(values) or _few_photographs(values, facts)):
         return 1, ""
     if values["method.num_keys"] != "auto":
         return 1, "as in the paper, because the number of keys was given; otherwise there would be two"
-    return 2, _AS_CIFAR
+    return 2, _AS_CIFAR if _small(values) else _MEASURED_ON_PHOTOGRAPHS
 
 
 @_rule("method.num_keys")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from jcl.console import join_words, pluralize
 from jcl.settings.schema import (
     BatchSize,
     Count,
@@ -50,6 +51,7 @@ class ResolvedModelSettings(ModelSettings):
 class ResolvedMethodSettings(MethodSettings):
     num_keys: NumKeys = 5
     num_queries: NumQueries = 1
+    num_local_queries: Count = 0
     covariance_scale: NotNegative = 4.0
     queue_size: PositiveInt
     key_momentum: Fraction
@@ -82,3 +84,14 @@ class ResolvedSettings(Settings):
     method: ResolvedMethodSettings
     train: ResolvedTrainSettings
     record: ResolvedRecordSettings = ResolvedRecordSettings()
+
+
+def describe_views(settings: ResolvedSettings) -> str:
+    """`, 3 keys, 2 queries and 4 local queries per image`, to follow the name of the method; empty for one of each."""
+    method = settings.method
+    if method.num_keys == method.num_queries == 1 and not method.num_local_queries:
+        return ""
+    parts = [pluralize(method.num_keys, "key")]
+    parts += [f"{method.num_queries} queries"] if method.num_queries > 1 else []
+    parts += [pluralize(method.num_local_queries, "local query", "local queries")] if method.num_local_queries else []
+    return f", {join_words(parts)} per image"

@@ -81,9 +81,8 @@ class ViewSettings(Section):
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
     solarize_probability: Probability | None = Field(None, description="Solarization (default: none).")
-    weak_keys: Count = Field(0, description="Key views that are only cropped and flipped.")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
-    local_scale: tuple[CropFraction, CropFraction] = Field((0.05, 0.2), description="Fraction of an image in them.")
+    local_scale: tuple[CropFraction, CropFraction] = Field((0.05, 0.25), description="Fraction of an image in them.")
     mean: Triple | Auto = Field("auto", description="Mean of the channels, for normalization.")
     std: PositiveTriple | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
 
@@ -109,7 +108,7 @@ class MethodSettings(Section):
     name: MethodName = Field("jcl", description=f"Method: {', '.join(METHODS)}.")
     num_keys: NumKeys | Auto = Field(5, description="Key views per image, M'.")
     num_queries: NumQueries | Auto = Field(1, description="Query views per image (1 in the paper).")
-    num_local_queries: Count = Field(0, description="Small crops per image as further queries (0 in the paper).")
+    num_local_queries: Count | Auto = Field(0, description="Small crops per image as further queries (0 in the paper).")
     covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the covariance, lambda.")
     covariance_schedule: Literal["constant", "linear"] = Field(
         "constant", description="How lambda changes: constant, or linear from lambda/E in the first of E epochs."
@@ -176,12 +175,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        views = (self.method.num_keys, self.method.num_queries, self.method.num_local_queries, self.views.weak_keys)
+        views = (self.method.num_keys, self.method.num_queries, self.method.num_local_queries)
         if METHODS[self.method.name].symmetric:
-            if views != (2, 2, 0, 0):
+            if views != (2, 2, 0):
                 raise ValueError(
                     f"{self.method.name} uses two views per image, each as a query and as a key; "
-                    "remove settings of keys, weak keys, queries and local queries"
+                    "remove settings of keys, queries and local queries"
                 )
         elif not METHODS[self.method.name].several_keys and self.method.num_keys not in (1, "auto"):
             raise ValueError(

@@ -125,5 +125,4 @@ def run_view_recipe(settings: ResolvedSettings) -> ViewRecipe:
     changes = {name: value for name in names if (value := getattr(views, name)) is not None}
     if method.num_local_queries:
         changes |= {"local_size": views.local_size, "local_scale": views.local_scale}
-    weak = min(views.weak_keys, method.num_keys)
-    return view_recipe(views.recipe, views.image_size, weak_views=weak, **changes)
+    return view_recipe(views.recipe, views.image_size, **changes)

@@ -127,7 +127,7 @@ def faster_options(settings: ResolvedSettings, device: torch.device) -> str:
     # For views of 33 to 64 px, "auto" chooses a slower stem than for 96 px.
     stem = "imagenet" if 32 < settings.views.image_size <= 64 else settings.model.stem
     changes: dict[str, dict[str, Any]] = {
-        "--image-size 96": {"views.image_size": 96, "model.stem": stem},
+        "--image-size 96": {"views.image_size": 96, "views.local_size": 48, "model.stem": stem},
         "--epochs 50": {"train.epochs": 50},
         "--backbone resnet18": {"model.backbone": "resnet18"},
         "--method moco-v2": {"method.name": "moco-v2", "method.num_keys": 1, "method.num_queries": 1},
@@ -148,8 +148,11 @@ def _run_flops(settings: ResolvedSettings) -> float:
     """The FLOPs of a run per training image; a backward pass takes twice as many as a forward pass."""
     model, method = settings.model, settings.method
     per_key = 3 if METHODS[method.name].gradient_through_keys else 1
-    passes = 3 * method.num_queries + per_key * method.num_keys
-    return settings.train.epochs * passes * _forward_flops(model.backbone, model.stem, settings.views.image_size)
+    views = {settings.views.image_size: 3 * method.num_queries + per_key * method.num_keys}
+    if method.num_local_queries:
+        views[settings.views.local_size] = 3 * method.num_local_queries
+    flops = sum(passes * _forward_flops(model.backbone, model.stem, size) for size, passes in views.items())
+    return settings.train.epochs * flops
 
 
 @cache

@@ -65,10 +65,6 @@ def draw_parameters(
     draws = dict(zip(_DRAWS, torch.split(row, list(_DRAWS.values()), dim=1), strict=True))
     low, high = recipe.blur_sigma
     sigma = low + (high - low) * draws["sigma"]
-    if recipe.weak_views:
-        weak = ((numbers >= 1) & (numbers <= recipe.weak_views))[:, None]
-        for name in ("jitter", "gray", "blur", "solarize"):
-            draws[name] = torch.where(weak, 1.0, draws[name])  # above every probability
     return ViewParameters(
         box=_random_box(recipe, sizes, draws) if recipe.random_crop else _centred_square(sizes),
         flip=_happens(draws["flip"], recipe.flip_probability),

@@ -17,8 +17,8 @@ class ViewRecipe:
 
     `min_scale`, `max_scale` and `ratio` are those of torchvision's `RandomResizedCrop`; without `random_crop` the crop
     is the largest centered square. The jitter strengths are those of `ColorJitter`. Operations with probability zero
-    are skipped. Views 1 to `weak_views` of an image are only cropped and flipped. With `local_size` there are also
-    small crops of that size, which cover `local_scale` of an image; see `local`.
+    are skipped. With `local_size` there are also small crops of that size, which cover `local_scale` of an image; see
+    `local`.
     """
 
     name: str
@@ -38,7 +38,6 @@ class ViewRecipe:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     solarize_probability: float = 0.0
     flip_probability: float = 0.5
-    weak_views: int = 0
     local_size: int = 0
     local_scale: tuple[float, float] = (0.05, 0.2)
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -65,9 +64,7 @@ class ViewRecipe:
     def local(self) -> "ViewRecipe":
         """The recipe of small crops."""
         low, high = self.local_scale
-        return dataclasses.replace(
-            self, size=self.local_size, min_scale=low, max_scale=high, weak_views=0, local_size=0
-        )
+        return dataclasses.replace(self, size=self.local_size, min_scale=low, max_scale=high, local_size=0)
 
 
 _RECIPES: Final[dict[str, dict[str, Any]]] = {
