@@ -21,6 +21,7 @@ from jcl.commands.report_sample import example_views
 from jcl.data import ImageData, open_data, write_shards
 from jcl.report.contents import Metric, NamedImage, NeighbourRow, RunContents
 from jcl.report.page import render_page
+from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.schema import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, small_run
 from run_tools import QUIET
@@ -129,7 +130,7 @@ def test_views_are_those_of_images_of_several_classes(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(8), 20)
     np.savez(tmp_path / "images.npz", x_train=drawn_pixels(160), y_train=labels)
     data = open_data(str(tmp_path / "images.npz"))
-    settings = tiny_settings(tmp_path / "images.npz")
+    settings, _ = resolve(tiny_settings(tmp_path / "images.npz"), DataFacts(160, 32, decoded=True))
     shown = example_views(settings, data)
     assert len({image.label for image in shown.images}) == len(shown.images) == 6
     numbers = [int(image.name.split()[-1]) for image in shown.images]
