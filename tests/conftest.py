@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from fault_tools import settings_for
 from jcl.cli import main
+from jcl.commands.pretrain import pretrain
+from jcl.commands.run import Run
+from jcl.errors import Interrupted
 from page_tools import evil_folder, plain_folder, small_run
+from run_tools import QUIET, stop_after
 from small_runs import drawn_pixels, snapshot, write_image_folder
 
 
@@ -23,6 +31,8 @@ def pytest_configure() -> None:
     """
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    # A shell lets what it starts in the background ignore Ctrl-C, and so would every process of the tests.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +76,34 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pretrained(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one epoch on those images; only to be read."""
     return small_run(npz, tmp_path_factory.mktemp("pretrained") / "run", train__epochs=1).path
+
+
+@pytest.fixture(scope="session")
+def unbroken(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Three epochs of four steps: lines every 3 steps, kNN and a checkpoint after each epoch; only to be read."""
+    return pretrain(settings_for(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
+
+
+@pytest.fixture(scope="session")
+def _stopped(npz: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 10, signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            pretrain(settings_for(npz), folder, console=QUIET)
+    return folder
+
+
+@pytest.fixture
+def stopped(_stopped: Path, tmp_path: Path) -> Path:
+    """The same run stopped after step 10, with checkpoints of steps 8 and 10."""
+    return shutil.copytree(_stopped, tmp_path / "run")
+
+
+@pytest.fixture
+def console() -> Console:
+    """What is printed to it, `export_text` returns."""
+    return Console(record=True, width=1000, file=Path(os.devnull).open("w"))
 
 
 @pytest.fixture

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
+from jcl.settings.schema import Settings
 from jcl.train.step import TrainingStep
+from small_runs import tiny_settings
+
+
+def settings_for(location: Path, **changes: object) -> Settings:
+    """Three short epochs with a checkpoint after each."""
+    return tiny_settings(location, record__checkpoint_every=1, **changes)
 
 
 def be_killed_writing(path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,41 +19,25 @@ from fault_tools import (
     at_steps,
     live,
     once_written,
+    settings_for,
     small_disk,
 )
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.data import open_data
 from jcl.data.shards.write import write_shards
-from jcl.errors import DataError, Interrupted, RunError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
 from jcl.runs.metrics import read_metrics
 from jcl.settings.schema import settings_text
-from run_tools import assert_same, state, stop_after
+from run_tools import QUIET, assert_same, state, stop_after
 from small_runs import drawn_pixels, tiny_settings, write_image_folder
-
-QUIET = Console(quiet=True)
-
-
-@pytest.fixture(scope="module")
-def unbroken(npz, tmp_path_factory) -> Run:
-    """Three epochs of four steps: lines every 3 steps, kNN every epoch, a checkpoint after each epoch."""
-    return pretrain(settings_for(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
-
-
-def settings_for(location: Path, **changes):
-    return tiny_settings(location, record__checkpoint_every=1, **changes)
 
 
 @pytest.fixture
 def disk(tmp_path):
     with small_disk(tmp_path / "disk") as small:
         yield small
-
-
-@pytest.fixture
-def console() -> Console:
-    return Console(record=True, width=1000, file=Path(os.devnull).open("w"))
 
 
 def sentences(console: Console) -> list[str]:
@@ -119,44 +102,27 @@ class TestDisk:
         assert "Traceback" not in capfd.readouterr().err + console.export_text()
 
 
-@pytest.fixture(scope="module")
-def stopped(npz, tmp_path_factory) -> Path:
-    """A run stopped after step 10, with checkpoints of steps 8 and 10; only to be copied."""
-    folder = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 10, 15)
-        with pytest.raises(Interrupted):
-            pretrain(settings_for(npz), folder, console=QUIET)
-    return folder
-
-
-@pytest.fixture
-def broken_off(stopped, tmp_path) -> Path:
-    """A copy of the stopped run."""
-    return shutil.copytree(stopped, tmp_path / "run")
-
-
 @pytest.mark.parametrize("place", ["length", "header", "first tensor", "middle", "tail"])
-def test_a_bit_flipped_in_the_newest_checkpoint(unbroken, broken_off, console, place):
-    newest = list_checkpoints(broken_off / "checkpoints")[-1]
+def test_a_bit_flipped_in_the_newest_checkpoint(unbroken, stopped, console, place):
+    newest = list_checkpoints(stopped / "checkpoints")[-1]
     content = bytearray(newest.read_bytes())
     header_end = 8 + int.from_bytes(content[:8], "little")
     at = {"length": 0, "header": 40, "first tensor": header_end, "middle": len(content) // 2, "tail": -1}[place]
     content[at] ^= 0x10
     newest.write_bytes(content)
-    run = resume(broken_off, console=console)
+    run = resume(stopped, console=console)
     said = console.export_text()
     assert f"Skipped checkpoint: {newest}" in said and "Resuming from" in said and "step-000000008.safetensors" in said
     assert_same(run, unbroken)
 
 
-def test_no_good_checkpoint_left_is_a_sentence_and_nothing_is_begun_anew(broken_off):
-    for path in list_checkpoints(broken_off / "checkpoints"):
+def test_no_good_checkpoint_left_is_a_sentence_and_nothing_is_begun_anew(stopped):
+    for path in list_checkpoints(stopped / "checkpoints"):
         path.write_bytes(path.read_bytes()[:-1])
-    before = {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
     with pytest.raises(RunError, match=r"checkpoints in .* are damaged"):
-        resume(broken_off, console=QUIET)
-    assert {path: path.read_bytes() for path in broken_off.rglob("*") if path.is_file()} == before
+        resume(stopped, console=QUIET)
+    assert {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()} == before
 
 
 def test_killed_at_any_moment(npz, tmp_path):
@@ -257,24 +223,24 @@ def test_checkpoints_by_the_clock_fall_between_steps(npz, unbroken, tmp_path, mo
 class TestFromElsewhere:
     """A run folder that somebody else has prepared."""
 
-    def test_settings_that_would_run_a_command(self, broken_off, tmp_path):
-        (broken_off / "settings.yaml").write_text(f"train: !!python/object/apply:os.system ['touch {tmp_path}/hacked']")
+    def test_settings_that_would_run_a_command(self, stopped, tmp_path):
+        (stopped / "settings.yaml").write_text(f"train: !!python/object/apply:os.system ['touch {tmp_path}/hacked']")
         with pytest.raises(SettingsError, match="is not valid YAML"):
-            resume(broken_off, console=QUIET)
+            resume(stopped, console=QUIET)
         assert not (tmp_path / "hacked").exists()
 
-    def test_a_checkpoint_that_would_run_a_command(self, broken_off, tmp_path):
+    def test_a_checkpoint_that_would_run_a_command(self, stopped, tmp_path):
         class Hostile:
             def __reduce__(self):
                 return os.system, (f"touch {tmp_path}/hacked",)
 
-        good = newest_checkpoint(broken_off / "checkpoints")
-        torch.save({"model": Hostile()}, broken_off / "checkpoints" / "step-000000099.safetensors")
-        assert search_checkpoints(broken_off / "checkpoints").newest == good
-        for path in list_checkpoints(broken_off / "checkpoints"):
+        good = newest_checkpoint(stopped / "checkpoints")
+        torch.save({"model": Hostile()}, stopped / "checkpoints" / "step-000000099.safetensors")
+        assert search_checkpoints(stopped / "checkpoints").newest == good
+        for path in list_checkpoints(stopped / "checkpoints"):
             torch.save({"model": Hostile()}, path)
         with pytest.raises(RunError, match="All checkpoints in"):
-            resume(broken_off, console=QUIET)
+            resume(stopped, console=QUIET)
         assert not (tmp_path / "hacked").exists()
 
     def test_data_that_would_run_a_command(self, npz, tmp_path):

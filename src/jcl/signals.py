@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -81,13 +82,17 @@ class StopRequest:
 
 def stop_with_parent() -> None:
     """Stop this process, as by SIGTERM, when the process named by `STARTED_BY` is gone; kill it if it does not."""
+    parent, named = os.getppid(), os.environ.get(STARTED_BY, "")
+    if not named:
+        return
+    if named != str(parent):
+        sys.exit(f"Error: The environment variable {STARTED_BY} names another process than the parent; unset it.")
 
-    def watch(parent: int) -> None:
+    def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_POLL_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(SECONDS_TO_SAVE)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if (parent := os.environ.get(STARTED_BY, "")).isdecimal():
-        threading.Thread(target=watch, args=(int(parent),), daemon=True).start()
+    threading.Thread(target=watch, daemon=True).start()

@@ -58,11 +58,18 @@ def test_version(call):
 
 
 def test_what_a_launcher_would_set_may_be_set_to_nothing():
-    nothing = dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTARTS"), "")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTARTS", "JCL_STARTED_BY")
+    nothing = dict.fromkeys(names, "")
     # Refused only after it has looked at who it is.
     command = [sys.executable, "-m", "jcl", "resume", "nowhere"]
     done = subprocess.run(command, env=os.environ | nothing, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.startswith("Error: ") and "nowhere" in done.stderr, done.stderr
+
+
+def test_a_parent_that_is_not_the_parent_is_refused():
+    command = [sys.executable, "-m", "jcl", "--version"]
+    done = subprocess.run(command, env=os.environ | {"JCL_STARTED_BY": "1"}, capture_output=True, text=True)
+    assert done.returncode == 1 and "JCL_STARTED_BY" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
@@ -585,7 +592,7 @@ def test_ctrl_c_before_the_summary_says_how_to_have_the_results(call, npz, monke
 
 
 def test_ctrl_c_while_the_page_is_made_says_that_only_it_is_missing(call, npz, monkeypatch):
-    monkeypatch.setattr("jcl.commands.train_run.write_report", press_ctrl_c)
+    monkeypatch.setattr("jcl.commands.report.write_report", press_ctrl_c)
     code, _, err = call("pretrain", npz, *TINY, "--set", "record.report=true", "--out", "run")
     assert code == 75 and "only its page is missing" in err and "`jcl report run`" in err
     assert Run(Path("run")).summary["steps"] == 12

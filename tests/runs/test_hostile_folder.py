@@ -1,5 +1,6 @@
 """Run folders that come from elsewhere, lose files, or are moved, removed or on a full disk while a run trains."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -7,14 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 
 import jcl
-from fault_tools import at_steps, once_written, small_disk
+from fault_tools import at_steps, once_written, settings_for, small_disk
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.report import write_report
-from jcl.errors import Interrupted, RunError
+from jcl.errors import DataError, Interrupted, RunError
 from jcl.export import import_backbone, save_backbone
 from jcl.runs.atomic import atomic_open, write_atomically
 from jcl.runs.checkpoint import (
@@ -26,36 +26,10 @@ from jcl.runs.checkpoint import (
 )
 from jcl.runs.lock import RunLock, is_locked
 from jcl.runs.metrics import MetricsWriter, read_metrics
-from run_tools import assert_same, assert_same_backbone, stop_after
-from small_runs import tiny_settings
-
-QUIET = Console(quiet=True)
-
-
-def settings_for(npz: Path, **changes):
-    return tiny_settings(npz, record__checkpoint_every=1, **changes)
-
-
-@pytest.fixture(scope="module")
-def unbroken(npz, tmp_path_factory) -> jcl.Run:
-    """Three epochs of four steps, with a checkpoint after each."""
-    return pretrain(settings_for(npz), tmp_path_factory.mktemp("unbroken") / "run", console=QUIET)
-
-
-@pytest.fixture(scope="module")
-def stopped(npz, tmp_path_factory) -> Path:
-    """Stopped after step 10, with checkpoints of steps 8 and 10; only to be copied."""
-    folder = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 10, 15)
-        with pytest.raises(Interrupted):
-            pretrain(settings_for(npz), folder, console=QUIET)
-    return folder
-
-
-@pytest.fixture
-def run(stopped, tmp_path) -> Path:
-    return shutil.copytree(stopped, tmp_path / "run")
+from launch_tools import settings_options
+from plain_user import refused_like_anybody
+from run_tools import QUIET, assert_same, assert_same_backbone, stop_after
+from small_runs import TINY_VALUES
 
 
 @pytest.fixture
@@ -65,29 +39,26 @@ def victim(tmp_path) -> Path:
     return file
 
 
-@pytest.fixture
-def console() -> Console:
-    return Console(record=True, width=1000, file=Path(os.devnull).open("w"))
-
-
 class TestLinks:
     @pytest.mark.parametrize("dangling", [False, True])
     @pytest.mark.parametrize(
         "name", [".lock", "backbone.safetensors", "choices.json", "metrics.jsonl", "report.html", "run_id"]
     )
-    def test_resuming_refuses_links(self, run, victim, name, dangling):
-        (run / name).unlink(missing_ok=True)
-        (run / name).symlink_to(victim.with_name("new") if dangling else victim)
-        with pytest.raises(RunError, match=f"{name} is a link"):
-            resume(run, console=QUIET)
+    def test_resuming_refuses_links(self, npz, stopped, victim, name, dangling):
+        settings = settings_for(npz)
+        (stopped / name).unlink(missing_ok=True)
+        (stopped / name).symlink_to(victim.with_name("new") if dangling else victim)
+        for again in (lambda: resume(stopped, console=QUIET), lambda: pretrain(settings, stopped, resume="auto")):
+            with pytest.raises(RunError, match=f"{name} is a link"):
+                again()
         assert victim.read_text() == "mine" and not victim.with_name("new").exists()
 
-    def test_resuming_refuses_subfolders_that_are_links(self, run, tmp_path):
-        moved = (run / "checkpoints").rename(tmp_path / "elsewhere")
-        (run / "checkpoints").symlink_to(moved)
+    def test_resuming_refuses_subfolders_that_are_links(self, stopped, tmp_path):
+        moved = (stopped / "checkpoints").rename(tmp_path / "elsewhere")
+        (stopped / "checkpoints").symlink_to(moved)
         before = sorted(moved.iterdir())
         with pytest.raises(RunError, match="checkpoints is a link"):
-            resume(run, console=QUIET)
+            resume(stopped, console=QUIET)
         assert sorted(moved.iterdir()) == before
 
     def test_tensorboard_as_a_link_is_not_written_to(self, tmp_path):
@@ -135,34 +106,63 @@ class TestLinks:
             write_atomically(tmp_path / "latest" / "summary.json", b"new")
         assert (tmp_path / "run" / "summary.json").read_text() == "new"
 
-    def test_what_the_user_names_may_be_a_link(self, pretrained, npz, victim, tmp_path, call):
-        (tmp_path / "link.json").symlink_to(victim)
-        victim.write_text("{}")
-        assert call("knn", pretrained, npz, "--device", "cpu", "--json", tmp_path / "link.json")[0] == 0
-        assert "knn_top1" in victim.read_text()
+    def test_what_the_user_names_may_be_a_link(self, npz, tmp_path, call):
+        (tmp_path / "real").mkdir()
+        (tmp_path / "out").symlink_to("real")
+        (tmp_path / "link.json").symlink_to("new.json")
+        (tmp_path / "link.html").symlink_to("new.html")
+        options = settings_options(TINY_VALUES | {"train.epochs": 1})
+        train = ["pretrain", npz, *options, "--out", tmp_path / "out", "--json", tmp_path / "link.json"]
+        assert call(*train)[0] == 0 and call("report", tmp_path / "out", "-o", tmp_path / "link.html")[0] == 0
+        assert "knn_top1" in (tmp_path / "new.json").read_text() and "<html" in (tmp_path / "new.html").read_text()
+        assert (tmp_path / "real" / "summary.json").is_file() and (tmp_path / "link.json").is_symlink()
+
+
+class TestSettings:
+    @pytest.mark.parametrize("location", ["cifar10", "http://me:secret@127.0.0.1:9/0.tar"])
+    def test_those_of_others_are_printed_and_create_no_folder(self, stopped, npz, tmp_path, console, location):
+        file, root = stopped / "settings.yaml", tmp_path / "made"
+        file.write_text(file.read_text().replace(str(npz), location).replace("root: ''", f"root: {root}"))
+        with pytest.raises(DataError, match=r"data\.root"):
+            resume(stopped, console=console)
+        said = console.export_text()
+        assert str(root) in said and location[-6:] in said and "secret" not in said and not root.exists()
+
+
+def test_a_read_only_folder_is_read_but_not_written(pretrained, npz, stopped, tmp_path, call):
+    finished = Path(shutil.copytree(pretrained, tmp_path / "finished"))
+    for folder in (finished, stopped):
+        folder.chmod(0o555)
+    with refused_like_anybody():
+        for command in (["knn", finished, "--device", "cpu"], ["report", finished, "-o", "page.html"]):
+            assert call(*command)[0] == 0
+        for command in (["report", finished], ["resume", stopped], ["pretrain", npz, "--out", stopped / "new"]):
+            code, _, err = call(*command)
+            assert code == 1 and err.count("\n") == 1 and os.strerror(errno.EACCES) in err
+    assert not (stopped / ".lock").exists()
 
 
 class TestMetrics:
-    def test_lost_lines_are_counted_and_the_damaged_file_is_kept(self, run, unbroken, console):
-        lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    def test_lost_lines_are_counted_and_the_damaged_file_is_kept(self, stopped, unbroken, console):
+        lines = (stopped / "metrics.jsonl").read_bytes().splitlines(keepends=True)
         damaged = b"".join([lines[0], b'{"kind": "tr\xff\n', *lines[2:], b'{"kind"'])
-        (run / "metrics.jsonl").write_bytes(damaged)
-        again = resume(run, console=console)
+        (stopped / "metrics.jsonl").write_bytes(damaged)
+        again = resume(stopped, console=console)
         said = console.export_text()
-        (kept,) = run.glob("metrics.jsonl.damaged*")
+        (kept,) = stopped.glob("metrics.jsonl.damaged*")
         assert "has lost 1 line;" in said and kept.name in said and kept.read_bytes() == damaged
         assert len(again.metrics) == len(unbroken.metrics) - 1
 
-    def test_a_torn_line_after_the_checkpoint_is_no_loss(self, run, unbroken, console):
-        with (run / "metrics.jsonl").open("ab") as file:
+    def test_a_torn_line_after_the_checkpoint_is_no_loss(self, stopped, unbroken, console):
+        with (stopped / "metrics.jsonl").open("ab") as file:
             file.write(b'{"kind": "tr')
-        assert_same(resume(run, console=console), unbroken)
-        assert "has lost" not in console.export_text() and not list(run.glob("metrics.jsonl.damaged*"))
+        assert_same(resume(stopped, console=console), unbroken)
+        assert "has lost" not in console.export_text() and not list(stopped.glob("metrics.jsonl.damaged*"))
 
-    def test_the_lines_of_a_deleted_file_are_counted(self, run, console):
-        count = len(read_metrics(run / "metrics.jsonl"))
-        (run / "metrics.jsonl").unlink()
-        resume(run, console=console)
+    def test_the_lines_of_a_deleted_file_are_counted(self, stopped, console):
+        count = len(read_metrics(stopped / "metrics.jsonl"))
+        (stopped / "metrics.jsonl").unlink()
+        resume(stopped, console=console)
         assert f"has lost {count} lines." in console.export_text()
 
     def test_a_checkpoint_finds_its_lines_on_the_disk(self, npz, tmp_path, monkeypatch):
@@ -246,34 +246,35 @@ class TestFullDisk:
 
 
 class TestWhoseCheckpoint:
-    def test_one_of_another_run_is_refused(self, run, unbroken):
-        shutil.copy(list_checkpoints(unbroken.path / "checkpoints")[-1], run / "checkpoints")
-        found = search_checkpoints(run / "checkpoints")
+    def test_one_of_another_run_is_refused(self, stopped, unbroken):
+        shutil.copy(list_checkpoints(unbroken.path / "checkpoints")[-1], stopped / "checkpoints")
+        found = search_checkpoints(stopped / "checkpoints")
         assert found.newest.name == "step-000000010.safetensors" and "another run" in found.damaged[0]
-        for path in list_checkpoints(run / "checkpoints")[:-1]:
+        for path in list_checkpoints(stopped / "checkpoints")[:-1]:
             path.unlink()
         with pytest.raises(RunError, match="of another run"):
-            resume(run, console=QUIET)
+            resume(stopped, console=QUIET)
 
-    def test_a_run_that_lost_its_id_takes_that_of_its_checkpoint(self, run, unbroken):
-        before = (run / "run_id").read_text()
-        (run / "run_id").unlink()
-        assert_same(resume(run, console=QUIET), unbroken)
-        assert (run / "run_id").read_text() == before
+    def test_a_run_that_lost_its_id_takes_that_of_its_checkpoint(self, stopped, unbroken):
+        before = (stopped / "run_id").read_text()
+        (stopped / "run_id").unlink()
+        assert_same(resume(stopped, console=QUIET), unbroken)
+        assert (stopped / "run_id").read_text() == before
 
-    def test_those_of_older_versions_are_resumed(self, run, unbroken):
-        (run / "run_id").unlink()
-        for path in list_checkpoints(run / "checkpoints"):
+    def test_those_of_older_versions_are_resumed(self, stopped, unbroken):
+        (stopped / "run_id").unlink()
+        for path in list_checkpoints(stopped / "checkpoints"):
             tensors, metadata = read_tensors(path)
             older = {name: value for name, value in metadata.items() if name not in ("run", "lines", "sha256")}
             save_with_checksum(path, tensors, older)
-        assert_same(resume(run, console=QUIET), unbroken)
-        newest = list_checkpoints(run / "checkpoints")[-1]
-        assert read_tensors(newest)[1]["run"].strip('"') == (run / "run_id").read_text().strip()
+        assert_same(resume(stopped, console=QUIET), unbroken)
+        newest = list_checkpoints(stopped / "checkpoints")[-1]
+        assert read_tensors(newest)[1]["run"].strip('"') == (stopped / "run_id").read_text().strip()
 
-    def test_one_of_another_step_is_refused(self, run):
-        (run / "checkpoints" / "step-000000008.safetensors").rename(run / "checkpoints" / "step-000000011.safetensors")
-        found = search_checkpoints(run / "checkpoints")
+    def test_one_of_another_step_is_refused(self, stopped):
+        older = list_checkpoints(stopped / "checkpoints")[0]
+        older.rename(older.with_name("step-000000011.safetensors"))
+        found = search_checkpoints(stopped / "checkpoints")
         assert found.newest.name == "step-000000010.safetensors" and "step 8" in found.damaged[0]
 
 

@@ -200,7 +200,7 @@ def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     with context.locked(folder.path):
         fail_together(ranks, folder.refuse_links)
         moved = f"set data.location in {folder.settings_file} to their new path and resume again"
-        fail_together(ranks, lambda: require_data(settings, moved))
+        fail_together(ranks, lambda: require_data(settings, moved, context.console))
         data = _open_data(settings, context)
         parts = fail_together(ranks, lambda: build_parts(settings, data, context))
         for change in changes:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from jcl.console import print_line
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.named import absolute_location, class_list
-from jcl.data.shards.fetch import is_shard_location
+from jcl.data.named import DEMO_SET, absolute_location, class_list
+from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.initial import LIBRARIES, initial_facts
 from jcl.export.reading import WeightsFile
@@ -37,15 +37,22 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
 
 def open_own_data(settings: Settings, console: Console) -> ImageData:
     """The images that a run was trained on, for a command that also takes others; `data.strict` is ignored."""
-    require_data(settings, "give their new location after the run")
+    require_data(settings, "give their new location after the run", console)
     return open_run_data(with_values(settings, {"data.strict": False}), console)
 
 
-def require_data(settings: Settings, remedy: str) -> None:
-    """Raise if the images of a run have moved."""
-    location = settings.data.location
-    if Path(location).is_absolute() and not is_shard_location(location) and not Path(location).exists():
-        raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
+def require_data(settings: Settings, remedy: str, console: Console) -> None:
+    """Print where the images of a run are read from, and raise if they have moved.
+
+    The run may be somebody else's, so its `data.root` is not created.
+    """
+    location, root = settings.data.location, settings.data.root
+    print_line(console, f"Images: {without_secrets(location)}{f', downloads in {root}' if root else ''}")
+    if Path(location).is_absolute():
+        if not is_shard_location(location) and not Path(location).exists():
+            raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
+    elif root and location != DEMO_SET and not expand_user(root).is_dir():
+        raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
 
 
 def open_with_warnings(location: str, console: Console) -> ImageData:

@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from jcl.commands.report import write_report
 from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_skipped, write_summary
 from jcl.console import pluralize, shell_quote
 from jcl.core.method import ContrastiveLearner
@@ -275,6 +274,8 @@ def _update_choices(folder: RunFolder, settings: ResolvedSettings, device: torch
 def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None:
     """Write the page; if that fails, the run is finished nevertheless."""
     try:
+        from jcl.commands.report import write_report  # Matplotlib would make every command start a second later
+
         write_report([folder.path], folder.report_file, device=str(context.device), data=data, force=True)
     except KeyboardInterrupt:
         raise Interrupted(

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.core.encoder import Stem, build_backbone
 from jcl.core.registry import METHODS
@@ -157,6 +156,8 @@ def _run_flops(settings: ResolvedSettings) -> float:
 
 @cache
 def _forward_flops(backbone: str, stem: Stem, size: int) -> int:
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton
+
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         network = build_backbone(backbone, stem=stem, image_size=size)[0].eval()
         with FlopCounterMode(display=False) as counter:

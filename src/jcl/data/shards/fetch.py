@@ -81,15 +81,15 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
     for url in urls:
         scheme = url.partition(":")[0].lower()
         if scheme not in _SCHEMES or "::" in url:
-            raise DataError(f"Unsupported URL {_without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
+            raise DataError(f"Unsupported URL {without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
         if "?" not in url and not re.search(r"\.(tar|tgz)", url.rpartition("/")[2].lower()):
             raise DataError(
-                f"{_without_secrets(url)} is not a .tar file. Give a URL of shards, such as "
+                f"{without_secrets(url)} is not a .tar file. Give a URL of shards, such as "
                 f"{scheme}://HOST/train-{{0000..0127}}.tar, or download the images and give their folder."
             )
     files = {url: _local_copy(url, folder) for url in urls}
     shards = pluralize(len(files), "shard")
-    missing = [_without_secrets(url) for url, file in files.items() if not file.is_file()]
+    missing = [without_secrets(url) for url, file in files.items() if not file.is_file()]
     if missing and not download:
         raise DataError(f"Downloads are disabled, but {missing[0]} is not in {folder} ({len(missing)} of {shards}).")
     if missing:
@@ -107,14 +107,14 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
     return list(files.values())
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """A URL without the password, key or signature it may contain."""
     return re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
 
 
 def _local_copy(url: str, folder: Path) -> Path:
     key = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    last = _without_secrets(url).rpartition("/")[2]
+    last = without_secrets(url).rpartition("/")[2]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:]
     return folder / key / (name or "shard.tar")
 
@@ -134,7 +134,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fetch(url: str, file: Path) -> None:
-    partial, name = file.with_name(f"{file.name}.partial"), _without_secrets(url)
+    partial, name = file.with_name(f"{file.name}.partial"), without_secrets(url)
     options: dict[str, Any] = {}
     try:
         import fsspec
@@ -171,6 +171,6 @@ def describe_failure(error: Exception) -> str:
     error = cause if isinstance(cause, OSError) else error
     if isinstance(error, FileNotFoundError):
         return "not found"
-    text = getattr(error, "strerror", None) or _without_secrets(str(error))
+    text = getattr(error, "strerror", None) or without_secrets(str(error))
     text = re.sub(r"\[Errno -?\d+\] ", "", " ".join(text.split()))[:200]
     return text.rstrip(".") or type(error).__name__
