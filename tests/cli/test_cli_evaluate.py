@@ -105,7 +105,7 @@ def test_linear_without_a_test_set_holds_some_images_out_and_says_so(call, pretr
     assert code == 0, err
     assert "held out of the training images" in out
     found = figures("linear.json")
-    assert found["test_held_out"] and found["test_images"] == 3 and found["train_images"] == 23
+    assert found["test_held_out"] and found["test_images"] == 2 and found["train_images"] == 24
 
 
 def test_knn_says_whether_it_asks_about_test_images(call, pretrained, image_folder):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jcl.console import print_line
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.named import DEMO_SET, absolute_location, class_list
+from jcl.data.named import DEMO_SET, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.initial import LIBRARIES, initial_facts
@@ -42,17 +42,19 @@ def open_own_data(settings: Settings, console: Console) -> ImageData:
 
 
 def require_data(settings: Settings, remedy: str, console: Console) -> None:
-    """Print where the images of a run are read from, and raise if they have moved.
+    """Raise if the images of a run have moved; print what will be downloaded, and to where.
 
     The run may be somebody else's, so its `data.root` is not created.
     """
-    location, root = settings.data.location, settings.data.root
-    print_line(console, f"Images: {without_secrets(location)}{f', downloads in {root}' if root else ''}")
+    location, root = settings.data.location, expand_user(settings.data.root)
     if Path(location).is_absolute():
         if not is_shard_location(location) and not Path(location).exists():
             raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
-    elif root and location != DEMO_SET and not expand_user(root).is_dir():
-        raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
+    elif location != DEMO_SET:
+        stored = root if settings.data.root else default_root()
+        print_line(console, f"The images of the run are {without_secrets(location)}, stored in {stored}.")
+        if settings.data.root and not root.is_dir():
+            raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
 
 
 def open_with_warnings(location: str, console: Console) -> ImageData:
