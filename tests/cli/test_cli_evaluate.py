@@ -1,19 +1,18 @@
 """`jcl linear` and `jcl finetune`: figures, files, and one sentence for each thing that can be wrong."""
 
 import json
+import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
 
 from jcl.commands.target import untrained_backbone
+from jcl.data.folder import FolderImages
 from jcl.evaluate.folders import FinetuneFolder
-from launch_tools import wait_until
 from small_runs import drawn_pixels, write_image_folder
 from supervised_tools import stop_after
 
@@ -231,18 +230,14 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert [path.read_text() for path in (tmp_path / "mine").iterdir()] == ["mine"]
 
 
-def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_path):
-    """A real process and a real signal; the same command again is told how to continue."""
+def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_path, monkeypatch):
+    """The same command again is told how to continue."""
     tuned = tmp_path / "tuned [1]"
-    arguments = ["finetune", str(pretrained), "--epochs", "12", "--workers", "0", "--out", str(tuned)]
-    process = subprocess.Popen([sys.executable, "-m", "jcl", *arguments], stderr=subprocess.PIPE, text=True)
-    metrics = tuned / "metrics.jsonl"
-    try:
-        wait_until(lambda: metrics.exists() and metrics.stat().st_size)
-    finally:
-        process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75 and "Traceback" not in err
+    arguments = ["finetune", pretrained, "--epochs", 3, "--batch-size", 8, "--workers", 0, "--out", tuned]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5, signal.SIGINT)
+        code, _, err = call(*arguments)
+    assert code == 75 and "Traceback" not in err
     assert "SIGINT received" in err and "Error" not in err
     assert f"`jcl finetune --resume '{tuned}'`" in err  # quoted, for there are brackets in the name
     code, _, err = call(*arguments)
@@ -257,19 +252,6 @@ def test_ctrl_c_saves_and_the_command_it_names_goes_on(call, pretrained, tmp_pat
     assert code == 0 and "nothing to resume" in err
 
 
-@pytest.fixture
-def slow_to_test_with(tmp_path) -> Path:
-    """Images of which those to test with, all looked at before the first step, take a second or two to decode."""
-    photos = write_image_folder(tmp_path / "slow/train").parent
-    noise = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(tmp_path / "large.png")
-    for name in ("cats", "dogs"):
-        (photos / "test" / name).mkdir(parents=True)
-        for number in range(30):
-            (photos / "test" / name / f"{number}.png").hardlink_to(tmp_path / "large.png")
-    return photos
-
-
 SHORT_TRAININGS = {
     "finetune": ("finetune", "--epochs", "1", "--workers", "0"),
     "linear": ("linear", "--protocol", "paper", "--epochs", "1", "--workers", "0"),
@@ -279,19 +261,25 @@ SHORT_TRAININGS = {
 @pytest.mark.parametrize(
     ("command", "first"), [("finetune", "finetune.json"), ("linear", "probe.json")], ids=["finetune", "linear"]
 )
-def test_ctrl_c_before_the_first_step_leaves_nothing_behind(call, pretrained, slow_to_test_with, command, first):
-    """A real process and a real signal, while it looks at the test images; then the same command again."""
-    arguments = [*SHORT_TRAININGS[command], str(pretrained), str(slow_to_test_with), "--out"]
+def test_ctrl_c_before_the_first_step_leaves_nothing_behind(
+    call, pretrained, image_folder, monkeypatch, command, first
+):
+    """While it reads the test images; then the same command again."""
+    arguments = [*SHORT_TRAININGS[command], pretrained, image_folder, "--out"]
     Path("mine").mkdir()
     Path("mine/skipped.txt").write_text("my own list")
+    read = FolderImages.read
     for out in (Path("new"), Path("mine")):
-        process = subprocess.Popen([sys.executable, "-m", "jcl", *arguments, out], stderr=subprocess.PIPE, text=True)
-        try:
-            wait_until((out / first).exists)
-        finally:
-            process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 130 and err.endswith("Interrupted.\n") and "Traceback" not in err, err
+
+        def press_ctrl_c(*arguments: object, begun: Path = out / first) -> torch.Tensor:
+            if begun.exists():
+                os.kill(os.getpid(), signal.SIGINT)
+            return read(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FolderImages, "read", press_ctrl_c)
+            code, _, err = call(*arguments, out)
+        assert code == 130 and err.endswith("Interrupted.\n") and "Traceback" not in err, err
     assert not Path("new").exists()
     assert [path.name for path in Path("mine").iterdir()] == ["skipped.txt"]
     assert Path("mine/skipped.txt").read_text() == "my own list"

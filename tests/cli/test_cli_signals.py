@@ -26,37 +26,46 @@ main()
 """
 
 
-@pytest.mark.parametrize(("module", "name"), [("jcl.cli", "SIGTERM"), ("jcl.settings.training", "SIGUSR1")])
-def test_a_signal_during_start_up_can_be_retried(tmp_path: Path, module: str, name: str):
+@pytest.mark.parametrize(
+    ("module", "name", "code"),
+    [("jcl.cli", "SIGINT", 130), ("jcl.cli", "SIGTERM", 75), ("jcl.settings.training", "SIGUSR1", 75)],
+)
+def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, module: str, name: str, code: int):
     program = BEFORE_IMPORT.format(module=module, name=name)
     command = [sys.executable, "-c", program, "pretrain", "photos", "--out", str(tmp_path / "run")]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 75 and "Traceback" not in ended.stderr and "Error" not in ended.stderr
+    assert ended.returncode == code and "Traceback" not in ended.stderr and "Error" not in ended.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_requeued_command_continues_its_run(tmp_path: Path, call):
-    """The signals go to all processes of the job, also to those that decode images."""
-    photos, run = write_image_folder(tmp_path / "photos", 240), tmp_path / "run"
-    values = TINY_VALUES | {"data.workers": 1, "train.epochs": 4, "record.knn_every": 0, "record.log_every": 1}
-    job = ["pretrain", str(photos), *settings_options(values), "--out", str(run), "--resume", "auto"]
-    steps = [0]
-    for number in (signal.SIGUSR1, signal.SIGHUP):
-        process = subprocess.Popen([*JCL, *job], stderr=subprocess.PIPE, text=True, start_new_session=True)
-        try:
-            wait_until(lambda: (run / "metrics.jsonl").exists() and len(Run(run).metrics) > steps[-1] + 1)
-        finally:
-            os.killpg(process.pid, number)
-        _, said = process.communicate(timeout=60)
-        assert process.returncode == 75, said
-        assert f"{number.name} received: stopped after step" in said and "Traceback" not in said
-        assert ("Resuming from" in said) == (len(steps) > 1)
-        steps.append(int(list_checkpoints(run / "checkpoints")[-1].stem.removeprefix("step-")))
-    assert 0 < steps[1] < steps[2] < 120
-    assert call(*job)[0] == 0 and Run(run).summary["steps"] == 120
+def test_a_signal_to_all_processes_of_a_job_saves_the_run(tmp_path: Path):
+    """As a scheduler sends it: also to those that decode images."""
+    photos, run = write_image_folder(tmp_path / "photos", 80), tmp_path / "run"
+    values = TINY_VALUES | {"data.workers": 1, "train.epochs": 1000, "record.knn_every": 0}
+    job = ["pretrain", str(photos), *settings_options(values), "--out", str(run)]
+    process = subprocess.Popen([*JCL, *job], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: (run / "metrics.jsonl").exists() and Run(run).metrics)
+    finally:
+        os.killpg(process.pid, signal.SIGUSR1)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 75 and "SIGUSR1 received: stopped after step" in said and "Traceback" not in said
+    assert list_checkpoints(run / "checkpoints")
+
+
+def test_a_requeued_command_continues_its_run(call, npz, monkeypatch):
+    run = Path("run")
+    job = ["pretrain", npz, *settings_options(TINY_VALUES), "--out", run, "--resume", "auto"]
+    for step, number in ((3, signal.SIGUSR1), (6, signal.SIGHUP)):
+        with monkeypatch.context() as patch:
+            stop_after(patch, step, number)
+            code, _, err = call(*job)
+        assert code == 75 and f"{number.name} received: stopped after step {step}" in err
+        assert ("Resuming from" in err) == (step > 3)
+    assert call(*job)[0] == 0 and Run(run).summary["steps"] == 12
     code, out, err = call(*job)
-    assert code == 0 and "finished" in err and "120" in out
-    other = [part.replace("train.lr=0.05", "train.lr=0.5") for part in job]
+    assert code == 0 and "finished" in err and "12" in out
+    other = [str(part).replace("train.lr=0.05", "train.lr=0.5") for part in job]
     code, _, err = call(*other)
     assert code == 1 and "train.lr" in err and err.count("\n") == 1
     code, _, err = call(*job[:-2])

@@ -48,13 +48,24 @@ def test_help_fits_a_screen_and_shows_no_python_types(call, monkeypatch, command
 
 
 @pytest.mark.parametrize("value", ["1", "abc"])
-def test_odd_launcher_variables_silence_nothing(value):
-    def jcl(*arguments: str) -> subprocess.CompletedProcess:
-        environment = os.environ | {"RANK": value}
-        command = [sys.executable, "-m", "jcl", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    listed = jcl("recipes")
+def test_odd_launcher_variables_silence_nothing(call, monkeypatch, value):
+    monkeypatch.setenv("RANK", value)
+    listed = subprocess.run([sys.executable, "-m", "jcl", "recipes"], capture_output=True, text=True, check=False)
     assert listed.returncode == 0 and "cifar10" in listed.stdout and listed.stderr == ""
-    refused = jcl("pretrain", "demo")
-    assert refused.returncode == 2 and refused.stderr.startswith("Error: ") and "RANK" in refused.stderr
+    code, _, err = call("pretrain", "demo")
+    assert code == 2 and err.startswith("Error: ") and "RANK" in err
+
+
+def test_what_a_launcher_would_set_may_be_set_to_nothing(call, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JCL_RESTARTS"):
+        monkeypatch.setenv(name, "")
+    code, _, err = call("resume", "nowhere")
+    assert code == 1 and err.startswith("Error: ") and "nowhere" in err
+
+
+@pytest.mark.parametrize(("parent", "code"), [("1", 1), ("", 0)])
+def test_only_the_parent_may_be_named_as_the_parent(parent, code):
+    command = [sys.executable, "-m", "jcl", "--version"]
+    done = subprocess.run(command, env=os.environ | {"JCL_STARTED_BY": parent}, capture_output=True, text=True)
+    assert done.returncode == code and ("JCL_STARTED_BY" in done.stderr) == bool(parent)
+    assert done.stderr.count("\n") == code
