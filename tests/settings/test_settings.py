@@ -76,7 +76,6 @@ def test_impossible_values_are_named_in_one_sentence(section, key, value):
         ({"method": {"name": "moco-v2", "num_keys": 5}}, "moco-v2 uses exactly one key"),
         ({"train": {"batch_size": 10}, "model": {"bn_groups": 4}}, "train.batch_size=10 cannot be split"),
         ({"train": {"batch_size": 8}, "model": {"bn_groups": 8}}, "one image per group"),
-        ({"train": {"key_passes": 3}, "model": {"bn_groups": 4}}, "train.key_passes=3 does not divide"),
     ],
 )
 def test_values_that_do_not_go_together(values, named):

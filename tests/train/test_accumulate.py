@@ -3,15 +3,17 @@
 import pytest
 import torch
 
+import jcl
 from jcl.data import ImageBatch
-from jcl.errors import SettingsError
+from jcl.errors import RunError, SettingsError
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, fit_to_ranks, resolve
 from jcl.settings.resolved import ResolvedSettings
 from jcl.studies.cost import measure_training_step
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
-from small_runs import TINY_VALUES
+from run_tools import QUIET
+from small_runs import TINY_VALUES, tiny_settings
 
 CPU = torch.device("cpu")
 AUTO = {"model.bn_groups": "auto", "train.key_passes": "auto"}
@@ -96,10 +98,18 @@ def test_checkpointing_is_refused_without_blocks():
 @pytest.mark.parametrize(
     ("backbone", "changes", "words"),
     [
-        ("tiny_cnn", {"train__accumulate": 3}, r"batch_size=16 cannot be split into train\.accumulate=3"),
+        ("tiny_cnn", {"train__accumulate": 3}, r"train\.accumulate=3 does not divide train\.batch_size=16"),
         ("tiny_cnn", {"train__accumulate": 4}, r"train\.accumulate=4 does not divide model\.bn_groups=2"),
-        ("tiny_cnn", {"train__accumulate": 2, "model__bn_groups": 1}, r"set model\.bn_groups=2 or train\.accumulate=1"),
-        ("tiny_cnn", {"train__key_passes": 2, "model__bn_groups": 1}, r"set model\.bn_groups=2 or train\.key_passes=1"),
+        (
+            "tiny_cnn",
+            {"train__accumulate": 2, "model__bn_groups": 1},
+            r"train\.accumulate=2 does not divide model\.bn_groups=1",
+        ),
+        (
+            "tiny_cnn",
+            {"train__key_passes": 2, "model__bn_groups": 1},
+            r"train\.key_passes=2 does not divide model\.bn_groups=1",
+        ),
         ("tiny_cnn", {"train__accumulate": 2, "method__name": "multi-key-backprop"}, r"set train\.accumulate=1"),
     ],
 )
@@ -130,3 +140,24 @@ def test_micro_batches_need_less_memory():
         for parts in ({}, {"train__accumulate": 4})
     ]
     assert memory[1] < 0.65 * memory[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({}, "--accumulate 2, which gives the same results"),
+        ({"train__accumulate": 2}, "--accumulate 4 --set model.bn_groups=4"),
+        ({"train__batch_size": 4}, "--accumulate 2,"),
+        ({"train__batch_size": 6, "train__accumulate": 2}, "--batch-size 3"),
+        ({"method__name": "multi-key-backprop"}, "--batch-size 4"),
+    ],
+)
+def test_too_little_memory_names_an_option_that_fits(changes, option, npz, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8.00 GiB. Of")
+
+    monkeypatch.setattr(TrainingStep, "__call__", fail)
+    with pytest.raises(RunError) as error:
+        jcl.pretrain(tiny_settings(npz, **changes), tmp_path / "run", console=QUIET)
+    assert "2.00 GiB" in str(error.value) and option in str(error.value)
+    assert not (tmp_path / "run").exists()

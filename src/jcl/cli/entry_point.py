@@ -132,6 +132,6 @@ def _out_of_memory(error: RuntimeError) -> JclError:
     gpu_message = ". ".join(str(error).split(". ")[:2]).rstrip(".")
     problem = f"Out of memory: tried to allocate {int(on_cpu[1]):,} bytes" if on_cpu else gpu_message
     return JclError(
-        f"{problem}; use a smaller --batch-size or --image-size (`jcl detect`: --accumulate), or free memory that "
-        "other programs hold."
+        f"{problem}; use a smaller --batch-size or --image-size (`jcl pretrain`, `jcl detect`: --accumulate), or free "
+        "memory that other programs hold."
     )

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_skipped, write_summary
 from jcl.console import pluralize, shell_quote
-from jcl.core.method import ContrastiveLearner
+from jcl.core.encoder import backbone_traits
+from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory, choose_precision
@@ -111,6 +112,8 @@ def train_run(
     try:
         with trainer.writing_to(folder, settings.record.keep, tensorboard=settings.record.tensorboard):
             trainer.run()
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(settings, error) from None
     finally:
         parts.loader.close()
         if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
@@ -156,6 +159,20 @@ def load_initial(
         for encoder in (learner.query_encoder, learner.key_encoder):
             encoder.get_submodule("backbone").load_state_dict(tensors, strict=False)
     return lines
+
+
+def out_of_memory(settings: ResolvedSettings, error: torch.OutOfMemoryError) -> RunError:
+    """Too little memory on the GPU, as a sentence that names the option to use: the same results if possible."""
+    train, method = settings.train, METHODS[settings.method.name]
+    accumulate = 2 * train.accumulate
+    if train.batch_size % accumulate or train.batch_size < 2 * accumulate or method.gradient_through_keys:
+        option = f"--batch-size {max(2, train.batch_size // 2)}"
+    else:
+        option = f"--accumulate {accumulate}"
+        parts = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else train.batch_size
+        option += f" --set model.bn_groups={accumulate}" if parts % accumulate else ", which gives the same results"
+    problem = ". ".join(str(error).split(". ")[:2]).rstrip(".")
+    return RunError(f"{problem}; use {option}, or free memory that other programs hold.")
 
 
 def _restore(settings: ResolvedSettings, folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:

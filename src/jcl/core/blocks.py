@@ -75,4 +75,4 @@ def checkpoint_blocks(network: nn.Module) -> None:
         # Our own stochastic depth draws nothing in a forward pass.
         random = any(isinstance(module, nn.Dropout) and module.p > 0 for module in block.modules())
         options = {"use_reentrant": False, "preserve_rng_state": random}
-        block.forward = partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, **options)

@@ -201,19 +201,7 @@ class Settings(Section):
                 f"train.lr={self.train.lr} is too high for AdamW; use --lr auto, --set train.weight_decay=auto and "
                 "--set train.warmup_epochs=auto"
             )
-        self._check_parts(batch, groups)
         return self
-
-    def _check_parts(self, batch: int | str, groups: int | str) -> None:
-        """Passes and micro-batches consist of whole BN groups; without batch norm, `groups` is 1."""
-        accumulate = self.train.accumulate
-        if accumulate > 1 and METHODS[self.method.name].gradient_through_keys:
-            raise ValueError(f"{self.method.name} needs all keys at once; set train.accumulate=1")
-        if isinstance(batch, int) and batch % accumulate:
-            raise ValueError(f"train.batch_size={batch} cannot be split into train.accumulate={accumulate} equal parts")
-        for name, parts in (("key_passes", self.train.key_passes), ("accumulate", accumulate)):
-            if isinstance(groups, int) and groups > 1 and isinstance(parts, int) and groups % parts:
-                raise ValueError(f"train.{name}={parts} does not divide model.bn_groups={groups}")
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)

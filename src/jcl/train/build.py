@@ -46,14 +46,7 @@ def build_learner(
         head_width=None if model.head_width == "features" else model.head_width,
         embedding_dim=model.embedding_dim,
     )
-    # Passes and micro-batches consist of whole BN groups; their number does not change the result.
-    parts = model.bn_groups if has_batch_norm(encoder) else train.batch_size
-    for name, count in (("key_passes", train.key_passes), ("accumulate", train.accumulate)):
-        if parts % count:
-            raise SettingsError(
-                f"train.{name}={count} needs whole batch-norm groups, and there is one group; "
-                f"set model.bn_groups={count} or train.{name}=1."
-            )
+    parts = _smallest_parts(settings, has_batch_norm(encoder)) // ranks.count
     learner = ContrastiveLearner(
         encoder,
         METHODS[method.name],
@@ -65,8 +58,8 @@ def build_learner(
         embedding_dim=model.embedding_dim,
         key_momentum=float(method.key_momentum),
         bn_groups=model.bn_groups,
-        key_passes=math.gcd(train.key_passes, parts // ranks.count),
-        micro_batches=math.gcd(train.accumulate, parts // ranks.count),
+        key_passes=math.gcd(train.key_passes, parts),
+        micro_batches=math.gcd(train.accumulate, parts),
         checkpoint_activations=train.checkpoint_activations,
         seed=train.seed,
         ranks=ranks,
@@ -75,6 +68,24 @@ def build_learner(
         raise SettingsError("model.freeze without --init would keep random weights.")
     learner.freeze(model.freeze)
     return to_device(learner, device), width
+
+
+def _smallest_parts(settings: ResolvedSettings, batch_norm: bool) -> int:
+    """The number of parts of a batch that cannot be split: BN groups, or images without batch norm.
+
+    Passes and micro-batches consist of whole parts, so their number does not change the result.
+    """
+    train, groups = settings.train, settings.model.bn_groups
+    if train.accumulate > 1 and METHODS[settings.method.name].gradient_through_keys:
+        raise SettingsError(f"{settings.method.name} needs all keys at once; set train.accumulate=1.")
+    parts = {"train.batch_size": train.batch_size} | ({"model.bn_groups": groups} if batch_norm else {})
+    for name, count in (("train.key_passes", train.key_passes), ("train.accumulate", train.accumulate)):
+        for whole, number in parts.items():
+            if number % count:
+                raise SettingsError(
+                    f"{name}={count} does not divide {whole}={number}; set {whole} to a multiple of {count}."
+                )
+    return min(parts.values())
 
 
 def build_optimizer(
