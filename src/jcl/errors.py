@@ -29,6 +29,10 @@ class RunError(JclError):
     """A run folder or checkpoint is missing, occupied or damaged."""
 
 
+class Diverged(RunError):
+    """The loss is not finite."""
+
+
 class Interrupted(JclError):
     """A run was asked to stop and can be resumed."""
 

@@ -54,5 +54,5 @@ def suggest_path(missing: str | Path) -> str:
         names = [entry.name for entry in islice(path.absolute().parent.iterdir(), 1000)]
     except OSError:
         names = []
-    close = difflib.get_close_matches(path.name, names, n=1)
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.65)
     return f"; did you mean {path.with_name(close[0])}?" if close else "."

@@ -1,5 +1,6 @@
 """Mistakes of new users: each is noticed, and the message names the way out."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jcl.runs.folder import RunFolder
+from jcl.runs.lock import RunLock
 from small_runs import TINY_BACKBONE, write_image_folder
 
 
@@ -24,13 +26,60 @@ def test_weights_of_an_unfinished_run_are_announced_once(call, unfinished, pretr
     settings = unfinished / "settings.yaml"
     settings.write_text(settings.read_text().replace("epochs: 1\n", "epochs: 200\n"))
     for command in (
-        ("knn", unfinished, npz),
+        ("knn", unfinished, npz, "--json", "knn.json"),
+        ("linear", unfinished, npz, "--epochs", 2, "--json", "linear.json"),
         ("export", unfinished, "--to", "safetensors", "-o", "b.safetensors"),
         ("embed", unfinished, npz, "-o", "f.npz"),
     ):
         code, _, err = call(*command)
         assert code == 0 and err.count("epoch 1 of 200") == 1 and f"`jcl resume {unfinished}`" in err, err
-    assert call("knn", pretrained, npz) == (0, call("knn", unfinished, npz)[1], "")
+    for name in ("knn", "linear"):
+        figures = json.loads(Path(f"{name}.json").read_text())
+        assert figures["finished"] is False and figures["epoch"] == 1 and figures["classes"] == 3
+    finished = call("knn", pretrained, npz, "--json", "finished.json")
+    assert finished == (0, call("knn", unfinished, npz)[1], "") and "top-5" not in finished[1]  # of three classes
+    assert json.loads(Path("finished.json").read_text())["finished"] is True
+    with RunLock(unfinished, warn=pytest.fail):
+        assert "jcl resume" not in call("knn", unfinished, npz)[2]
+
+
+def test_a_run_given_as_images_is_recognized(refused, pretrained):
+    for command in ("check", "pretrain"):
+        assert f"`jcl resume {pretrained}`" in refused(command, pretrained, exit_code=1)
+
+
+def test_images_beside_the_splits_are_named(call, tmp_path):
+    photos = tmp_path / "photos"
+    for split in ("train", "val", "test"):
+        write_image_folder(photos / split)
+    (photos / "annotations").mkdir()
+    code, out, _ = call("check", photos, "--json", "found.json")
+    (line,) = (line for line in out.splitlines() if str(photos / "test") in line)
+    assert code == 0 and "annotations" not in line
+    assert all(str(photos / name) in line for name in ("train", "val"))
+    assert json.loads(Path("found.json").read_text())["unused"] == line
+    shutil.copy(photos / "train/cats/000.png", photos)
+    tiny = ("--backbone", TINY_BACKBONE, "--epochs", 1, "--set", "record.report=false", "--set", "data.workers=0")
+    code, _, err = call("pretrain", photos, *tiny, "--out", tmp_path / "run")
+    assert code == 0 and f"the images in {photos} and {photos / 'test'}." in err
+    assert err.count("test images: 26 image files") == 1
+
+
+def test_check_says_if_training_would_stop_at_unreadable_images(call, image_folder):
+    (image_folder / "cats/000.png").write_bytes(b"junk")
+    assert "max_failed_share" not in call("check", image_folder)[1]
+    for number in ("002", "004"):
+        (image_folder / f"cats/{number}.png").write_bytes(b"junk")
+    code, out, _ = call("check", image_folder)
+    assert code == 0 and out.count("data.max_failed_share=0.1") == 1
+    assert "data.max_failed_share" in call("pretrain", image_folder, "--backbone", TINY_BACKBONE, "--epochs", 1)[2]
+
+
+def test_a_run_that_diverges_at_once_does_not_occupy_its_folder(call, npz, tmp_path):
+    tiny = ("pretrain", npz, "--backbone", TINY_BACKBONE, "--epochs", 1, "--out", tmp_path / "run")
+    code, _, err = call(*tiny, "--lr", 1e30)
+    assert code == 1 and "not finite" in err and not (tmp_path / "run").exists()
+    assert call(*tiny, "--set", "record.report=false")[0] == 0
 
 
 @pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed -o f.npz"])
@@ -93,6 +142,11 @@ def test_names_of_options_and_values_are_suggested(refused, arguments, meant):
 )
 def test_invalid_values_say_what_is_valid(refused, assignment, wanted):
     assert refused("pretrain", "x", "--set", assignment, exit_code=2).endswith(wanted)
+
+
+def test_no_far_fetched_data_is_suggested(refused, tmp_path):
+    (tmp_path / "work/noise").mkdir()
+    assert "noise" not in refused("pretrain", "mnist", exit_code=1)
 
 
 @pytest.mark.parametrize("url", ["hf://datasets/name", "https://localhost:1/images/", "s3://bucket/photos.zip"])

@@ -1,6 +1,7 @@
 """Whole runs: what they leave behind, and that a stopped one goes on as if it had never stopped."""
 
 import io
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -260,8 +261,7 @@ def test_one_key_of_jcl_is_moco_v2_over_a_whole_run(npz, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run_with_a_sentence(npz, tmp_path):
     with pytest.raises(RunError, match=r"loss is not finite after step \d+.*--lr"):
         pretrain(tiny_settings(npz, train__lr=1e30), tmp_path / "run", console=QUIET)
-    assert not (tmp_path / "run" / "backbone.safetensors").exists()
-    assert Run(tmp_path / "run").metrics[-1]["loss"] is None
+    assert not (tmp_path / "run").exists()  # there was no checkpoint yet
 
 
 def test_a_run_that_broke_in_a_log_without_a_terminal_still_says_so(npz, tmp_path, monkeypatch, capsys):
@@ -284,7 +284,7 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     assert all(line.split("\t")[1] for line in listed)
     said = capsys.readouterr().err
     assert "2 unreadable images" in said
-    assert "Skipped cats/000.png" in said or "Skipped dogs/torn.jpg" in said  # when it was met
+    assert re.search("Skipped .*(cats/000.png|dogs/torn.jpg): ", said)  # when it was met
     assert "1 file" in said.partition("Pre-training")[0] and said.count(".heic 1") == 1
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)

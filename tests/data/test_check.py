@@ -50,6 +50,15 @@ def test_images_that_are_passed_over_are_counted(tmp_path: Path):
     assert report.as_dict()["train_passed_over"] == 3
 
 
+def test_unusual_images_are_counted(tmp_path: Path):
+    noise_image(90, 30).save(tmp_path / "long.png")
+    page, deep = noise_image(12, 8), Image.new("I;16", (12, 8))
+    page.save(tmp_path / "pages.tif", save_all=True, append_images=[page])
+    deep.save(tmp_path / "deep.png")
+    flat = check_data(open_data(str(tmp_path))).as_dict()
+    assert (flat["train_sixteen_bit"], flat["train_long"], flat["train_multi_page"]) == (1, 1, 1)
+
+
 def test_images_that_take_the_labels_away_are_named(tmp_path: Path):
     for name in ("cat", "dog"):
         write_images(tmp_path / name, 1)

@@ -29,6 +29,18 @@ def test_missing_library_is_named_without_secrets(tmp_path: Path, monkeypatch: p
     assert "secret" not in str(caught.value)
 
 
+def test_the_library_of_a_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for url, library in (("s3://bucket/0.tar", "s3fs"), ("sftp://host/0.tar", "paramiko")):
+        monkeypatch.setitem(sys.modules, library, None)
+        with pytest.raises(DataError, match=f"pip install {library}"):
+            open_data(url, root=tmp_path)
+
+
+def test_the_url_of_a_folder_is_told_from_shards(tmp_path: Path):
+    with pytest.raises(DataError, match="is a folder"):
+        open_data(f"file://{tmp_path}")
+
+
 @pytest.mark.parametrize(
     "url",
     [

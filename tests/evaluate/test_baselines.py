@@ -10,15 +10,15 @@ from jcl.evaluate.baselines import Estimate, baseline_warning, clearly_best, com
 @pytest.mark.parametrize(("accuracy", "images"), [(50.0, 10), (0.0, 20), (100.0, 20), (89.0, 10_000)])
 def test_the_ends_of_an_interval_are_196_standard_errors_from_the_accuracy(accuracy, images):
     """Wilson's definition: the error is that of the end, not that of the accuracy."""
-    _, *ends = estimate(accuracy, images)
+    ends = estimate(accuracy, images)[1:3]
     for end in ends:
         error = math.sqrt(end * (100 - end) / images)
         assert abs(end - accuracy) == pytest.approx(1.96 * error, abs=1e-3)
-    assert ends[0] < ends[1] and estimate(50.0, 10) == pytest.approx((50.0, 23.66, 76.34), abs=0.01)
+    assert ends[0] < ends[1] and estimate(50.0, 10) == pytest.approx((50.0, 23.66, 76.34, 10), abs=0.01)
 
 
 def test_exact_values_and_damaged_ones_have_no_interval():
-    assert estimate(12.5) == (12.5, 12.5, 12.5) and estimate(12.5, -3) == (12.5, 12.5, 12.5)
+    assert estimate(12.5) == estimate(12.5, -3) == (12.5, 12.5, 12.5, 0)
     assert estimate(1e9, 10).high == pytest.approx(100)
 
 

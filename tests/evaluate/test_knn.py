@@ -229,7 +229,7 @@ def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
         ({"temperature": [float("nan")]}, SettingsError, "above 0"),
         ({"temperature": [0.1, float("nan")]}, SettingsError, "above 0"),
         ({"chunk": 0}, SettingsError, "chunk"),
-        ({"train_labels": torch.full((90,), -1)}, DataError, "bank has no labelled rows"),
+        ({"train_labels": torch.full((90,), -1)}, DataError, "bank has no labeled rows"),
         ({"test_labels": torch.zeros(3)}, DataError, "test set has 25 rows"),
         ({"test_features": torch.zeros(25, 5)}, DataError, "same width"),
         ({"test_features": torch.full((25, 6), float("nan"))}, DataError, "NaN"),
@@ -259,7 +259,7 @@ def test_leave_out_split_parts_the_rows_of_each_class(count: int, classes: int, 
 def test_leave_out_split_follows_the_seed_and_needs_two_rows() -> None:
     labels = torch.zeros(1000, dtype=torch.int64)
     assert not torch.equal(hold_out_split(labels, 1)[1], hold_out_split(labels, 2)[1])
-    with pytest.raises(DataError, match="two labelled images"):
+    with pytest.raises(DataError, match="two labeled images"):
         hold_out_split(torch.tensor([-1, 3]), 0)
 
 

@@ -142,3 +142,13 @@ def test_classes_are_told_apart_by_colour_and_shape() -> None:
     assert len(set(many.values())) == 12 and sum(mark.images for mark in set(many.values())) == 36
     assert {mark.name for mark in class_marks([None, None]).values()} == {"image"}
     assert {mark.name for mark in class_marks(["cat", None]).values()} == {"cat", "no label"}
+
+
+def test_charts_say_until_when_the_queue_fills() -> None:
+    def texts(filled: list[float]) -> list[str]:
+        contents = run([3.0, 4.0, 3.5])
+        lines = [dict(line, queue_filled=share) for line, share in zip(contents.metrics, filled, strict=True)]
+        return [chart.spec.text for chart in training_charts([replace(contents, metrics=lines)])]
+
+    assert "queue fills, until epoch 0.2." in texts([0.5, 0.9, 1.0])[0]
+    assert texts([0.2, 0.4, 0.6])[0].endswith("queue fills.") and "queue" not in texts([1.0, 1.0, 1.0])[0]

@@ -59,6 +59,18 @@ def test_a_run_that_does_not_beat_its_untrained_network() -> None:
     )
 
 
+def test_a_run_that_is_below_its_untrained_network_so_far() -> None:
+    def at(step: int, top1: float | None) -> dict[str, Any]:
+        line = {"kind": "knn", "step": step, "epoch": step / 2, "chance_top1": 12.5, "test_images": 50}
+        return line | {"knn_top1": top1}
+
+    early = replace(run(), summary=None)
+    problems = said(replace(early, metrics=[at(0, 28.0), *early.metrics, at(8, 24.0)]))
+    assert "24.0 %" in problems[1] and "worse than the untrained network (28.0 %)" in problems[1]
+    for lines in ([at(0, 28.0)], [at(0, 28.0), at(8, 90.0)], [at(0, None), at(8, None)]):
+        assert len(said(replace(early, metrics=[*early.metrics, *lines]))) == 1
+
+
 def test_a_few_easy_steps_are_not_saturation() -> None:
     contents = run()
     lines = [dict(line) for line in contents.metrics]

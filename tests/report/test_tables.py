@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from jcl.evaluate.baselines import estimate
 from jcl.report.contents import Metric, RunContents
-from jcl.report.tables import Row, resource_table, result_tables
+from jcl.report.tables import Row, class_tables, resource_table, result_tables
 from small_runs import tiny_settings
 
 
@@ -24,6 +26,19 @@ def rows_of(images: int, **figures: list[float]) -> dict[str, Row]:
 def test_an_accuracy_is_shown_with_its_interval():
     rows = rows_of(40, knn_top1=[24.0])
     assert rows["kNN, top-1"].values == ["24.0 % (13.4 to 39.1)"] and rows["kNN, top-1"].best is None
+
+
+def test_the_number_of_images_is_shown():
+    assert rows_of(40, knn_top1=[24.0])["kNN, top-1"].note == "40 test images"
+
+
+@pytest.mark.parametrize("classes", [1, 8, 9, 40])
+def test_few_classes_are_in_one_table(classes):
+    found = {f"class {number}": (10, 10.0 * (number % 11)) for number in range(classes)}
+    run = RunContents("run", Path("/runs/one"), tiny_settings("demo"), [], None, classes=found)
+    tables = class_tables([run])
+    assert len(tables) == (1 if classes <= 8 else 2)
+    assert sum(len(table.rows) for table in tables) == min(classes, 16)
 
 
 def test_a_lead_within_the_uncertainty_or_a_tie_is_no_win():

@@ -36,7 +36,7 @@ def never(text: str) -> None:
 def test_a_second_process_is_refused_by_name_and_a_killed_one_leaves_nothing(tmp_path):
     process = held_by_another_process(tmp_path / "run")
     try:
-        said = rf"process {process.pid} on '{socket.gethostname()}' is training in {tmp_path}/run;"
+        said = rf"Process {process.pid} on '{socket.gethostname()}' is training in {tmp_path}/run;"
         for _ in range(2):
             with pytest.raises(RunError, match=said), RunLock(tmp_path / "run", never):
                 pass
@@ -51,7 +51,7 @@ def test_a_second_process_is_refused_by_name_and_a_killed_one_leaves_nothing(tmp
 
 def test_in_one_process_too(tmp_path):
     with RunLock(tmp_path, never):
-        with pytest.raises(RunError, match=f"process {os.getpid()} on"), RunLock(tmp_path, never):
+        with pytest.raises(RunError, match=f"Process {os.getpid()} on"), RunLock(tmp_path, never):
             pass
         with pytest.raises(RunError), RunLock(tmp_path, never):  # the refused one took nothing away
             pass
@@ -65,7 +65,7 @@ def test_in_one_process_too(tmp_path):
 def test_what_the_file_says_is_not_trusted(tmp_path, content):
     with RunLock(tmp_path, never):
         (tmp_path / ".lock").write_bytes(content)
-        with pytest.raises(RunError, match="another process is training in"), RunLock(tmp_path, never):
+        with pytest.raises(RunError, match="Another process is training in"), RunLock(tmp_path, never):
             pass
 
 

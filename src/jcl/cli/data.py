@@ -93,10 +93,24 @@ def _print_report(report: DataReport) -> None:
     for name, split in report.splits.items():
         for problem in _problems(split):
             echo(f"{name}: {problem}")
-    if report.why_untested:
-        echo(report.why_untested)
+    _warn_of_unreadable(report.splits["train"])
+    for note in filter(None, (report.why_untested, report.unused)):
+        echo(note)
     if report.shared:
-        echo(f"{pluralize(len(report.shared), 'test image')} also among the training images: {_names(report.shared)}")
+        copies = pluralize(len(report.shared), "test image is", "test images are")
+        echo(f"Warning: {copies} also among the training images: {_names(report.shared)}")
+
+
+def _warn_of_unreadable(split: SplitReport) -> None:
+    """Print if so many training images are unreadable that training would stop."""
+    from jcl.settings.schema import DataSettings
+
+    limit, share = DataSettings().max_failed_share, len(split.unreadable) / split.images
+    if share > limit:
+        echo(
+            f"Warning: training would stop, because {share:.0%} of its images cannot be read, more than "
+            f"data.max_failed_share={limit:g}; remove or replace them."
+        )
 
 
 def _pixels(values: tuple[int, int, int]) -> str:

@@ -29,12 +29,13 @@ def knn(options: KnnOptions) -> dict[str, Any]:
 
     with progress_bar("features") as progress:
         results = measure_knn(options, console=err, progress=progress)
+    best = results[0]
+    columns = {"top1": "top-1"} | _top5(len(best.classes)) | {"untrained_top1": "untrained top-1"}
     rows = [
-        [str(result.k), f"{result.temperature:g}", *map(_percent, (result.top1, result.top5, result.untrained_top1))]
+        [str(result.k), f"{result.temperature:g}", *(_percent(getattr(result, name)) for name in columns)]
         for result in results
     ]
-    out.print(text_table(["k", "temperature", "top-1", "top-5", "untrained top-1"], rows))
-    best = results[0]
+    out.print(text_table(["k", "temperature", *columns.values()], rows))
     if any(result.neighbours < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
     echo(f"{pluralize(best.images, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
@@ -42,6 +43,11 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     figures = _knn_figures(results)
     print_baselines("knn_top1", figures)
     return figures
+
+
+def _top5(classes: int) -> dict[str, str]:
+    """The column of the top-5 accuracy, by its attribute; none if it is always 100 %."""
+    return {"top5": "top-5"} if classes > 5 else {}
 
 
 def _percent(value: float | None) -> str:
@@ -60,7 +66,8 @@ def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
         figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
         if result.untrained_top1 is not None:
             figures[f"untrained_knn_top1_k{result.k}_t{result.temperature:g}"] = result.untrained_top1
-    return figures | {"test_images": first.images, "unseen_class_images": first.unseen_class_images}
+    about = {"test_images": first.images, "unseen_class_images": first.unseen_class_images}
+    return figures | about | {"classes": len(first.classes)} | first.run_state
 
 
 @command("linear", "evaluation.LinearOptions", group=EVALUATE)
@@ -104,8 +111,9 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     else:
         folder = run_finetuning(options, console=err)
     summary = folder.summary()
-    row = [f"{summary['labels_used']:,}", _percent(summary["finetune_top1"]), _percent(summary["finetune_top5"])]
-    out.print(text_table(["labels used", "top-1", "top-5"], [row]))
+    columns = {"top1": "top-1"} | _top5(summary["classes"])
+    row = [f"{summary['labels_used']:,}", *(_percent(summary[f"finetune_{name}"]) for name in columns)]
+    out.print(text_table(["labels used", *columns.values()], [row]))
     echo(tested_on(summary))
     print_baselines("finetune_top1", summary)
     print_unseen_classes(summary.get("unseen_class_images", 0))  # not in the folders of older versions
@@ -178,8 +186,9 @@ def _print_best(found: Comparison) -> None:
 def _print_linear(report: LinearReport) -> None:
     figures, scores = report.figures, report.scores
     chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
-    row = [figures["protocol"], _percent(scores.top1), _percent(scores.top5), *chosen]
-    out.print(text_table(["protocol", "top-1", "top-5", "learning rate", "weight decay"], [row]))
+    columns = {"top1": "top-1"} | _top5(figures["classes"])
+    row = [figures["protocol"], *(_percent(getattr(scores, name)) for name in columns), *chosen]
+    out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     echo(f"Trained on {trained} of {classes}. {tested_on(figures)}")
     print_baselines("linear_top1", figures)

@@ -79,7 +79,7 @@ def _draw(matches: Matches, picture: Path) -> None:
         print_line(err, f"No picture was drawn: {error}")
         return
     some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
-    echo(f"The neighbours{some} are drawn in {picture}.")
+    echo(f"The neighbors{some} are drawn in {picture}.")
 
 
 @command("import", "exchange.ImportOptions", group=EXCHANGE)

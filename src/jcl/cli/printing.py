@@ -65,7 +65,7 @@ def print_unseen_classes(count: int) -> None:
 
 def tested_on(figures: Mapping[str, Any]) -> str:
     """How many images were tested, and where they come from if there is no test set."""
-    held_out = ", held out of the training images because there is no labelled test set"
+    held_out = ", held out of the training images because there is no labeled test set"
     return f"Tested on {pluralize(figures['test_images'], 'image')}{held_out if figures['test_held_out'] else ''}."
 
 

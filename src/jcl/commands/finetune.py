@@ -171,7 +171,7 @@ class _Finetuning:
             self.console,
             f"Fine-tuning {self.target.info.backbone} from "
             f"{'random weights' if settings.from_scratch else settings.weights} with "
-            f"{pluralize(len(self.task.train), 'labelled image')} ({settings.labels}, "
+            f"{pluralize(len(self.task.train), 'labeled image')} ({settings.labels}, "
             f"{pluralize(len(self.task.classes), 'class', 'classes')}) on {self.target.device}, "
             f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}, into {folder.path}",
         )

@@ -218,6 +218,8 @@ def _announce(
         f"on {data.train.description} ({context.device.type}{ranks}), "
         f"{pluralize(settings.train.epochs, 'epoch')}, into {folder.path}",
     )
+    if data.test is not None and data.train.labels is not None:
+        context.log(f"  test images: {data.test.description}")
     for line in survey_headers(data.train, settings.data.windows) if context.ranks.first else ():
         context.log(f"  {line}")
     for choice in choices:

@@ -61,7 +61,7 @@ def measure_knn(
         if data.train.labels is None:
             raise no_labels(data)
         if ranks.first and (data.test is None or data.test.labels is None):
-            print_line(console, "No labelled test set: some training images are held out as queries.")
+            print_line(console, "No labeled test set: some training images are held out as queries.")
 
         def measure(target: EvaluationTarget, console: Console) -> list[KnnResult]:
             features = partial(
@@ -72,7 +72,7 @@ def measure_knn(
         def measure_untrained(target: EvaluationTarget) -> list[float]:
             return [one.top1 for one in measure(target, Console(quiet=True))]
 
-        results = measure(target, console)
+        results = [replace(one, run_state=target.run_state) for one in measure(target, console)]
         if options.no_untrained:
             return results
         found = target.untrained(measure_untrained, ranks, knn=[[*k], options.temperature])
@@ -115,6 +115,7 @@ def measure_linear(
         }
         names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
         figures = _figures(options, result.scores, chosen, task, _untrained_top1(options, target, task, grid))
+        figures |= target.run_state
         return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
     if len(options.lr) > 1 or any(options.weight_decay):
         raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
@@ -179,7 +180,7 @@ class PaperProbe:
         }
         fast = self.options.model_copy(update={"epochs": None})
         untrained = _untrained_top1(fast, self.target, self.task, ProbeGrid())
-        figures = _figures(self.options, scores, chosen, self.task, untrained)
+        figures = _figures(self.options, scores, chosen, self.task, untrained) | self.target.run_state
         return LinearReport(scores, self.task.class_names, figures)
 
     def run(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> ClassifierResult:

@@ -187,8 +187,9 @@ def _measured(path: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[Metric, 
     found: dict[Metric, Estimate] = {}
     for values in (training, *(_read_json(file) or {} for file in files)):
         images = values.get("test_images")
+        few = is_number(classes := values.get("classes", 6)) and classes <= 5  # of which the top 5 are all
         for name in METRICS:
-            if is_number(values.get(name)):
+            if is_number(values.get(name)) and not (few and name.endswith("_top5")):
                 share = is_number(images) and name.endswith(("top1", "top5")) and name != "chance_top1"
                 found[Metric(name, _protocol(name, values))] = estimate(values[name], images if share else None)
     return found

@@ -19,7 +19,7 @@ from jcl.data.source import class_name
 from jcl.distributed.group import Ranks, fail_together, process_group
 from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
-from jcl.evaluate.baselines import compare
+from jcl.evaluate.baselines import compare_online
 from jcl.evaluate.knn import KnnResult
 from jcl.export import load_backbone
 from jcl.export.backbone_file import BackboneInfo
@@ -90,11 +90,7 @@ def write_summary(
     }
     if settings.train.on_nan == "skip":
         summary["skipped_steps"] = progress.skipped_steps
-    if knn.get("test_images"):  # not in runs that an older version trained
-        first = record.first["knn"]
-        kind = "start" if settings.model.init else "untrained"
-        before = {kind: first.get("knn_top1")} if first["step"] == 0 else {}
-        summary |= compare("knn_top1", knn["knn_top1"], knn["test_images"], knn["chance_top1"], **before)
+    summary |= compare_online(record.first.get("knn", {}), knn, initialized=bool(settings.model.init))
     folder.write_summary(summary)
     return summary
 

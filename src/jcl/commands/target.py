@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class EvaluationTarget:
     data: ImageData
     device: torch.device
     seed: int = 0  # that the training of the backbone started from, if known
+    run_state: dict[str, Any] = field(default_factory=dict)  # `finished` of a run, `epoch` of a checkpoint
 
     def untrained(
         self, measure: Callable[[EvaluationTarget], list[float]], ranks: Ranks = ALONE, **about: Any
@@ -82,8 +83,10 @@ def open_target(weights: Path, location: str | None, device: str, console: Conso
         data = open_own_data(run.settings(), console)
     else:
         raise RunError(f"{weights} is a weights file; give the data to evaluate it on after it.")
-    seed = run.settings().train.seed if run.settings_file.is_file() else 0
-    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), seed)
+    seed, state = 0, {} if loaded.epoch is None else {"epoch": loaded.epoch}
+    if run.settings_file.is_file():
+        seed, state = run.settings().train.seed, state | {"finished": loaded.epoch is None}
+    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), seed, state)
 
 
 def data_location(weights: Path, location: str | None) -> str:

@@ -24,6 +24,7 @@ SMALL_SIDE: Final = 32
 
 _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memory
 _HEADERS_READ: Final = 1000  # at the start of a run
+_UNUSUAL: Final = ("sixteen_bit", "long", "multi_page")
 
 
 class _CheckedImage(NamedTuple):
@@ -61,7 +62,8 @@ class SplitReport:
         self.small = tuple(image.name for image in readable if min(image.width, image.height) < SMALL_SIDE)
         self.duplicates = tuple(tuple(group) for group in groups.values() if len(group) > 1)
         self.warnings = source.warnings() if isinstance(source, EncodedImages) else []
-        self.warnings += _describe_unusual(Counter(name for image in readable for name in image.unusual), source)
+        unusual = Counter(name for image in readable for name in image.unusual)
+        self.warnings += _describe_unusual(unusual, source)
         unlisted, damage = getattr(source, "unlisted", {}), getattr(source, "damage", {})  # of folders, of shards
         self.figures: dict[str, object] = {
             "images": self.images,
@@ -72,6 +74,7 @@ class SplitReport:
             "classes": len(self.class_counts),
             "small": len(self.small),
             "duplicates": sum(len(group) - 1 for group in self.duplicates),
+            **{kind: unusual[kind] for kind in _UNUSUAL},
             "passed_over": sum(getattr(source, "unsupported", {}).values()),
             "loose": len(source.stray_images()) if isinstance(source, FolderImages) else 0,
             "unlisted_folders": len(unlisted),
@@ -94,12 +97,12 @@ class DataReport:
     splits: dict[str, SplitReport]
     shared: tuple[str, ...]
     why_untested: str
+    unused: str
 
     def as_dict(self) -> dict[str, object]:
         """The figures as one flat object with keys such as `train_images` and `train_unreadable`."""
         flat: dict[str, object] = {"name": self.name, "shared_between_splits": len(self.shared)}
-        if self.why_untested:
-            flat["why_untested"] = self.why_untested
+        flat |= {key: note for key in ("why_untested", "unused") if (note := getattr(self, key))}
         for split, report in self.splits.items():
             flat |= {f"{split}_{key}": value for key, value in report.figures.items()}
         return flat
@@ -129,7 +132,7 @@ def check_data(
         digests[split] = [(image.digest, image.name) for image in checked if image.reason is None]
     trained_on = {digest for digest, _ in digests["train"]}
     shared = [name for digest, name in digests.get("test", []) if digest in trained_on]
-    return DataReport(data.name, splits, tuple(sorted(shared)), data.why_untested)
+    return DataReport(data.name, splits, tuple(sorted(shared)), data.why_untested, data.unused)
 
 
 def _check_image(source: ImageSource, index: int) -> _CheckedImage:
@@ -162,16 +165,16 @@ def survey_headers(source: ImageSource, windows: bool) -> list[str]:
 def _unusual(image: Image.Image) -> list[str]:
     """What is unusual about an opened image."""
     pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-    kinds = {"deep": is_deep(image), "long": max(image.size) > MAX_ASPECT * min(image.size), "pages": pages > 1}
-    return [kind for kind, holds in kinds.items() if holds]
+    holds = (is_deep(image), max(image.size) > MAX_ASPECT * min(image.size), pages > 1)
+    return [kind for kind, held in zip(_UNUSUAL, holds, strict=True) if held]
 
 
 def _describe_unusual(found: Counter[str], source: ImageSource, looked_at: str = "") -> list[str]:
     bits = real_bits(source.peak()) if isinstance(source, EncodedImages) else 16
     lines = {
-        "deep": f"in 16-bit files: the values use {bits} bits and are scaled from these." if bits < 16 else "",
-        "long": "longer than 2:1: windows are used of those larger than data.canvas, the center in evaluation.",
-        "pages": "in TIFFs of several pages: only the first page is used.",
+        "sixteen_bit": f"in 16-bit files: the values use {bits} bits and are scaled from these." if bits < 16 else "",
+        "long": "longer than 2:1: training uses windows of those larger than data.canvas, evaluation their center.",
+        "multi_page": "in TIFFs of several pages: only the first page is used.",
     }
     return [
         f"{pluralize(found[kind], 'image')}{looked_at} {line}" for kind, line in lines.items() if found[kind] and line

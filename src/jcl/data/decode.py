@@ -100,14 +100,14 @@ def decode(
 def open_image(file: Path | bytes) -> Image.Image:
     """Open an image without decoding its pixels, for its size, mode and format; raises any exception."""
     if not (file if isinstance(file, bytes) else file.stat().st_size):
-        raise ValueError("the file is empty")
+        raise _Refused("the file is empty")
     Image.init()
     known = tuple(name for name in _FORMATS if name in Image.OPEN)  # some builds of Pillow cannot read all of them
     image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=known)
     size = 6 if image.mode == "RGB" and is_deep(image) else 4 if image.mode in ("I", "F") else 3
     limit = 3 * PIXEL_LIMIT // size  # so that images of more bits take no more memory
     if image.width * image.height > limit:
-        raise ValueError(_too_large(f"{image.width} x {image.height} pixels", limit))
+        raise _Refused(_too_large(f"{image.width} x {image.height} pixels", limit))
     return image
 
 
@@ -209,6 +209,10 @@ def _too_large(size: str, limit: int = PIXEL_LIMIT) -> str:
     return f"it has {size}, more than the limit of {limit:,}; scale it down or cut it into tiles first"
 
 
+class _Refused(ValueError):
+    """An image that is not decoded; the text says why."""
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return _too_large("far too many pixels")
@@ -216,7 +220,10 @@ def _reason(error: Exception) -> str:
         return "it is not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if isinstance(error, _Refused):
+        return text
+    return "it is truncated" if "truncated" in text.lower() else f"it is damaged ({text})"  # by Pillow's texts
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """Folders of images: any nesting, class folders, train and test splits."""
 
+import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from jcl.console import pluralize, shell_quote
+from jcl.console import join_words, pluralize, shell_quote
 from jcl.data.decode import EncodedImages, open_image
 from jcl.data.listing import Listing, NameTable, has_images, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
@@ -101,15 +102,17 @@ def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: boo
         raise DataError(f"{_explain_empty(train_root, listing)}.")
     class_names = _class_names(listing.files) if classes is None else tuple(classes)
     train = FolderImages(train_root, listing, class_names)
+    unused = _describe_unused(root, train_root, test_root)
     if test_root is None:
-        return ImageData(root.name, train)
+        return ImageData(root.name, train, unused=unused)
     listing = _list_classes(test_root, classes, strict)
     if not len(listing.files):  # pre-training needs no test images
-        return ImageData(root.name, train, why_untested=f"{_explain_empty(test_root, listing)}. {NO_TEST_IMAGES}")
+        why = f"{_explain_empty(test_root, listing)}. {NO_TEST_IMAGES}"
+        return ImageData(root.name, train, why_untested=why, unused=unused)
     test_classes = _class_names(listing.files)
     if test_classes is not None:  # the training classes keep their labels
         test_classes = tuple(dict.fromkeys((class_names or ()) + test_classes))
-    return ImageData(root.name, train, FolderImages(test_root, listing, test_classes))
+    return ImageData(root.name, train, FolderImages(test_root, listing, test_classes), unused=unused)
 
 
 def _splits(root: Path) -> tuple[Path, Path | None]:
@@ -121,6 +124,21 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
     if train and test:
         return train[0], test[0]
     return (train[0] if train and len(folders) == 1 else root), None
+
+
+def _describe_unused(root: Path, train: Path, test: Path | None) -> str:
+    """Where images lie beside the splits, and which folders these are; empty if there are none or no splits."""
+    if train == root:
+        return ""
+    places = [str(root)] if has_images(root) else []
+    for folder in {root / name for name in sub_folders(root)} - {train, test}:
+        with contextlib.suppress(DataError, OSError):
+            if any(map(has_images, (folder, *(folder / name for name in sub_folders(folder)[:3])))):
+                places.append(str(folder))
+    if not places:
+        return ""
+    test_images = f", {test} the test images" if test else ""
+    return f"Not used: the images in {join_words(sorted(places))}. {train} has the training images{test_images}."
 
 
 def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Listing:
@@ -154,6 +172,8 @@ def _explain_empty(root: Path, listing: Listing) -> str:
         return f"The folder {root} cannot be listed: {listing.unlisted['']}"
     if any(root.glob("*.tar")):
         return f"The folder {root} holds .tar files; to use them as shards, give {shell_quote(root / '*.tar')}"
+    if (root / "settings.yaml").is_file():
+        return f"{root} is a run, not a folder of images; to continue the run, use `jcl resume {shell_quote(root)}`"
     problem = f"The folder {root} holds no image files (.jpg, .png, .webp, .tif, ...)"
     return ". ".join([problem, *_describe_skipped(listing)])
 

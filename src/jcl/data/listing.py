@@ -106,9 +106,10 @@ def sub_folders(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether image files are among the first entries of a folder."""
+    """Whether visible image files are among the first entries of a folder."""
     with os.scandir(folder) as entries:
-        return any(Path(entry.name).suffix.lower() in IMAGE_EXTENSIONS for entry in itertools.islice(entries, 1000))
+        names = [entry.name for entry in itertools.islice(entries, 1000) if not entry.name.startswith(".")]
+    return any(Path(name).suffix.lower() in IMAGE_EXTENSIONS for name in names)
 
 
 def _visible_entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -67,9 +67,10 @@ def open_data(
 
 
 def data_warnings(data: ImageData) -> list[str]:
-    """What a user should know about skipped files, damaged shards and missing labels or test images."""
+    """What a user should know about skipped and unused files, damaged shards and missing labels or test images."""
     splits = [split for split in (data.train, data.test) if isinstance(split, FolderImages | ShardImages)]
-    return [*filter(None, [data.why_untested]), *(warning for split in splits for warning in split.warnings())]
+    notes = [note for note in (data.why_untested, data.unused) if note]
+    return notes + [warning for split in splits for warning in split.warnings()]
 
 
 def absolute_location(location: str) -> str:

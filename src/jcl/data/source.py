@@ -156,13 +156,14 @@ def all_class_names(splits: Iterable[ImageSource]) -> tuple[str, ...] | None:
 class ImageData:
     """A data set: images to train on, and images to test with if there are any.
 
-    `why_untested` is the reason if a test folder exists but has no images.
+    `why_untested` is the reason if a test folder exists but has no images; `unused` names images in neither split.
     """
 
     name: str
     train: ImageSource
     test: ImageSource | None = None
     why_untested: str = ""
+    unused: str = ""
 
 
 def fingerprint(source: ImageSource) -> str:

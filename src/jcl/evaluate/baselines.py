@@ -19,11 +19,12 @@ Z_95 = 1.959964  # standard deviations of a normal distribution on each side of 
 
 
 class Estimate(NamedTuple):
-    """A value and its 95 % interval."""
+    """A value, its 95 % interval, and the number of images if it is an accuracy."""
 
     value: float
     low: float
     high: float
+    images: float = 0
 
     @property
     def interval(self) -> str:
@@ -41,7 +42,7 @@ def estimate(accuracy: float, images: float | None = None) -> Estimate:
     share, square = min(max(accuracy / 100, 0.0), 1.0), Z_95**2 / images
     centre = (share + square / 2) / (1 + square)
     half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
-    return Estimate(accuracy, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
+    return Estimate(accuracy, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half), images)
 
 
 def clearly_best(estimates: Sequence[Estimate | None]) -> int | None:
@@ -68,6 +69,15 @@ def compare(
     return found
 
 
+def compare_online(first: Mapping[str, Any], newest: Mapping[str, Any], *, initialized: bool) -> dict[str, Any]:
+    """The same for the newest kNN of a run, from the first and the newest such line of its metrics."""
+    figures: list[Any] = [newest.get(name) for name in ("knn_top1", "test_images", "chance_top1")]
+    if not newest.get("step") or not all(map(is_number, figures)):  # untrained, of an older version, or edited by hand
+        return {}
+    before = first.get("knn_top1") if first.get("step") == 0 and is_number(first.get("knn_top1")) else None
+    return compare("knn_top1", *figures, *((None, before) if initialized else (before, None)))
+
+
 def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") -> str | None:
     """A sentence about the baselines that the accuracy `name` does not beat, from what `compare` gave, and advice."""
     start = f"start_{name}"
@@ -82,8 +92,12 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
         )
     title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")
     interval = estimate(figures[name], figures["test_images"]).interval
+    verdicts: dict[str, list[str]] = {}
+    for key in lost:
+        verdict = "worse than" if figures[name] < figures[key] else "not clearly better than"
+        verdicts.setdefault(verdict, []).append(f"{titles[key]} ({figures[key]:.1f} %)")
+    said = " and ".join(f"{verdict} {join_words(baselines)}" for verdict, baselines in verdicts.items())
     return (
-        f"{title} top-1 is {figures[name]:.1f} %, not clearly better than "
-        f"{join_words([f'{titles[key]} ({figures[key]:.1f} %)' for key in lost])}: the 95 % interval is {interval} "
-        f"on {pluralize(figures['test_images'], 'test image')}.{f' {advice}' if advice else ''}"
+        f"{title} top-1 is {figures[name]:.1f} %, {said}: the 95 % interval is {interval} on "
+        f"{pluralize(figures['test_images'], 'test image')}.{f' {advice}' if advice else ''}"
     )

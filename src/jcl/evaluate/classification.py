@@ -55,7 +55,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
     classes = torch.unique(labels[rows])
     if len(classes) < 2:
         raise DataError(
-            f"A classifier needs labelled images of at least two classes, but got {len(rows)} images of "
+            f"A classifier needs labeled images of at least two classes, but got {len(rows)} images of "
             f"{len(classes)} ({data.train.description})."
         )
     return ClassificationTask(select_images(data.train, rows), labels[rows], test, classes, held_out)
@@ -124,7 +124,7 @@ def labelled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, 
         raise DataError(f"The {name} has {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
     keep = labels >= 0
     if not keep.any():
-        raise DataError(f"The {name} has no labelled rows, so accuracy cannot be measured.")
+        raise DataError(f"The {name} has no labeled rows, so accuracy cannot be measured.")
     return (features, labels) if keep.all() else (features[keep.to(features.device)], labels[keep])
 
 
@@ -183,7 +183,7 @@ def hold_out_split(labels: Tensor, seed: int = 0, *, limit: int = 10_000) -> tup
     """
     labelled = int((labels >= 0).sum())
     if labelled < 2:
-        raise DataError(f"At least two labelled images are needed to hold one out for testing, but got {labelled}.")
+        raise DataError(f"At least two labeled images are needed to hold one out for testing, but got {labelled}.")
     train, test = _split_classes(labels, seed, TEST_SPLIT, min(0.1, limit / labelled))
     return (train, test) if len(test) else (train[1:], train[:1])  # all classes have one image
 

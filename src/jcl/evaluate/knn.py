@@ -8,8 +8,9 @@ Ties between neighbours go to the lower bank row, ties between classes to the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,7 @@ class KnnResult(Scores):
     bank: int
     classes: tuple[int, ...]
     untrained_top1: float | None = None  # of the untrained network, if that was measured too
+    run_state: dict[str, Any] = field(default_factory=dict)  # `finished` and `epoch` of the run, if it is one
 
 
 def knn_accuracy(
@@ -162,6 +164,7 @@ def online_knn(
             "knn_top5": result.top5,
             "chance_top1": result.chance_top1,
             "test_images": result.images,
+            "classes": len(result.classes),
         }
 
     return measure

@@ -65,7 +65,7 @@ def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
     if k < 1 or chunk < 1:
         raise SettingsError(f"k and chunk must be at least 1, but k is {k} and chunk is {chunk}.")
     if len(queries) == 0 or len(bank) == 0:
-        raise DataError(f"Nearest neighbours need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
+        raise DataError(f"Nearest neighbors need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
     if queries.shape[1:] != bank.shape[1:] or queries.dim() != 2:
         raise DataError(
             f"Queries and bank must have the same width, but have shapes {tuple(queries.shape)} and "

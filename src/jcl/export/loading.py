@@ -45,6 +45,7 @@ class LoadedBackbone:
     loaded: int
     unused: dict[str, int]  # number of tensors in each part of the file that was not loaded
     notes: tuple[str, ...]
+    epoch: float | None  # of a checkpoint
 
 
 def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
@@ -73,7 +74,7 @@ def open_weights(path: Path) -> WeightsFile:
         raise RunError(f"There is no run or weights file at {path}{suggest_path(path)}")
     is_run = path.is_dir() and (RunFolder(path).holds_run() or not (path / CONFIG).is_file())
     if (run := checkpoint_run(path)) is not None:
-        return _read_checkpoint(path, RunFolder(run))[0]
+        return _read_checkpoint(path, RunFolder(run))
     return _read_run(RunFolder(path)) if is_run else read_weights(path)
 
 
@@ -85,14 +86,15 @@ def checkpoint_run(path: Path) -> Path | None:
     return run if known and RunFolder(run).settings_file.is_file() else None
 
 
-def _read_checkpoint(path: Path, folder: RunFolder) -> tuple[WeightsFile, dict[str, str]]:
-    """The backbone in a checkpoint, and what else the checkpoint says."""
+def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
+    """The backbone in a checkpoint."""
     prefix = "model.query_encoder.backbone."
     tensors, metadata = read_tensors(path)
     tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
-    return WeightsFile(path, "checkpoint of a run", tensors, info=info), metadata
+    epoch = int(metadata["step"]) / max(1, int(metadata.get("steps_per_epoch", 1)))
+    return WeightsFile(path, "checkpoint of a run", tensors, info=info, epoch=epoch)
 
 
 def read_moco_checkpoint(path: Path) -> tuple[BackboneInfo, dict[str, Tensor]] | None:
@@ -125,11 +127,10 @@ def _read_run(folder: RunFolder) -> WeightsFile:
     newest = newest_checkpoint(folder.checkpoints)
     if newest is None:
         raise RunError(f"The run in {folder.path} has no checkpoint yet; let it train longer first.")
-    weights, metadata = _read_checkpoint(newest, folder)
+    weights = _read_checkpoint(newest, folder)
     if os.environ.get("RANK", "0") == "0":  # of several ranks one prints
-        epoch = int(metadata["step"]) / max(1, int(metadata.get("steps_per_epoch", 1)))
-        state = f"{folder.path} has not finished: it is at epoch {epoch:.3g} of {settings.train.epochs}"
-        print_line(StderrConsole(), f"{state}. Using its newest checkpoint; {folder.how_to_resume}.")
+        state = f"{folder.path} has not finished: it is at epoch {weights.epoch:.3g} of {settings.train.epochs}"
+        print_line(StderrConsole(), f"{state}. Using its newest checkpoint; {folder.how_to_finish}.")
     return weights
 
 
@@ -165,6 +166,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
         loaded=len(loaded),
         unused=dict(Counter(_part_of_file(part, prefix) for part in unused)),
         notes=tuple(_notes(weights, layout, stem, dtypes)),
+        epoch=weights.epoch,
     )
 
 

@@ -41,6 +41,7 @@ class WeightsFile:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     ignored: tuple[str, ...] = ()  # other entries of the file: optimizer, epoch, ...
+    epoch: float | None = None  # of a checkpoint
 
 
 def read_weights(path: Path) -> WeightsFile:

@@ -53,7 +53,7 @@ _TRAINING: Final = (
         "contrastive_accuracy", percent=True, from_zero=True,
     ),
     ChartSpec(
-        "knn", "kNN accuracy of the frozen features", "Top-1 on all images, first of the network before training.",
+        "knn", "kNN accuracy of the frozen features", "Top-1, first of the network before training.",
         "knn_top1", kind="knn", percent=True,
     ),
     ChartSpec(
@@ -202,6 +202,12 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
     if spec.key == "loss":
         sizes = sorted({runs[index].settings.method.queue_size for index in found})
         levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in sizes]
+    if spec.key in ("loss", "accuracy"):
+        filled = np.concatenate([metric_points(runs[index].metrics, "train", "queue_filled") for index in found])
+        if len(filling := filled[filled[:, 1] < 1, 0]):
+            until = f", until epoch {filling.max():.3g}" if filling.max() < filled[:, 0].max() else ""
+            way = "rises" if spec.key == "loss" else "falls"
+            spec = replace(spec, text=f"{spec.text} It {way} while the queue fills{until}.")
     if spec is _LEARNING_RATE:
         spec = replace(spec, text=f"{_peak_rates([runs[index] for index in found])} {spec.text}")
     if spec.key == "knn":
@@ -214,11 +220,11 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
 
 
 def _peak_rates(runs: Sequence[RunContents]) -> str:
-    """The learning rates that were set; steps that were logged may have missed the peak."""
+    """The peaks of the schedules; steps that were logged may have missed the peak."""
     rates = {run.name: f"{run.settings.train.lr:g}" for run in runs}
     if len(set(rates.values())) == 1:
-        return f"The peak is {rates[runs[0].name]}, as set."
-    return f"The peaks, as set: {', '.join(f'{rate} for {name}' for name, rate in rates.items())}."
+        return f"The peak is {rates[runs[0].name]}."
+    return f"The peaks: {', '.join(f'{rate} for {name}' for name, rate in rates.items())}."
 
 
 def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:

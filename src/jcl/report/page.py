@@ -121,6 +121,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
     baselines = {title: run.accuracy(f"{name}_top1") for name, title in titles.items()}
     facts: dict[str, tuple[Any, Callable[[Any], str]]] = {
         "95 % interval": ((top1 and top1.interval) or None, str),
+        "images tested": ((top1 and int(top1.images)) or None, "{:,}".format),
         **{name: (found and found.value, tables.percent) for name, found in baselines.items()},
         "loss": (run.last("train").get("loss"), "{:.3f}".format),
         "contrastive accuracy": (contrastive, tables.percent),

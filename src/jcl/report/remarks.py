@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 from jcl.console import pluralize
-from jcl.evaluate.baselines import baseline_warning
+from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.report.contents import RunContents
 from jcl.runs.folder import RunFolder
 from jcl.train.display import COLLAPSED, NARROW, uniform_guess_loss
@@ -32,13 +32,16 @@ def _problems(run: RunContents) -> Iterator[str]:
     last, epochs = run.last("train"), run.settings.train.epochs
     if run.summary is None:
         where = f"it is at epoch {last['epoch']:.1f} of {epochs}" if last else "no step is recorded yet"
-        yield f"This run has not finished: {where}. Continue it with `{RunFolder(run.path).resume_command}`."
+        yield f"This run has not finished: {where}; {RunFolder(run.path).how_to_finish}."
     if not last.get("skipped_steps") and any(loss is None for loss in _values(run, "loss")):
         yield "The loss was not finite at times, so do not trust the weights. Lower --lr."
     loss, guess = last.get("loss"), uniform_guess_loss(run.settings.method.queue_size)
     if loss is not None and loss >= guess:
         yield f"The loss is {loss:.2f}, no better than a uniform guess ({guess:.2f}): nothing has been learned yet."
-    if warning := baseline_warning("knn_top1", run.summary or {}, "Train longer or on more images."):
+    figures, knn = run.summary or {}, [line for line in run.metrics if line.get("kind") == "knn"]
+    if run.summary is None and knn:
+        figures = {**knn[-1], **compare_online(knn[0], knn[-1], initialized=bool(run.settings.model.init))}
+    if warning := baseline_warning("knn_top1", figures, "Train longer or on more images."):
         yield warning
     if (spread := _spread(run)) < COLLAPSED:
         yield (

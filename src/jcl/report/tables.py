@@ -14,7 +14,7 @@ from jcl.report.contents import Metric, RunContents
 from jcl.settings.schema import describe_settings
 
 MISSING: Final = "–"
-_MAX_CLASSES: Final = 8  # in the tables of the lowest and the highest accuracies
+_MAX_CLASSES: Final = 8  # in a table; of more, the lowest and the highest accuracies have a table each
 METRICS: Final = {
     "knn_top1": "kNN, top-1",
     "knn_top5": "kNN, top-5",
@@ -85,12 +85,17 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     }
     probes = [(own.linear_top1, own.queries) if own else (None, 0) for own in samples]
     sample["linear probe"] = [None if top1 is None else estimate(top1, images) for top1, images in probes]
+    words = _test_images(runs)
+    rows = _rows(whole, percent, best=comparable)
+    for place, row in enumerate(rows):
+        counts = sorted({int(one.images) for one in whole[row.name] if one is not None and one.images})
+        rows[place] = replace(row, note=" and ".join(pluralize(count, *words) for count in counts))
     whole_note = (
         "Results of other commands appear here if their JSON file is in the run folder: "
         "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`. In parentheses: 95 % intervals."
     )
     tables = [
-        Table("On all images", _rows(whole, percent, best=comparable), whole_note),
+        Table(f"On all {words[1]}", rows, whole_note),
         Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),
         Table("Without labels", _quality_rows(runs), "`jcl compare` tells how sure a difference between runs is."),
     ]
@@ -98,20 +103,23 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
 
 
 def class_tables(runs: Sequence[RunContents]) -> list[Table]:
-    """The kNN accuracy of each class, the lowest and the highest; with many classes the others are left out."""
+    """The kNN accuracy of each class; of many classes the lowest and the highest."""
     comparable = len({run.settings.data.location for run in runs}) == 1
     names = dict.fromkeys(name for run in runs for name in run.classes)
     found = {name: [run.classes.get(name) for run in runs] for name in names}
     means = {name: fmean(own[1] for own in values if own) for name, values in found.items()}
     images = {name: max(own[0] for own in values if own) for name, values in found.items()}
     same = len(set(images.values())) == 1
-    note = f"{pluralize(next(iter(images.values())), 'test image')} of each class." if same else ""
+    words = _test_images(runs)
+    note = f"{pluralize(next(iter(images.values())), *words)} of each class." if same else ""
     order = sorted(names, key=means.__getitem__)
     rows = _rows(
         {name: [own and estimate(own[1], own[0]) for own in found[name]] for name in order}, percent, best=comparable
     )
     if not same:
-        rows = [replace(row, note=pluralize(images[row.name], "test image")) for row in rows]
+        rows = [replace(row, note=pluralize(images[row.name], *words)) for row in rows]
+    if 0 < len(rows) <= _MAX_CLASSES:
+        return [Table(f"kNN top-1 of {pluralize(len(rows), 'class', 'classes')}, lowest first", rows, note)]
     half = (len(rows) + 1) // 2
     lowest, highest = rows[:half][:_MAX_CLASSES], rows[half:][::-1][:_MAX_CLASSES]
     return [
@@ -119,6 +127,12 @@ def class_tables(runs: Sequence[RunContents]) -> list[Table]:
         for word, part, own_note in (("Lowest", lowest, note), ("Highest", highest, ""))
         if part
     ]
+
+
+def _test_images(runs: Sequence[RunContents]) -> tuple[str, str]:
+    """What the images are that accuracies are measured on, in singular and plural."""
+    held_out = {not run.sample.from_test_set for run in runs if run.sample is not None} == {True}
+    return ("held-out image", "held-out images") if held_out else ("test image", "test images")
 
 
 def resource_table(runs: Sequence[RunContents]) -> Table:

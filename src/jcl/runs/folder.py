@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jcl.console import escape_controls, shell_quote
-from jcl.errors import DataError, Interrupted, JclError, RunError
+from jcl.errors import DataError, Diverged, Interrupted, JclError, RunError
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
@@ -56,6 +56,11 @@ class TrainingFolder:
         return f"continue with `{self.resume_command}`"
 
     @property
+    def how_to_finish(self) -> str:
+        """The same for other processes: one may be training in the folder."""
+        return "it is still training" if is_locked(self.path) else self.how_to_resume
+
+    @property
     def first_files(self) -> tuple[Path, ...]:
         """The files that exist before the first checkpoint."""
         return self.settings_file, self.metrics_file, self.id_file, self.skipped_file
@@ -96,7 +101,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
-        """Remove what was written if unusable data or Ctrl-C ends the block before the first checkpoint.
+        """Remove what was written if bad data, a bad loss or Ctrl-C ends the block before the first checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
         training of this kind.
@@ -105,7 +110,7 @@ class TrainingFolder:
         keep = () if ours else tuple(file for file in self.first_files if file.exists())
         try:
             yield
-        except (DataError, KeyboardInterrupt):
+        except (DataError, Diverged, KeyboardInterrupt):
             self.remove_unless_started(keep)
             raise
 
@@ -141,7 +146,7 @@ class TrainingFolder:
         if not self.settings_file.exists():
             raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
         if summary is None:
-            raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_resume}.")
+            raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_finish}.")
         raise RunError(f"{self.summary_file} is no summary of a {self.kind}; remove it and {self.how_to_resume}.")
 
     def write_summary(self, summary: dict[str, Any]) -> None:

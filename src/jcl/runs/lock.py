@@ -117,5 +117,5 @@ class RunLock:
     def _owner(self) -> str:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError), (self._folder / NAME).open("rb") as file:
             owner = json.loads(file.read(_MAX_OWNER_BYTES))
-            return f"process {int(owner['pid'])} on {str(owner['host'])!r}"
-        return "another process"
+            return f"Process {int(owner['pid'])} on {str(owner['host'])!r}"
+        return "Another process"

@@ -71,7 +71,7 @@ class FinetuneOptions(SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
     weight_decay: float = option(1e-4, "Weight decay, not of norms and biases.")
     warmup_epochs: float | None = option(None, "Warm-up epochs (default: a tenth).")
     label_smoothing: float = option(0.0, "Label smoothing.")
-    jitter: bool = option(False, "Add colour jitter to crops and flips.")
+    jitter: bool = option(False, "Add color jitter to crops and flips.")
     compile: bool = option(False, "Compile the backbone (pays off in long runs).", panel=HARDWARE)
 
 

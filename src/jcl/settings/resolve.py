@@ -397,7 +397,7 @@ def default_knn_k(images: int) -> int:
 def _knn_k(values: Values, facts: DataFacts) -> tuple[int, str]:
     k = default_knn_k(facts.images)
     if k == 200:
-        return k, "the usual number of neighbours"
+        return k, "the usual number of neighbors"
     return k, f"a tenth of the {facts.images:,} images, so that other classes do not outvote the right one"
 
 

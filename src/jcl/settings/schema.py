@@ -76,7 +76,7 @@ class DataSettings(Section):
 
 class ViewSettings(Section):
     recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
-    image_size: PositiveInt | Auto = Field("auto", description="Side of views in pixels; up to 64, ResNets are slower.")
+    image_size: PositiveInt | Auto = Field("auto", description="Side of views, in px; ResNets: 96 is faster than 64.")
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")

@@ -19,7 +19,7 @@ LOG_SECONDS = 30.0  # between lines where there is no terminal
 MAX_LOG_SECONDS = 600.0
 # The first steps after a start compile, choose kernels and are recorded; the estimate of the time left ignores them.
 WARMUP_STEPS, WARMUP_STEPS_ON_CPU = STEPS_BEFORE_RECORDING + 3, 1
-SLOW_STEP_SECONDS = 20.0  # a first step that takes longer on a CPU is timed too
+SLOW_STEP_SECONDS = 20.0  # after a first step that takes longer on a CPU, the most that training takes is printed
 ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; on a GPU the first find their images ready
 LONG_SECONDS = 3600.0  # a longer training is printed with faster options
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
@@ -111,16 +111,16 @@ class Display:
         else:
             epochs = self._total // self._steps_per_epoch
             description = f"{self.label} epoch {min(step // self._steps_per_epoch + 1, epochs)}/{epochs}"
-        slow = time.monotonic() - self._timed_since >= SLOW_STEP_SECONDS
-        if slow and step == self._timed_from == self._first + WARMUP_STEPS_ON_CPU:
-            self._timed_from = self._first
-        if step > self._timed_from:
+        seconds, timed = time.monotonic() - self._timed_since, step - self._timed_from
+        if timed > 0:
             self._bar.update(self._task, completed=step, description=description)
         else:
             self._timed_since = time.monotonic()
             self._bar.reset(self._task, completed=step, description=description)
-        if not self._estimated:
-            self._print_estimate(step)
+        if not self._estimated and timed > 0 and seconds >= ESTIMATE_SECONDS:
+            self._print_estimate(step, seconds / timed)
+        elif timed == 0 and step == self._first + WARMUP_STEPS_ON_CPU and seconds >= SLOW_STEP_SECONDS:
+            self._print_estimate(step, seconds, "at most ")
         if self._log_timer.due():
             self._print_progress(step)
 
@@ -167,19 +167,18 @@ class Display:
         timed = step - self._timed_from
         return (time.monotonic() - self._timed_since) / timed * (self._total - step) if timed > 0 else None
 
-    def _print_estimate(self, step: int) -> None:
-        """Print once how long training takes, after the first timed steps; runs of seconds need no estimate."""
-        timed, seconds = step - self._timed_from, time.monotonic() - self._timed_since
-        if timed < 1 or seconds < ESTIMATE_SECONDS or step == self._total:
+    def _print_estimate(self, step: int, seconds: float, bound: str = "") -> None:
+        """Print once how long training takes, with this many seconds a step; runs of seconds need no estimate."""
+        if step == self._total:
             return
         self._estimated = True
         steps = self._total - self._first
-        duration = seconds / timed * steps
+        duration = seconds * steps
         faster = self._faster_options() if duration > LONG_SECONDS else ""
         self._print(
             step,
-            f"training takes about {format_duration(duration)}{' more' if self._first else ''} "
-            f"({pluralize(steps, 'step')} of {seconds / timed:.2g} s)"
+            f"training takes {bound or 'about '}{format_duration(duration)}{' more' if self._first else ''} "
+            f"({pluralize(steps, 'step')} of {seconds:.2g} s)"
             f"{'. Faster, for a first try: ' if faster else ''}{faster}",
         )
 
@@ -222,7 +221,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
         else:
             parts.append(f"features well spread ({share:.0%})")
     if accuracy is not None:
-        parts.append(f"{accuracy:.0f} % of queries find their own image first")
+        parts.append(f"contrastive accuracy {accuracy:.0f} %")
     if skipped := figures.get("skipped_steps"):
         parts.append(f"{pluralize(int(skipped), 'step')} skipped so far because the loss was not finite")
     return "; ".join(parts)

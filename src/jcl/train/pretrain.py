@@ -74,7 +74,7 @@ class PretrainTask(TrainingTask):
     def problem(self) -> str | None:
         if self.training_step.skipped_in_a_row() < MAX_SKIPPED_IN_A_ROW:
             return None
-        return f"at least {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
+        return f"At least {MAX_SKIPPED_IN_A_ROW} steps in a row were skipped because the loss was not finite"
 
     def warning(self) -> str | None:
         """Unreadable images: the first, and again whenever their number has doubled."""
@@ -83,8 +83,8 @@ class PretrainTask(TrainingTask):
             return None
         self._warn_at = 2 * count
         name, reason = next(reversed(self.loader.skipped.items()))
-        others = f" and {pluralize(count - 1, 'other image')}" if count > 1 else ""
-        return f"Skipped {name}{others} so far: {reason}."
+        before = f"{pluralize(count, 'unreadable image')} so far, the last one " if count > 1 else ""
+        return f"Skipped {before}{name}: {reason}."
 
     def before_stop(self) -> None:
         """Merge the unreadable images of all ranks, so that the first can list them."""

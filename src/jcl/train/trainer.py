@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from jcl.distributed.group import ALONE, LostContact, Ranks, SilentRank, fail_together
 from jcl.distributed.heartbeat import Heartbeat
-from jcl.errors import CollectiveDataError, DataError, Interrupted, JclError, OtherRankFailed, RunError
+from jcl.errors import CollectiveDataError, DataError, Diverged, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
@@ -161,6 +161,7 @@ class Trainer:
             task.before_first_step(self)
         elif progress.step % steps == 0:
             task.end_epoch(self)  # training may have stopped between an epoch's last step and this
+        self.display.start(progress.step, self.total_steps, steps, warmup)  # again, without the time of an evaluation
         for epoch in range(progress.step // steps, task.epochs):
             self._heartbeat.set_status(f"reading the images of step {progress.step}")
             for batch in task.batches(epoch, progress.step % steps):
@@ -211,12 +212,12 @@ class Trainer:
         self.display.show(self.record.write("train", progress.step, self.task.epoch_at(progress.step), figures))
         self._check_finite()
         if problem := self.task.problem():
-            raise RunError(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
+            raise Diverged(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
 
     def _check_finite(self) -> None:
         """Raise if the loss is not finite. A non-finite sum stays so, hence checking the window's sum suffices."""
         if not bool(torch.isfinite(self.progress.window[0])):
-            raise RunError(
+            raise Diverged(
                 f"The loss is not finite after step {self.progress.step:,}; {self._last_checkpoint()}. "
                 f"{self.task.advice}"
             )

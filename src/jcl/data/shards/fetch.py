@@ -72,7 +72,8 @@ def _matching(pattern: str) -> list[str]:
     names = [pattern] if Path(pattern).is_file() else glob.glob(pattern)  # noqa: PTH207 - takes whole paths
     found = sorted(name for name in names if Path(name).is_file())
     if not found:
-        raise DataError(f"No shard matches {pattern}.")
+        is_folder = f"; it is a folder, so for the images in it give {pattern}" if Path(pattern).is_dir() else ""
+        raise DataError(f"No shard matches {pattern}{is_folder}.")
     return found
 
 
@@ -83,9 +84,10 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
         if scheme not in _SCHEMES or "::" in url:
             raise DataError(f"Unsupported URL {without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
         if "?" not in url and not re.search(r"\.(tar|tgz)", url.rpartition("/")[2].lower()):
+            place = "datasets/OWNER/NAME" if scheme == "hf" else "HOST"
             raise DataError(
                 f"{without_secrets(url)} is not a .tar file. Give a URL of shards, such as "
-                f"{scheme}://HOST/train-{{0000..0127}}.tar, or download the images and give their folder."
+                f"{scheme}://{place}/train-{{0000..0127}}.tar, or download the images and give their folder."
             )
     files = {url: _local_copy(url, folder) for url in urls}
     shards = pluralize(len(files), "shard")
@@ -154,9 +156,9 @@ def _fetch(url: str, file: Path) -> None:
             os.fsync(copy.fileno())
         partial.replace(file)
     except ImportError as error:
-        install = "pip install 'joint-contrastive-learning[shards]'"
-        how = install if url.lower().startswith("http") else describe_failure(error)
-        raise DataError(f"Downloading {name} needs an optional library: {how}.") from error
+        named = None if url.lower().startswith("http") else re.search(r'(?i)(?:install |requires ")(\w+)', str(error))
+        library = named[1] if named else "'joint-contrastive-learning[shards]'"
+        raise DataError(f"Downloading {name} needs an optional library: pip install {library}.") from error
     except Exception as error:  # each file system of fsspec has its own errors
         raise DataError(
             f"The shard {name} cannot be downloaded into {file.parent}: {describe_failure(error)}."
