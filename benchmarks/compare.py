@@ -42,7 +42,7 @@ from jcl.evaluate.classification import classification_task
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, read_object, write_object
 from jcl.runs.metrics import read_metrics
-from jcl.settings.schema import Settings, setting_names, values_of
+from jcl.settings.schema import Settings, affects_results, setting_names, values_of
 from jcl.settings.training import PretrainOptions
 
 PER_RUN = ("data.location", "data.root", "train.seed", "train.device", "recipe")  # may differ within a row
@@ -142,7 +142,9 @@ def missing_runs(arguments: argparse.Namespace, header: dict[str, Any]) -> list[
         row = requested.get(name) or Row.of_words(name, content["words"])  # a variant of an earlier call
         # A setting that did not exist yet had its default.
         before = {each: content["settings"].get(each, value) for each, value in shared_settings(Settings()).items()}
-        if differences := describe_differences(before, shared_settings(row_settings(row, 0, arguments))):
+        now = shared_settings(row_settings(row, 0, arguments))
+        before, now = ({each: value for each, value in both.items() if affects_results(each)} for both in (before, now))
+        if differences := describe_differences(before, now):
             raise RunError(f"{arguments.json} has results of {name} with {differences}; {hint}")
     runs = dict.fromkeys((row, seed) for seed in arguments.seeds for row in arguments.rows)
     missing = [(row, seed) for row, seed in runs if str(seed) not in results_of(found, row.name)]

@@ -120,13 +120,14 @@ def figure_2(arguments: argparse.Namespace) -> None:
         processes.run(jcl_command(*words), folder.with_suffix(".txt"))
 
     try:
-        stop_if_failed(processes.run_tasks([ablate], 1))
+        failed = processes.run_tasks([ablate], 1)
     finally:
         cells = {file.parent.name: read_object(file) for file in sorted(folder.glob("cells/*/result.json"))}
         if cells:
             write_object(kept, cells)
-    for suffix in ("json", "csv", "png"):
-        shutil.copy(folder / f"ablation.{suffix}", results_file(arguments, "figure-2").with_suffix(f".{suffix}"))
+    for file in folder.glob("ablation.*"):
+        shutil.copy(file, results_file(arguments, "figure-2").with_suffix(file.suffix))
+    stop_if_failed(failed)
     print((folder / "ablation.csv").read_text(encoding="utf-8"), flush=True)
 
 

@@ -79,6 +79,7 @@ def file(compare, words, tmp_path, monkeypatch):
     found = compare.file_header(arguments)
     settings = compare.shared_settings(compare.row_settings(compare.ROWS["jcl"], 0, arguments))
     del settings["method.num_queries"]  # as if it had been added since
+    settings["record.log_every"] = 20  # has no effect on results
     found["rows"]["jcl"] = {"words": "JCL", "settings": settings, "seeds": {"0": result(80.0, 85.0, keys=5)}}
     (tmp_path / "found.json").write_text(json.dumps(found))
     return tmp_path / "found.json"
@@ -180,3 +181,11 @@ def test_table_pairs_seeds_and_has_a_plot(compare, tmp_path, monkeypatch):
 @pytest.mark.parametrize("file", sorted((BENCHMARKS / "results").glob("*compare.json")), ids=lambda file: file.name)
 def test_kept_results_are_readable(compare, file):
     assert "| JCL" in compare.table(json.loads(file.read_text()))
+
+
+def test_kept_results_can_be_continued_with_the_settings_of_today(compare, monkeypatch, tmp_path):
+    file = BENCHMARKS / "results/cifar10-compare.json"
+    words = ["cifar.npz", "--out", str(tmp_path), "--json", str(file), "--rows", "moco-v2", "--seeds", "0", "9"]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words])
+    arguments, header = compare.parse_arguments(), json.loads(file.read_text()) | {"rows": {}}
+    assert [(row.name, seed) for row, seed in compare.missing_runs(arguments, header)] == [("moco-v2", 9)]
