@@ -101,7 +101,23 @@ def run_rows(arguments: argparse.Namespace, name: str, rows: list[str], seeds: l
     for each in (*SETTINGS, *QUIET, *settings, *arguments.set):
         words += ["--set", each]
     sys.argv = ["benchmarks/compare.py", *map(str, words)]
-    compare.main()
+    try:
+        compare.main()
+    finally:
+        print_shares(results_file(arguments, name))
+
+
+def print_shares(file: Path) -> None:
+    """What the covariance of the keys does in each run of JCL, at its end and with its own scale."""
+    for name, row in read_object(file)["rows"].items() if file.exists() else ():
+        scale = row["settings"]["method.covariance_scale"]
+        for seed, result in row["seeds"].items() if row["settings"]["method.name"] == "jcl" else ():
+            bound = {key.removesuffix(f"_scale{scale:g}"): value for key, value in result.get("bound", {}).items()}
+            if "covariance_share" in bound:
+                print(
+                    f"{name}, seed {seed}: p+ {bound['positive_share']:.4f}, covariance "
+                    f"{100 * bound['covariance_share']:.2f} %, keys pushed away {100 * bound['repelled_keys']:.2f} %"
+                )
 
 
 def figure_2(arguments: argparse.Namespace) -> None:
