@@ -33,8 +33,13 @@ def smooth_encoder() -> Encoder:
     return Encoder(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), 32, head="linear", embedding_dim=16)
 
 
-def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dict[str, Tensor]:
-    """Figures of each step, and all weights, statistics, queue, gradients and optimiser state after the last one."""
+def first_steps(
+    method: str, location: str, ranks: Ranks, bn_groups: int, micro_batches: int | None = None
+) -> dict[str, Tensor]:
+    """Figures of each step, and all weights, statistics, queue, gradients and optimiser state after the last one.
+
+    With `micro_batches` by AdamW, whose epsilon keeps it from making steps of gradients that are rounding only.
+    """
     learner = ContrastiveLearner(
         smooth_encoder(),
         METHODS[method],
@@ -45,10 +50,14 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
         embedding_dim=16,
         key_momentum=0.9,
         bn_groups=bn_groups,
+        micro_batches=micro_batches or 1,
         ranks=ranks,
     )
-    optimiser = torch.optim.SGD(learner.query_encoder.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    options = StepOptions(CPU, torch.float32, compiled=False, recorded=False)
+    trained = learner.query_encoder.parameters()
+    optimiser: torch.optim.Optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9, weight_decay=1e-4)
+    if micro_batches:
+        optimiser = torch.optim.AdamW(learner.query_encoder.parameters(), eps=0.01)
+    options = StepOptions(CPU, torch.float32, compiled=False, recorded=False, clip_grad=0.5 if micro_batches else 0.0)
     step = TrainingStep(learner, optimiser, view_recipe("small", 16), 0, options)
     loader = BatchLoader(
         open_data(location).train,
@@ -62,10 +71,9 @@ def first_steps(method: str, location: str, ranks: Ranks, bn_groups: int) -> dic
     figures = []
     batches = (batch for epoch in range(STEPS) for batch in loader.epoch(epoch))
     for number, batch in zip(range(STEPS), batches, strict=False):
-        figures.append(step(batch, number, 0.05, 1.0).clone())
-    momenta = {
-        f"momentum.{index}": state["momentum_buffer"] for index, state in optimiser.state_dict()["state"].items()
-    }
+        figures.append(step(batch, number, 0.005 if micro_batches else 0.05, 1.0).clone())
+    kept = "exp_avg" if micro_batches else "momentum_buffer"
+    momenta = {f"momentum.{index}": state[kept] for index, state in optimiser.state_dict()["state"].items()}
     gradients = {
         f"gradient.{name}": parameter.grad.clone()
         for name, parameter in learner.query_encoder.named_parameters()
@@ -80,6 +88,7 @@ def be_rank(ranks: Ranks, arrays: str, folder: str, out: Path) -> None:
     dist.init_process_group("gloo", f"file://{meeting}", patience, rank=ranks.rank, world_size=ranks.count)
     results = {f"{method} arrays": first_steps(method, arrays, ranks, ranks.count) for method in METHODS}
     results["jcl files"] = first_steps("jcl", folder, ranks, ranks.count)  # how images are dealt is no method's matter
+    results["jcl micro-batches"] = first_steps("jcl", arrays, ranks, 2 * ranks.count, 2)
     # Every rank must hold the same, though nothing but keys and gradients was ever exchanged.
     for result in results.values():
         for name, value in result.items():

@@ -33,16 +33,15 @@ def test_ranks_train_as_one_process_with_as_many_batch_norm_groups(images, tmp_p
     script, out = Path(__file__).parents[1] / "rank_steps.py", tmp_path / "together.pt"
     command = [sys.executable, str(script), str(count), *map(str, images), str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        alone = {method: first_steps(method, str(images[0]), ALONE, count) for method in METHODS}
+        alone = {f"{method} arrays": first_steps(method, str(images[0]), ALONE, count) for method in METHODS}
+        alone["jcl micro-batches"] = first_steps("jcl", str(images[0]), ALONE, 2 * count, 1)
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     together = torch.load(out, weights_only=True)
-    for method in METHODS:
-        for kind in ("arrays", "files") if method == "jcl" else ("arrays",):
-            for name, expected in alone[method].items():
-                found = together[f"{method} {kind}"][name]
-                difference = float((found - expected).abs().max()) / max(1.0, float(expected.abs().max()))
-                assert difference <= 1e-6, (method, kind, name, difference)
+    for kind, steps in (alone | {"jcl files": alone["jcl arrays"]}).items():
+        for name, expected in steps.items():
+            difference = float((together[kind][name] - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+            assert difference <= 1e-6, (kind, name, difference)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])

@@ -20,7 +20,7 @@ from jcl.data import BatchLoader, ImageData
 from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory, choose_precision
 from jcl.distributed.group import fail_together
-from jcl.errors import Interrupted, RunError
+from jcl.errors import Interrupted, OutOfMemory, RunError
 from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.evaluate.quality import online_quality
@@ -113,7 +113,7 @@ def train_run(
         with trainer.writing_to(folder, settings.record.keep, tensorboard=settings.record.tensorboard):
             trainer.run()
     except torch.OutOfMemoryError as error:
-        raise out_of_memory(settings, error) from None
+        raise out_of_memory(settings, folder, error) from None
     finally:
         parts.loader.close()
         if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
@@ -161,18 +161,21 @@ def load_initial(
     return lines
 
 
-def out_of_memory(settings: ResolvedSettings, error: torch.OutOfMemoryError) -> RunError:
-    """Too little memory on the GPU, as a sentence that names the option to use: the same results if possible."""
-    train, method = settings.train, METHODS[settings.method.name]
-    accumulate = 2 * train.accumulate
-    if train.batch_size % accumulate or train.batch_size < 2 * accumulate or method.gradient_through_keys:
-        option = f"--batch-size {max(2, train.batch_size // 2)}"
+def out_of_memory(settings: ResolvedSettings, folder: RunFolder, error: torch.OutOfMemoryError) -> OutOfMemory:
+    """An error that names the option to use: one that gives the same results if possible."""
+    train, accumulate = settings.train, 2 * settings.train.accumulate
+    groups = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else train.batch_size
+    splits = not METHODS[settings.method.name].gradient_through_keys and train.batch_size % accumulate == 0
+    if not splits or train.batch_size < 2 * accumulate:
+        advice = f"use --batch-size {max(2, train.batch_size // 2)}"
+    elif groups % accumulate:
+        advice = f"use --accumulate {accumulate} --set model.bn_groups={accumulate}"
+    elif folder.checkpoints.exists():
+        advice = f"set train.accumulate to {accumulate} in {folder.settings_file}, then {folder.how_to_resume}"
     else:
-        option = f"--accumulate {accumulate}"
-        parts = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else train.batch_size
-        option += f" --set model.bn_groups={accumulate}" if parts % accumulate else ", which gives the same results"
+        advice = f"use --accumulate {accumulate}, which gives the same results"
     problem = ". ".join(str(error).split(". ")[:2]).rstrip(".")
-    return RunError(f"{problem}; use {option}, or free memory that other programs hold.")
+    return OutOfMemory(f"{problem}; {advice}, or free memory that other programs hold.")
 
 
 def _restore(settings: ResolvedSettings, folder: RunFolder, parts: RunParts, context: RunContext) -> Progress:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jcl.console import escape_controls, shell_quote
-from jcl.errors import DataError, Diverged, Interrupted, JclError, RunError
+from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, RunError
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
@@ -101,7 +101,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
-        """Remove what was written if bad data, a bad loss or Ctrl-C ends the block before the first checkpoint.
+        """Remove what was written if bad data, a bad loss, little memory or Ctrl-C ends it before the first checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
         training of this kind.
@@ -110,7 +110,7 @@ class TrainingFolder:
         keep = () if ours else tuple(file for file in self.first_files if file.exists())
         try:
             yield
-        except (DataError, Diverged, KeyboardInterrupt):
+        except (DataError, Diverged, OutOfMemory, KeyboardInterrupt):
             self.remove_unless_started(keep)
             raise
 
