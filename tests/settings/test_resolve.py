@@ -1,11 +1,13 @@
 import re
+from dataclasses import replace
 
 import pytest
 
 from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, default_knn_k, fit_to_ranks, resolve
+from jcl.settings.resolve import DataFacts, InitialWeights, default_knn_k, fit_to_ranks, resolve
 from jcl.settings.schema import Settings
+from jcl.settings.training import RunOptions
 
 SIZES = [20, 100, 1_000, 5_000, 50_000, 130_000, 1_281_167, 2_000_000]
 
@@ -221,3 +223,20 @@ def test_one_is_not_many():
         chosen(1)
     reasons = {choice.name: choice.reason for choice in chosen(100, method__num_keys=1)[1]}
     assert reasons["train.key_passes"].startswith("1 key view per image")
+
+
+def test_existing_weights_are_trained_with_more_care():
+    asked = build_settings("folder", values={"data.location": "photos/", "train.epochs": 100})
+    facts = DataFacts(images=10_000, short_side=300, decoded=False)
+    weights = InitialWeights("imagenet", None, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    (scratch, _), (continued, choices) = (resolve(asked, replace(facts, init=init)) for init in (None, weights))
+    assert continued.train.lr == pytest.approx(scratch.train.lr / 10)
+    assert (scratch.train.head_epochs, continued.train.head_epochs) == (0.0, 5.0)
+    assert (scratch.method.key_momentum, continued.method.key_momentum) == (0.99, 0.999)
+    assert continued.views.mean == weights.mean and continued.views.image_size == scratch.views.image_size
+    assert {"train.lr", "train.head_epochs", "views.mean"} <= {choice.name for choice in choices}
+
+
+def test_named_data_sets_with_initial_weights_use_no_recipe_for_training_from_scratch():
+    assert RunOptions(data="cifar10").settings().recipe == "cifar10"
+    assert RunOptions(data="cifar10", init="imagenet").settings().recipe == "folder"

@@ -86,8 +86,10 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
     if not lost or not all(is_number(figures.get(key)) for key in (name, "test_images", *lost)):  # edited by hand
         return None
     if start in lost and figures[name] < figures[start]:
+        before, own = (estimate(figures[key], figures["test_images"]) for key in (start, name))
+        verdict = "worse" if before.beats(own) else "no better"
         return (
-            f"kNN top-1 fell from {figures[start]:.1f} % to {figures[name]:.1f} %: the features are worse than at the "
+            f"kNN top-1 fell from {before.value:.1f} % to {own.value:.1f} %: the features are {verdict} than at the "
             "start. Use a lower --lr or fewer --epochs, or keep the weights as they were."
         )
     title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")

@@ -276,8 +276,10 @@ def _lr(values: Values, facts: DataFacts) -> tuple[float, str]:
     elif not _few_photographs(values, facts):
         rate, source = 0.03, ", the paper's"
     else:
-        rate, source = (0.06, "") if facts.init else (0.24, f", {_MEASURED_ON_PHOTOGRAPHS}")
-    return round(rate * batch / 256, 10), f"{rate} for a batch of 256{source}, scaled to {batch}"
+        rate, source = 0.24, f", {_MEASURED_ON_PHOTOGRAPHS}"
+    if facts.init:
+        rate, source = rate / 10, ", a tenth of the usual rate to keep what the weights know"
+    return round(rate * batch / 256, 10), f"{rate:g} for a batch of 256{source}, scaled to {batch}"
 
 
 @_rule("train.warmup_epochs")
@@ -294,7 +296,7 @@ def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
 def _head_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
     if not facts.init:
         return 0.0, ""
-    return values["train.epochs"] / 10, "a new head would give the backbone wrong gradients at first"
+    return min(_WARMUP_EPOCHS, values["train.epochs"] / 10), "the backbone waits until its new head is trained"
 
 
 @_rule("train.weight_decay")
@@ -322,7 +324,7 @@ def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 @_rule("method.key_momentum")
 def _key_momentum(values: Values, facts: DataFacts) -> tuple[float, str]:
     steps = values["train.epochs"] * max(1, facts.images // values["train.batch_size"])
-    for momentum, min_steps in ((0.999, 100_000), (0.99, 1_000)):
+    for momentum, min_steps in ((0.999, 1_000), (0.99, 0)) if facts.init else ((0.999, 100_000), (0.99, 1_000)):
         if steps >= min_steps:
             return momentum, f"the key encoder averages over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
     return 0.95, f"a short run of {pluralize(steps, 'step')} needs a key encoder that follows quickly"

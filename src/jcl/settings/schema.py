@@ -88,7 +88,7 @@ class ViewSettings(Section):
 
 
 class ModelSettings(Section):
-    backbone: str = Field("resnet50", description="Backbone: a torchvision or timm name, or tiny_cnn.")
+    backbone: str = Field("resnet50", description="Backbone in torchvision or timm.")
     init: str = Field("", description="Weights to start from: imagenet, timm, a run or a weights file.")
     freeze: Count = Field(0, description="First stages of a ResNet that keep the weights of init; 1: the stem.")
     stem: Literal["imagenet", "medium", "small"] | Auto = Field(

@@ -71,14 +71,18 @@ class RunOptions(Options):
         return values
 
     def settings(self, values: dict[str, Any] | None = None) -> Settings:
-        """The settings of a run with these `values` (default: those given); data sets with a recipe use their own."""
+        """The settings of a run with these `values` (default: those given); data sets with a recipe use their own.
+
+        Those are for training from scratch: with initial weights, everything is chosen as for your own images.
+        """
         values = self.values() if values is None else values
-        return build_settings(self.recipe or _recipe_of(values.get("data.location")), values=values)
+        named = "folder" if values.get("model.init") else _recipe_of(values.get("data.location"))
+        return build_settings(self.recipe or named, values=values)
 
 
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     out: Path | None = option(None, "Run folder (default: in runs/).")
-    resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run with the same settings.")
+    resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run.")
     profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
 
 
