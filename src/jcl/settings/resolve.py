@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from jcl.console import pluralize
@@ -13,6 +12,9 @@ from jcl.core.encoder import BackboneTraits, backbone_traits
 from jcl.core.registry import METHODS
 from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
+from jcl.settings.resolved import Choice as Choice
+from jcl.settings.resolved import DataFacts as DataFacts
+from jcl.settings.resolved import InitialWeights as InitialWeights
 from jcl.settings.resolved import ResolvedSettings as ResolvedSettings
 from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD
@@ -25,36 +27,6 @@ def canvas_side(image_size: int, min_scale: float) -> int:
     1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
     """
     return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)
-
-
-@dataclass(frozen=True)
-class InitialWeights:
-    """What automatic values depend on if training starts from existing weights."""
-
-    stem: str
-    image_size: int | None  # if known, or if the network takes no other
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class DataFacts:
-    """What automatic values depend on."""
-
-    images: int
-    short_side: int  # typical, in pixels
-    decoded: bool  # True for images that are in memory as arrays
-    ranks_on_machine: int = 1
-    init: InitialWeights | None = None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The value that replaced an "auto"."""
-
-    name: str
-    value: Any
-    reason: str
 
 
 Values = dict[str, Any]  # settings by dotted name; those a rule reads are resolved before it

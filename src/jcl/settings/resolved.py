@@ -1,8 +1,9 @@
-"""The settings of a run in which no value that training depends on is "auto" any more."""
+"""Settings of a run in which no value that training depends on is "auto" any more, and what these were chosen from."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from jcl.console import join_words, pluralize
 from jcl.settings.schema import (
@@ -95,3 +96,33 @@ def describe_views(settings: ResolvedSettings) -> str:
     parts += [f"{method.num_queries} queries"] if method.num_queries > 1 else []
     parts += [pluralize(method.num_local_queries, "local query", "local queries")] if method.num_local_queries else []
     return f", {join_words(parts)} per image"
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """What automatic values depend on if training starts from existing weights."""
+
+    stem: str
+    image_size: int | None  # if known, or if the network takes no other
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What automatic values depend on."""
+
+    images: int
+    short_side: int  # typical, in pixels
+    decoded: bool  # True for images that are in memory as arrays
+    ranks_on_machine: int = 1
+    init: InitialWeights | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The value that replaced an "auto"."""
+
+    name: str
+    value: Any
+    reason: str
