@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import torch
 
 import jcl
+from jcl.export.loading import open_backbone
 from jcl.settings.schema import parse_yaml, values_of
 
 # What `--init` changes, apart from the weights themselves: the naive run has the values of a run from scratch.
@@ -23,7 +25,7 @@ RECIPE = ("train.lr", "train.warmup_epochs", "train.head_epochs", "method.key_mo
 
 def rows(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The settings of each row that differ from the recipe's."""
-    weights = jcl.load_backbone(arguments.weights).info
+    weights = open_backbone(arguments.weights, arguments.backbone).info
     shared = {
         "data.location": str(arguments.data),
         "model.backbone": weights.backbone,
@@ -64,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="labelled images: a folder or an .npz file")
     parser.add_argument("weights", type=Path, help="a run or a weights file")
+    parser.add_argument("--backbone", help="if the weights file does not state it")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--image-size", type=int, help="of the views (default: that of the weights)")
     parser.add_argument("--seed", type=int, default=0)
@@ -75,7 +78,7 @@ def main() -> None:
     figures: dict[str, Any] = {"data": arguments.data.name, "weights": arguments.weights.name, "rows": {}}
     for name, values in rows(arguments).items():
         figures["rows"][name] = row = train(name, values, arguments)
-        machine.save(figures, arguments.json, "cuda" if machine.torch.cuda.is_available() else "cpu")
+        machine.save(figures, arguments.json, "cuda" if torch.cuda.is_available() else "cpu")
         print(f"{name:10} kNN top-1 {' '.join(f'{value:.1f}' for value in row['knn_top1'])}")
 
 
