@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchvision
 
-from jcl.commands.detection_job import build_resnet
+from jcl.commands.detection_job import build_body
 from jcl.evaluate.detection.training import DetectionTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
@@ -27,7 +27,7 @@ def backbone_file(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("backbone") / "jcl.safetensors"
     torch.manual_seed(0)
     info = BackboneInfo("resnet18", "imagenet", 64, 512, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    save_backbone(build_resnet("resnet18"), info, file)
+    save_backbone(build_body("resnet18"), info, file)
     return file
 
 

@@ -31,7 +31,13 @@ from jcl.export.layouts import from_detectron2, to_detectron2
 pytestmark = pytest.mark.usefixtures("empty_starts")
 SIZE = 64
 NAMES = {"torchvision": "out.pth", "timm": "out.pth", "detectron2": "out.pkl"}
-NAMES |= {"safetensors": "out.safetensors", "onnx": "out.onnx", "hub-folder": "out"}
+NAMES |= {
+    "mmdetection": "out.pth",
+    "ultralytics": "out.pth",
+    "safetensors": "out.safetensors",
+    "onnx": "out.onnx",
+    "hub-folder": "out",
+}
 
 
 @pytest.fixture(scope="module", params=["resnet18", "resnet50"])

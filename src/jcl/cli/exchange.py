@@ -103,7 +103,7 @@ def import_(options: ImportOptions) -> None:
 
 @command("export", "exchange.ExportOptions", group=EXCHANGE)
 def export(options: ExportOptions) -> None:
-    """Write a backbone for torchvision, timm, detectron2, ONNX or a model hub."""
+    """Write a backbone for torchvision, timm, detectron2, mmdetection, ultralytics, ONNX or a model hub."""
     from jcl.export import export_backbone
 
     written = export_backbone(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torchvision.models.resnet import ResNet
 
 from jcl.commands.run import RunContext
 from jcl.console import pluralize
@@ -19,11 +18,9 @@ from jcl.distributed.device import choose_precision
 from jcl.errors import SettingsError
 from jcl.evaluate.detection.batches import Hardware
 from jcl.evaluate.detection.data import coco_files, load_coco, overfit_subset, training_subset
-from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
+from jcl.evaluate.detection.model import build_detector, build_optimizer, detector_body, prepare_for_training
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.evaluate.detection.results import DetectionFolder
-from jcl.export import BackboneInfo
-from jcl.export.exporting import torchvision_name
 from jcl.export.loading import open_backbone
 from jcl.report.detections import detections_picture
 from jcl.runs.checkpoint import Progress, load_checkpoint
@@ -35,9 +32,9 @@ _DEFAULT_BACKBONE = "resnet50"
 
 @dataclass(frozen=True)
 class InitialBackbone:
-    """The ResNet a detector starts from, its normalization, and a note on where it comes from."""
+    """The network a detector starts from, its normalization, and a note on where it comes from."""
 
-    resnet: ResNet
+    body: nn.Module
     name: str
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -53,37 +50,32 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
     if init == RANDOM:
         name, note = backbone or _DEFAULT_BACKBONE, "with random weights"
         torch.manual_seed(seed)
-        return InitialBackbone(build_resnet(name), name, IMAGENET_MEAN, IMAGENET_STD, f"{name} {note}", init)
+        return InitialBackbone(build_body(name), name, IMAGENET_MEAN, IMAGENET_STD, f"{name} {note}", init)
     path = Path(init)
     found = open_backbone(path, backbone)
-    resnet = to_resnet(found.network, found.info, str(path))
-    skipped = ", ".join(f"{name} ({count})" for name, count in found.unused.items())
+    name, info = found.info.backbone, found.info
+    body = open_body(found.network, name, info.stem, str(path))
+    skipped = ", ".join(f"{part} ({count})" for part, count in found.unused.items())
     note = (
-        f"loaded {found.loaded} tensors of {found.info.backbone} from {path} ({found.source}), all "
-        f"{len(resnet.state_dict())} of the backbone; {f'left out: {skipped}' if skipped else 'nothing left out'}"
+        f"loaded {found.loaded} tensors of {name} from {path} ({found.source}), all "
+        f"{len(body.state_dict())} of the backbone; {f'left out: {skipped}' if skipped else 'nothing left out'}"
     )
-    name = found.info.backbone.removeprefix("timm/").partition(".")[0]
-    return InitialBackbone(resnet, name, found.info.mean, found.info.std, note, path.name or path.resolve().name)
+    return InitialBackbone(body, name, info.mean, info.std, note, path.name or path.resolve().name)
 
 
-def build_resnet(name: str) -> ResNet:
-    """A torchvision ResNet by name, without its classifier, with random weights."""
-    network, width = build_backbone(name)
-    return to_resnet(network, BackboneInfo(name, "imagenet", 224, width, IMAGENET_MEAN, IMAGENET_STD), name)
+def build_body(name: str) -> nn.Module:
+    """A ResNet or ConvNeXt by name, with random weights."""
+    return open_body(build_backbone(name)[0], name, "imagenet", name)
 
 
-def to_resnet(network: nn.Module, info: BackboneInfo, origin: str) -> ResNet:
-    """The network as torchvision's ResNet, converted from timm if needed."""
-    if info.stem != "imagenet":
-        raise SettingsError(f"{origin} has the {info.stem} stem, for small images. Detectors need the usual stem.")
-    if isinstance(network, ResNet):
-        return network
-    name = torchvision_name(network, info)
-    resnet = build_backbone(name)[0] if name is not None else None
-    if not isinstance(resnet, ResNet):
-        raise SettingsError(f"{origin} is a {info.backbone}. Detectors need a torchvision ResNet such as resnet50.")
-    resnet.load_state_dict(network.state_dict())
-    return resnet
+def open_body(network: nn.Module, name: str, stem: str, origin: str) -> nn.Module:
+    """The modules of a network that a detector uses."""
+    if stem != "imagenet":
+        raise SettingsError(f"{origin} has the {stem} stem, for small images. Detectors need the usual stem.")
+    body = detector_body(network)
+    if body is None:
+        raise SettingsError(f"{origin} is a {name}. Detectors need a ResNet, such as resnet50, or a ConvNeXt.")
+    return body
 
 
 class DetectionJob:
@@ -114,9 +106,9 @@ class DetectionJob:
             self.train, self.val = overfit_subset(self.train, dataset, settings.overfit)
         self.held_out = files.val_json is None and settings.overfit is None
         self.notes = notes if start is None else [start.note, *notes]
-        resnet = build_resnet(settings.backbone) if start is None else start.resnet
+        body = build_body(settings.backbone) if start is None else start.body
         keypoints = len(self.train.keypoints) if settings.task == "keypoint" else 0
-        detector = build_detector(resnet, settings, classes=len(self.train.categories), keypoints=keypoints)
+        detector = build_detector(body, settings, classes=len(self.train.categories), keypoints=keypoints)
         self.detector = prepare_for_training(detector, context.device, ranks)
         self.optimizer = build_optimizer(self.detector, settings)
 

@@ -7,14 +7,16 @@ import json
 import pickle
 import re
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import JclError, RunError, SettingsError
@@ -31,7 +33,13 @@ from jcl.runs.folder import RunFolder
 _TOLERANCE = 1e-5  # of features, relative to the largest
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
 _SMALL_STEM = "use --to torchvision, safetensors or onnx, or pre-train with --set model.stem=imagenet"
-_SUFFIXES = {"detectron2": ".pkl", "safetensors": ".safetensors", "onnx": ".onnx"}
+_SUFFIXES = {
+    "detectron2": ".pkl",
+    "mmdetection": ".pth",
+    "ultralytics": ".pth",
+    "safetensors": ".safetensors",
+    "onnx": ".onnx",
+}
 
 
 @dataclass(frozen=True)
@@ -147,16 +155,72 @@ def for_timm(job: ExportJob) -> Content:
 
 def for_detectron2(job: ExportJob) -> Content:
     """The file that detectron2's own converter makes of torchvision weights."""
-    weights, info = weights_of(job.network), job.info
-    name = resnet_name(weights, "")
-    if name is None or torchvision_name(job.network, info) != name:
-        raise SettingsError(f"detectron2 takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
-    if info.stem != "imagenet":
-        raise SettingsError(f"detectron2 has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")
+    weights, name = weights_of(job.network), _require_resnet(job, "detectron2")
     arrays = {to_detectron2(name): value.numpy() for name, value in weights.items()}
     buffer = io.BytesIO()
     _ArrayPickler(buffer, protocol=4).dump({"model": arrays, "__author__": "jcl", "matching_heuristics": True})
     return buffer.getvalue(), _detectron2_config(name, job)
+
+
+def for_mmdetection(job: ExportJob) -> Content:
+    """A checkpoint as mmdetection writes them, with torchvision's names after `backbone.`."""
+    name, info = _require_resnet(job, "mmdetection"), job.info
+    if name.startswith("wide"):
+        raise SettingsError(f"mmdetection has no {name}; {_ALWAYS}.")
+    outputs, inputs = weights_of(job.network)["layer1.0.conv2.weight"].shape[:2]
+    kind = "'ResNet'" if outputs == inputs else f"'ResNeXt', groups={outputs // inputs}, base_width={inputs}"
+    mean, std = ([round(255 * value, 3) for value in values] for values in (info.mean, info.std))
+    state = {f"backbone.{part}": value for part, value in weights_of(job.network).items()}
+    config = f"""model = dict(
+    data_preprocessor=dict(mean={mean}, std={std}, bgr_to_rgb=True),
+    backbone=dict(
+        type={kind}, depth={_depth(name)}, style='pytorch', frozen_stages=-1, norm_eval=False,
+        norm_cfg=dict(type='SyncBN', requires_grad=True),
+        init_cfg=dict(type='Pretrained', checkpoint={str(job.out)!r}, prefix='backbone.')))"""
+    return _torch_bytes(state, info, "state_dict"), config
+
+
+def for_ultralytics(job: ExportJob) -> Content:
+    """A state dict for ultralytics' module `TorchVision`, which numbers the layers of a ResNet or ConvNeXt.
+
+    ultralytics does not normalize images, so the first convolution of the file does.
+    """
+    name, info, width = torchvision_name(job.network, job.info), job.info, job.info.feature_width
+    if name is None or info.stem != "imagenet" or not name.startswith(("resnet", "resnext", "wide_resnet", "convnext")):
+        raise SettingsError(f"ultralytics takes ResNets and ConvNeXts of torchvision, not {info.backbone}; {_ALWAYS}.")
+    network = deepcopy(job.network)
+    fold_normalization(network, info)
+    numbers = {part: number for number, part in enumerate(dict(build_backbone(name)[0].named_children()))}
+    state = {}
+    for part, value in weights_of(network).items():
+        first, _, rest = part.partition(".")
+        if first == "features":
+            state[f"model.0.m.{rest}"] = value
+        elif "features" not in numbers:  # the norm after the pooling of a ConvNeXt is not part of a pyramid
+            state[f"model.0.m.{numbers[first]}.{rest}"] = value
+    places = (4, 6, 8) if name.startswith("convnext") else (6, 7, 8)
+    levels = [
+        f"  - [0, 1, Index, [{width // 2 ** (8 - at)}, {place}]]" for at, place in zip((6, 7, 8), places, strict=True)
+    ]
+    model = ["backbone:", f"  - [-1, 1, TorchVision, [{width}, {name}, null, True, 2, True]]", *levels]
+    use = f"""yolo = ultralytics.YOLO('model.yaml')
+yolo.model.load_state_dict(torch.load({str(job.out)!r}, weights_only=True), strict=False)
+yolo.load(yolo.model)  # training then starts from these weights"""
+    plain = replace(info, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    return _torch_bytes(state, plain), "\n".join(model), use
+
+
+def fold_normalization(network: nn.Module, info: BackboneInfo) -> None:
+    """Change the first convolution so that it takes images in [0, 1]; a padded border is then black, not gray."""
+    first = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (info.mean, info.std))
+    with torch.no_grad():
+        shift = (first.weight * mean / std).sum(dim=(1, 2, 3))
+        first.weight /= std
+        if first.bias is not None:
+            first.bias -= shift
+        else:
+            next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d)).running_mean += shift
 
 
 class _ArrayPickler(pickle.Pickler):
@@ -207,6 +271,8 @@ TARGETS: dict[str, Callable[[ExportJob], Content]] = {
     "torchvision": for_torchvision,
     "timm": for_timm,
     "detectron2": for_detectron2,
+    "mmdetection": for_mmdetection,
+    "ultralytics": for_ultralytics,
     "safetensors": for_safetensors,
     "onnx": for_onnx,
     "hub-folder": for_hub,
@@ -218,6 +284,20 @@ def torchvision_name(network: nn.Module, info: BackboneInfo) -> str | None:
     name, known = info.backbone.removeprefix("timm/").partition(".")[0], torchvision_networks()
     same = info.backbone in known or (name in known and _is_same_network(network, info, name))
     return name if same else None
+
+
+def _require_resnet(job: ExportJob, library: str) -> str:
+    """torchvision's name of the ResNet, for libraries that take its weights."""
+    info, name = job.info, resnet_name(weights_of(job.network), "")
+    if name is None or torchvision_name(job.network, info) != name:
+        raise SettingsError(f"{library} takes ResNets, and {info.backbone} is not one that it has; {_ALWAYS}.")
+    if info.stem != "imagenet":
+        raise SettingsError(f"{library} has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")
+    return name
+
+
+def _depth(name: str) -> str:
+    return str(re.findall(r"res(?:net|next)(\d+)", name)[0])
 
 
 def _require_timm_name(job: ExportJob) -> str:
@@ -264,7 +344,7 @@ def same_features(network: nn.Module, other: nn.Module, image_size: int) -> bool
 def _detectron2_config(name: str, job: ExportJob) -> str:
     """Settings for detectron2, whose defaults are for BGR images and other ResNets."""
     outputs, inputs = weights_of(job.network)["layer1.0.conv2.weight"].shape[:2]
-    depth = re.findall(r"res(?:net|next)(\d+)", name)[0]
+    depth = _depth(name)
     lines = [
         "MODEL:",
         f"  WEIGHTS: {str(job.out)!r}",
@@ -290,11 +370,14 @@ def _state_dict(job: ExportJob) -> bytes:
     """
     if job.out.suffix == ".safetensors":
         return _safetensors_bytes(job)
-    state: Any = job.network.state_dict()
-    state.update(weights_of(job.network))
-    state._metadata[INFO_KEY] = {"info": job.info.to_text()}
+    return _torch_bytes(weights_of(job.network), job.info)
+
+
+def _torch_bytes(weights: dict[str, Tensor], info: BackboneInfo, key: str | None = None) -> bytes:
+    state: Any = OrderedDict(weights)
+    state._metadata = OrderedDict({"": {"version": 1}, INFO_KEY: {"info": info.to_text()}})
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(state if key is None else {key: state}, buffer)
     return buffer.getvalue()
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from jcl.settings.options import HARDWARE, DeviceOptions, ForceOptions, JsonOptions, WorkersOptions, argument, option
 from jcl.settings.schema import PositiveInt
 
-Target = Literal["torchvision", "timm", "detectron2", "safetensors", "onnx", "hub-folder"]
+Target = Literal["torchvision", "timm", "detectron2", "mmdetection", "ultralytics", "safetensors", "onnx", "hub-folder"]
 _WEIGHTS = "A run folder or a weights file."
 _BACKBONE = "torchvision or timm name of the network, if the file does not state it."
 

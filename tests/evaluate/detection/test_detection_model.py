@@ -6,7 +6,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
-from jcl.commands.detection_job import build_resnet, open_initial_backbone
+from jcl.commands.detection_job import build_body, open_body, open_initial_backbone
 from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.model import build_detector, build_optimizer
@@ -16,7 +16,7 @@ from jcl.settings.detection import default_warmup, learning_rate, scaled_lr
 
 def tiny(task, make_settings, **changes):
     settings = make_settings(task, **changes)
-    return build_detector(build_resnet("resnet18"), settings, classes=2, keypoints=3), settings
+    return build_detector(build_body("resnet18"), settings, classes=2, keypoints=3), settings
 
 
 def boxes_and_more(side=64):
@@ -59,7 +59,7 @@ def test_everything_is_trained_and_every_norm_moves(task, make_settings):
 
 
 def test_the_standard_detector_is_torchvisions_but_for_norms(make_settings):
-    ours = build_detector(build_resnet("resnet50"), make_settings("mask", heads="standard"), classes=90, keypoints=0)
+    ours = build_detector(build_body("resnet50"), make_settings("mask", heads="standard"), classes=90, keypoints=0)
     theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
     shapes = {name: value.shape for name, value in ours.state_dict().items()}
     known = {name: value.shape for name, value in theirs.state_dict().items()}
@@ -124,7 +124,7 @@ def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
     torch.save(network.state_dict(), classifier)
     start = open_initial_backbone(str(classifier), None, 0)
     assert "120 tensors" in start.note and "fc (2)" in start.note
-    detector = build_detector(start.resnet, make_settings(), classes=2, keypoints=0)
+    detector = build_detector(start.body, make_settings(), classes=2, keypoints=0)
     body = detector.backbone.body.state_dict()
     expected = {name: value for name, value in network.state_dict().items() if not name.startswith("fc.")}
     assert body.keys() == expected.keys() and all(torch.equal(body[name], expected[name]) for name in expected)
@@ -132,7 +132,7 @@ def test_a_backbone_file_ends_up_in_the_body(tmp_path, make_settings):
 
 def test_own_file_keeps_its_normalisation(tmp_path):
     info = BackboneInfo("resnet18", "imagenet", 64, 512, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    save_backbone(build_resnet("resnet18"), info, tmp_path / "b.safetensors")
+    save_backbone(build_body("resnet18"), info, tmp_path / "b.safetensors")
     start = open_initial_backbone(str(tmp_path / "b.safetensors"), None, 0)
     assert (start.mean, start.std, start.label) == (info.mean, info.std, "b.safetensors")
 
@@ -141,7 +141,7 @@ def test_the_folder_one_is_in_is_called_by_its_name(tmp_path, monkeypatch):
     pytest.importorskip("timm")
     folder = tmp_path / "hub"
     folder.mkdir()
-    save_file(build_resnet("resnet18").state_dict(), folder / "model.safetensors")
+    save_file(build_body("resnet18").state_dict(), folder / "model.safetensors")
     (folder / "config.json").write_text('{"architecture": "resnet18"}')
     monkeypatch.chdir(folder)
     assert open_initial_backbone(".", None, 0).label == "hub"
@@ -174,3 +174,26 @@ def test_schedule(make_settings):
     assert make_settings(short_side=(640, 800)).short_sides == (640, 672, 704, 736, 768, 800)
     assert make_settings(short_side=(128, 160)).short_sides == (128, 160)
     assert make_settings(short_side=(96, 96)).short_sides == (96,)
+
+
+@pytest.mark.parametrize("name", ["convnext_tiny", "timm/convnext_atto"])
+def test_a_convnext_has_a_pyramid_too(name, make_settings):
+    if name.startswith("timm"):
+        pytest.importorskip("timm")
+    network = build_backbone(name)[0].eval()
+    detector = build_detector(open_body(network, name, "imagenet", name), make_settings(), classes=2, keypoints=0)
+    image = torch.rand(1, 3, 64, 96)
+    with torch.inference_mode():
+        last = list(detector.backbone.body.eval()(image).values())[-1]
+        wanted = network.features(image) if name == "convnext_tiny" else network.stages(network.stem(image))
+        shapes = [tuple(level.shape[2:]) for level in detector.backbone.eval()(image).values()]
+    assert torch.allclose(last, wanted, atol=1e-5)
+    assert shapes == [(16, 24), (8, 12), (4, 6), (2, 3), (1, 2)]
+    in_groups = sum(len(group["params"]) for group in build_optimizer(detector, make_settings()).param_groups)
+    assert in_groups == len(list(detector.parameters()))
+
+
+@pytest.mark.parametrize("name", ["vit_b_16", "timm/vit_tiny_patch16_224"])
+def test_a_vision_transformer_has_none(name):
+    with pytest.raises(SettingsError, match="ConvNeXt"):
+        open_initial_backbone("random", name, 0)

@@ -1,4 +1,4 @@
-"""Faster, Mask and Keypoint R-CNN on a pre-trained ResNet with a feature pyramid, as in the paper's Table 2.
+"""Faster, Mask and Keypoint R-CNN on a pre-trained ResNet or ConvNeXt with a feature pyramid, as in Table 2.
 
 Everything is trained: no stage and no batch norm is frozen, and the feature pyramid has batch norms.
 
@@ -8,6 +8,7 @@ waits for the host a third of the time.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_map
+from torchvision.models._utils import IntermediateLayerGetter
+from torchvision.models.convnext import ConvNeXt
 from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
 from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
@@ -25,13 +28,14 @@ from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads, Keypoi
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
 from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from torchvision.models.resnet import ResNet
 from torchvision.ops._utils import split_normalization_params
 from torchvision.transforms.v2.functional import resize
 
 from jcl.evaluate.detection.batches import scaled_size
+from jcl.evaluate.features import evaluation_mode
 from jcl.settings.detection import DetectionSettings, Heads
 
+_STAGES = ("layer1", "layer2", "layer3", "layer4")
 _POOLED_SIDE = 7  # of the box head's input
 _IGNORED, _BACKGROUND = -1, 0  # torchvision's region labels; objects have their class
 _ROUNDS_PER_CHECK = 4  # suppression rounds between checks for convergence, which wait for the device
@@ -43,18 +47,30 @@ _HEAD_SIZES: Final[Mapping[Heads, tuple[int, int, list[int], list[int]]]] = {
 }
 
 
-def build_detector(resnet: ResNet, settings: DetectionSettings, *, classes: int, keypoints: int) -> GeneralizedRCNN:
-    """The detector of a task on this backbone; `classes` excludes the background. The seed initializes new layers."""
+def detector_body(network: nn.Module) -> nn.Module | None:
+    """The modules of a ResNet or ConvNeXt of torchvision or timm, with stages `layer1` to `layer4`; None for others."""
+    kind = type(network).__name__
+    if kind == "ResNet":
+        return network
+    if kind != "ConvNeXt":
+        return None
+    if isinstance(network, ConvNeXt):  # torchvision's has a downsampling before each stage but the first
+        stem, first, *others = network.features
+        modules = [stem, first, *(nn.Sequential(*others[at : at + 2]) for at in (0, 2, 4))]
+    else:
+        modules = [network.stem, *network.stages]
+    return nn.Sequential(OrderedDict(zip(("stem", *_STAGES), modules, strict=True)))
+
+
+def build_detector(body: nn.Module, settings: DetectionSettings, *, classes: int, keypoints: int) -> GeneralizedRCNN:
+    """The detector of a task on this body; `classes` excludes the background. The seed initializes new layers."""
     pyramid, box, mask, keypoint = _HEAD_SIZES[settings.heads]
     torch.manual_seed(settings.seed)
-    width = resnet.layer4[-1].conv1.in_channels  # of the last stage's output
-    backbone = BackboneWithFPN(
-        resnet,
-        {f"layer{stage}": str(stage - 1) for stage in range(1, 5)},
-        [width // 8, width // 4, width // 2, width],
-        pyramid,
-        norm_layer=nn.BatchNorm2d,
-    )
+    names = {name: str(number) for number, name in enumerate(_STAGES)}
+    with evaluation_mode(body), torch.no_grad():
+        outputs = IntermediateLayerGetter(body, names)(torch.zeros(1, 3, 64, 64))
+    widths = [output.shape[1] for output in outputs.values()]
+    backbone = BackboneWithFPN(body, names, widths, pyramid, norm_layer=nn.BatchNorm2d)
     values: dict[str, Any] = {
         "box_head": TwoMLPHead(pyramid * _POOLED_SIDE**2, box),
         "box_predictor": FastRCNNPredictor(box, classes + 1),
