@@ -1,12 +1,14 @@
 """Images a second of the whole training step, against the encoder alone.
 
     python benchmarks/pretrain.py [--case NAME] [--keys 5 32] [--queries 2] [--images FOLDER --workers 16] [--json FILE]
+    python benchmarks/pretrain.py --case resnet50-224-b256 --accumulate 4 [--checkpoint-activations]
 
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
 device, ShuffleBN, momentum update, loss, queue, optimiser; how long it took to get ready is told too, which with an
 empty cache is mostly compiling. With `--images` the step with five keys is then fed from the image files in that folder
-too, every image decoded anew each time, as in training on a set too large for memory.
+too, every image decoded anew each time, as in training on a set too large for memory. `--accumulate` adds a row with
+micro-batches, and its peak memory against the whole batch.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import torch
 import torch._inductor.config
 from machine import save
 
-from jcl.core.encoder import Encoder, build_backbone
+from jcl.core.encoder import Encoder, build_backbone, patch_embedding
 from jcl.data import BatchLoader, ImageBatch, open_data
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
@@ -42,6 +44,7 @@ class Case:
     height: int | None = None  # of the images, which are as wide as the canvas; default: square
     limit: float | None = None  # images a second
     ceiling_share: float | None = None  # of the encoder alone
+    backbone: str | None = None  # default: the recipe's
 
 
 CASES = {
@@ -53,20 +56,30 @@ CASES = {
         Case("resnet18-32-b128", "cifar10", 32, 128, limit=20_000),
         # As the recipe decodes files of 500 × 375 px, ImageNet's typical size.
         Case("resnet50-224-b256", "imagenet-paper", 500, 256, height=375, ceiling_share=0.95),
+        Case("vit-s16-224-b256", "imagenet-paper", 320, 256, ceiling_share=0.9, backbone="vit_small_patch16_224"),
+        Case("convnext-t-224-b256", "imagenet-paper", 320, 256, ceiling_share=0.9, backbone="timm/convnext_tiny"),
     )
 }
 
 
-def case_settings(case: Case, method: str, num_keys: int, num_queries: int) -> ResolvedSettings:
-    values: dict[str, Any] = {"train.batch_size": case.batch_size, "data.canvas": case.canvas}
+AUTO = {"train.lr": "auto", "train.weight_decay": "auto", "train.warmup_epochs": "auto", "model.bn_groups": "auto"}
+Values = dict[str, Any]  # settings by their dotted names
+
+
+def case_settings(
+    case: Case, method: str, num_keys: int, num_queries: int, changes: Values | None = None
+) -> ResolvedSettings:
+    values: Values = {"train.batch_size": case.batch_size, "data.canvas": case.canvas} | (changes or {})
+    if case.backbone:
+        values |= AUTO | {"model.backbone": case.backbone}
     if method == "jcl":
         values |= {"method.num_keys": num_keys, "method.num_queries": num_queries}
     settings = build_settings(case.recipe, method=method, values=values)
     return resolve(settings, DataFacts(images=1_000_000, short_side=case.canvas, decoded=True))[0]
 
 
-def build_step(case: Case, method: str, num_keys: int, num_queries: int) -> TrainingStep:
-    settings = case_settings(case, method, num_keys, num_queries)
+def build_step(case: Case, method: str, num_keys: int, num_queries: int, changes: Values | None = None) -> TrainingStep:
+    settings = case_settings(case, method, num_keys, num_queries, changes)
     learner, _ = build_learner(settings, DEVICE)
     optimiser = build_optimizer(settings, learner, DEVICE)
     return TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
@@ -109,14 +122,14 @@ class Measured:
 
 
 def measure_step(
-    case: Case, method: str, num_keys: int, num_queries: int, repeats: int
+    case: Case, method: str, num_keys: int, num_queries: int, repeats: int, changes: Values | None = None
 ) -> tuple[Measured, TrainingStep]:
     """What a step takes on images that lie on the device, and the step itself."""
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    step = build_step(case, method, num_keys, num_queries)
+    step = build_step(case, method, num_keys, num_queries, changes)
     batch, number = random_batch(case), itertools.count()
 
     def work() -> None:
@@ -151,7 +164,10 @@ def measure_ceiling(case: Case, repeats: int) -> tuple[float, float]:
     torch.cuda.empty_cache()
     settings = case_settings(case, "jcl", 5, 1)
     size = settings.views.image_size
-    backbone, width = build_backbone(settings.model.backbone, stem=settings.model.stem)
+    model = settings.model
+    backbone, width = build_backbone(model.backbone, stem=model.stem, image_size=size, drop_path=0.0)
+    if model.freeze_patch_embed and (patches := patch_embedding(backbone)):
+        patches.requires_grad_(False)
     encoder = Encoder(backbone, width).to(DEVICE).to(memory_format=torch.channels_last)
     encoder.compile(dynamic=False)
     images = torch.randn(case.batch_size, 3, size, size, device=DEVICE, dtype=torch.bfloat16)
@@ -177,6 +193,8 @@ def main() -> None:
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
     parser.add_argument("--queries", type=int, default=1, help="queries an image of JCL")
     parser.add_argument("--inductor", action="append", default=[], metavar="NAME", help="switch on in the compiler")
+    parser.add_argument("--accumulate", type=int, default=1, help="measure a step of so many micro-batches too")
+    parser.add_argument("--checkpoint-activations", action="store_true", help="and with activation checkpointing")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--skip-ceiling", action="store_true")
     parser.add_argument("--skip-moco", action="store_true", help="leave out the baseline that ratios are taken of")
@@ -245,6 +263,14 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
         if count == 5 and queries == 1:
             print_promise(case, *promised)
         del step  # and with it its memory, which would count for the next one
+        changes: Values = {"train.accumulate": arguments.accumulate}
+        changes |= {"train.checkpoint_activations": True} if arguments.checkpoint_activations else {}
+        if changes != {"train.accumulate": 1}:
+            parts = measure_step(case, "jcl", count, queries, repeats, changes)[0]
+            add_row(f"{method} in {arguments.accumulate}", queries, count, parts)
+            ratio = parts.peak_bytes / found.peak_bytes
+            figures[f"{case.name}_keys_{count}_memory_ratio"] = ratio
+            print(f"  peak memory against the whole batch: ratio {ratio:.2f}")
     return figures
 
 

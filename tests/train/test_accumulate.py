@@ -9,7 +9,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, fit_to_ranks, resolve
 from jcl.settings.resolved import ResolvedSettings
-from jcl.studies.cost import measure_training_step
+from jcl.studies.cost import measure_training_step, run_in_subprocess
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from run_tools import QUIET
@@ -161,3 +161,45 @@ def test_too_little_memory_names_an_option_that_fits(changes, option, npz, tmp_p
         jcl.pretrain(tiny_settings(npz, **changes), tmp_path / "run", console=QUIET)
     assert "2.00 GiB" in str(error.value) and option in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("backbone", "changes"),
+    [
+        ("resnet18", {"model__bn_groups": 8, "method__num_local_queries": 1}),
+        ("resnet18", {"model__bn_groups": 8, "train__checkpoint_activations": True}),
+        ("vit_tiny_patch16_224", {"model__drop_path": 0.2, "method__num_local_queries": 1}),
+        ("timm/convnext_atto", {"model__drop_path": 0.2, "train__checkpoint_activations": True}),
+    ],
+)
+def test_recorded_micro_batches_equal_plain_steps_on_a_gpu(backbone, changes, monkeypatch):
+    """Three steps are launched and three are replayed; AdamW counts and steps on the device."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    device = torch.device("cuda")
+    changes = {"views__image_size": 64, "model__bn_groups": "auto", "train__precision": "float32"} | changes
+    plain = {name: value for name, value in changes.items() if name != "train__checkpoint_activations"}
+    plain |= {"train__cuda_graph": False}  # compiled, because compiled views keep images in half precision
+    whole = train(resolved(backbone, 64, **plain), steps=6, device=device)
+    parts = train(resolved(backbone, 64, train__accumulate=4, **changes), steps=6, device=device)
+    torch.testing.assert_close(parts["figures"], whole["figures"], rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(parts["queue.rows"], whole["queue.rows"], rtol=0, atol=5e-3)
+    assert not torch.equal(whole["figures"][4], whole["figures"][5])
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_four_micro_batches_need_two_fifths_of_the_memory_on_a_gpu():
+    """ResNet-50 with 256 photographs, as one batch and as 4 x 64, each in a process of its own."""
+    device, memory = torch.device("cuda"), []
+    for accumulate in (1, 4):
+        values = {"train.batch_size": 256, "data.canvas": 320, "train.accumulate": accumulate}
+        settings = build_settings("imagenet-paper", values=values)
+        settings, _ = resolve(settings, DataFacts(images=1_000_000, short_side=320, decoded=True))
+        memory.append(run_in_subprocess(measure_training_step, settings, device, 3).bytes)
+    print(f"peak memory {memory[1] / 2**30:.2f} of {memory[0] / 2**30:.2f} GiB: ratio {memory[1] / memory[0]:.2f}")
+    assert memory[1] <= 0.4 * memory[0]

@@ -1,5 +1,7 @@
 """AdamW, gradient clipping and stochastic depth for transformers and ConvNeXt."""
 
+import copy
+import math
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +12,13 @@ import torch
 import jcl
 from jcl.core.blocks import DropPath, draw_drop_paths
 from jcl.core.encoder import patch_embedding
+from jcl.data import ImageBatch
 from jcl.errors import Interrupted, SettingsError
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import DataFacts, resolve
 from jcl.settings.resolved import ResolvedSettings
-from jcl.train.build import build_learner, build_optimizer
+from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
+from jcl.train.step import TrainingStep
 from run_tools import QUIET, assert_same, stop_after
 from small_runs import TINY_VALUES
 
@@ -130,6 +134,27 @@ def test_gradients_are_clipped(npz, tmp_path, monkeypatch):
     settings = build_settings("folder", values=values | {"train.clip_grad": 0.01, "train.epochs": 1})
     jcl.pretrain(settings, tmp_path / "run", console=QUIET)
     assert norms and all(norm <= 0.0101 for norm in norms)
+
+
+def test_a_bad_step_of_adamw_is_undone(npz):
+    settings = resolved("tiny_cnn", train__optimizer="adamw", train__on_nan="skip", views__image_size=16)
+    learner, _ = build_learner(settings, CPU)
+    step = TrainingStep(
+        learner,
+        build_optimizer(settings, learner, CPU),
+        run_view_recipe(settings),
+        0,
+        step_options(settings, CPU),
+    )
+    pixels = torch.randint(0, 256, (8, 3, 16, 16), dtype=torch.uint8)
+    batch = ImageBatch(pixels, torch.full((8, 2), 16), torch.arange(8))
+    for number in range(2):
+        assert step(batch, number, 1e-3, 1.0)[-1] == 0
+        before = copy.deepcopy((learner.state_dict(), step.optimizer.state_dict()["state"]))
+        assert step(batch, number, 1e-3, math.nan)[-1] == 1
+        after = learner.state_dict(), step.optimizer.state_dict()["state"]
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert {int(state["step"]) for state in step.optimizer.state.values()} == {2}
 
 
 @pytest.mark.parametrize("backbone", [VIT, CONVNEXT, "convnext_tiny"])

@@ -63,6 +63,14 @@ def test_every_part_of_a_step_is_compiled_once(passes, npz, prepared):
     assert [str(warning.message) for warning in told] == ["Something else."]
 
 
+def test_micro_batches_with_activation_checkpointing_are_compiled_once(npz, prepared):
+    """Views of keys and of queries, both encoders and the loss; blocks that are computed twice break no graph."""
+    small = {"model__backbone": "test_resnet", "views__image_size": 32, "method__num_keys": 4}
+    more = {"train__accumulate": 2, "train__checkpoint_activations": True}
+    steps = train(tiny_settings(npz, "jcl", train__compile=True, **small, **more))
+    assert steps > 1 and len(prepared) == 5 and len(pixel_inputs(prepared)) == 2
+
+
 def train(settings: Settings) -> int:
     """Train for an epoch and say how many steps it had."""
     data = open_run_data(settings, Console(quiet=True)).train
