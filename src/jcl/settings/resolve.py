@@ -223,13 +223,13 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
 @_rule("model.freeze_patch_embed")
 def _freeze_patch_embed(values: Values, facts: DataFacts) -> tuple[bool, str]:
     vit = _traits(values).patch_size > 0
-    return vit, "a random patch embedding keeps ViTs stable, as in MoCo v3" if vit else ""
+    return vit, "keeps ViTs stable, as in MoCo v3" if vit else ""
 
 
 @_rule("train.optimizer")
 def _optimizer(values: Values, facts: DataFacts) -> tuple[str, str]:
     if _traits(values).layer_norm:
-        return "adamw", f"{values['model.backbone']} has layer norm, as transformers and ConvNeXt"
+        return "adamw", "usual for networks with layer norm, such as transformers and ConvNeXt"
     return "sgd", ""
 
 
