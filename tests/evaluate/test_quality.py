@@ -115,3 +115,9 @@ def test_rank_correlation():
     assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
     assert rank_correlation([1, 2, 3], [10, 30, 90]) == pytest.approx(1)
     assert math.isnan(rank_correlation([1, 2, 3], [5, 5, 5]))
+
+
+def test_lidar_of_large_features_of_low_rank_is_finite():
+    views = torch.randn(16, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    wide = (views @ torch.ones(3, 64, dtype=torch.float64).triu()) * 1e8
+    assert 1 <= lidar(wide) <= 64

@@ -80,7 +80,9 @@ def _whitened_means(views: Tensor) -> Tensor:
     """The images' mean features (n, d), in coordinates where the views of an image have unit covariance."""
     means = views.mean(dim=1)
     around = (views - means[:, None]).flatten(0, 1)
-    within = around.T @ around / len(around) + _WITHIN * torch.eye(views.shape[2]).to(views)
+    within = around.T @ around / len(around)
+    added = _WITHIN + 1e-9 * within.diagonal().mean()  # the second is for large features, which rounding makes singular
+    within += added * torch.eye(len(within)).to(views)
     whitened: Tensor = torch.linalg.solve_triangular(torch.linalg.cholesky(within), means.T, upper=False)
     return whitened.T
 
