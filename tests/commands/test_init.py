@@ -176,11 +176,14 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         assert wanted in refused("pretrain", npz, *options, *small), file
 
 
-def test_torchvisions_and_timms_weights_by_name(npz, tmp_path, resnet):
+def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet):
     """From their own caches, and without a network one sentence."""
-    checkpoints = tmp_path / "torch/hub/checkpoints"
-    checkpoints.mkdir(parents=True)
+    checkpoints, hub = tmp_path / "torch/hub/checkpoints", tmp_path / "hub/models--timm--resnet18.a1_in1k"
+    for folder in (checkpoints, hub / "refs", hub / "snapshots/1234"):
+        folder.mkdir(parents=True)
     torch.save(resnet, checkpoints / "resnet18-f37072fd.pth")
+    (hub / "refs/main").write_text("1234")
+    save_file(resnet, hub / "snapshots/1234/model.safetensors")
     environment = os.environ | {"TORCH_HOME": str(tmp_path / "torch"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     program = """
 import sys
@@ -188,7 +191,8 @@ from jcl.errors import JclError
 from jcl.errors import SettingsError
 from jcl.export.initial import read_initial
 from jcl.settings.recipes import build_settings
-for init, backbone in (("imagenet", "resnet18"), ("imagenet", "resnet34"), ("timm", "resnet18"), ("imagenet", "x")):
+for case in ("imagenet resnet18", "timm resnet18", "imagenet resnet34", "timm resnet34", "imagenet x"):
+    init, backbone = case.split()
     try:
         found = read_initial(build_settings("folder", values={"model.init": init, "model.backbone": backbone}))
         print(len(found.tensors), found.mean[0])
@@ -198,8 +202,8 @@ for init, backbone in (("imagenet", "resnet18"), ("imagenet", "resnet34"), ("tim
     said = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert said[0] == "122 0.485" and len(said) == 4
-    assert "weights file" in said[1] and "weights file" in said[2] and "torchvision has no x" in said[3]
+    assert said[:2] == ["122 0.485", "120 0.485"] and len(said) == 5
+    assert "weights file" in said[2] and "weights file" in said[3] and "torchvision has no x" in said[4]
 
 
 def test_the_backbone_waits_for_the_head(npz, tmp_path, pretrained):

@@ -74,7 +74,7 @@ def _torchvision_weights(name: str) -> WeightsFile:
     if name not in torchvision_networks():
         raise SettingsError(f"torchvision has no {name}; use --init timm or a weights file, or another --backbone.")
     weights = models.get_model_weights(name).DEFAULT
-    with _download(f"torchvision's {weights}"):
+    with _download(f"torchvision's weights {weights}"):
         tensors = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     transforms = weights.transforms()
     size = transforms.crop_size[0] if name.startswith("vit_") else None
@@ -90,7 +90,7 @@ def _timm_weights(name: str) -> WeightsFile:
     plain = name.removeprefix("timm/")
     if not timm.is_model(plain) or not timm.is_model_pretrained(plain):
         raise SettingsError(f"timm has no weights of {name}; use a weights file or another --backbone.")
-    with _download(f"timm's {plain}"):
+    with _download(f"timm's weights of {plain}"):
         network = timm.create_model(plain, pretrained=True, num_classes=0)
     known: Any = network.pretrained_cfg
     size = known["input_size"][-1] if known.get("fixed_input_size") else None
@@ -110,7 +110,7 @@ def _download(weights: str) -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise RunError(
-            f"The weights {weights} could not be downloaded ({reason}). Without a network, give --init a weights file."
+            f"{weights} could not be downloaded ({reason}). Without a network, give --init a weights file."
         ) from None
     finally:
         log.setLevel(level)
