@@ -144,43 +144,36 @@ def compare(options: CompareOptions) -> dict[str, Any]:
     [dim]jcl compare runs/photos runs/photos-2[/]
     [dim]jcl compare runs/photos/checkpoints/*[/]
     """
-    from jcl.commands.compare import compare as measure
+    from jcl.commands.compare import compare as compare_networks
 
     with progress_bar("networks") as progress:
-        found = measure(options, progress)
-    rows = [
-        [run.name, *(f"{value:.2f}" for value in run.quality), _percent(run.knn_top1)]  # "nan" if not finite
-        for run in found.runs
-    ]
+        found = compare_networks(options, progress)
+    rows = [[run.name, *map("{:.2f}".format, run.quality), _percent(run.knn_top1)] for run in found.runs]
     out.print(text_table(["", *_MEASURES.values(), "kNN top-1"], rows, right=True))
-    echo(
-        f"{pluralize(found.images, 'image')}, no labels. Higher RankMe and LiDAR are better (more directions are used, "
-        "or tell images apart); alpha-ReQ is best near 1."
-    )
-    _print_best(found)
+    echo(f"{pluralize(found.images, 'image')}. Usually higher RankMe and LiDAR are better, and alpha-ReQ near 1.")
+    for measure in _MEASURES:
+        _print_best(found, measure)
+    correlations = {title: found.correlation(measure) for measure, title in _MEASURES.items()}
+    if texts := [f"{title} {value:.2f}" for title, value in correlations.items() if value is not None]:
+        echo(f"Rank correlation with kNN (1: same order, 0: unrelated): {', '.join(texts)}.")
     for note in found.notes:
         echo(f"Note: {note}")
     return found.as_dict()
 
 
-def _print_best(found: Comparison) -> None:
+def _print_best(found: Comparison, measure: str) -> None:
     from jcl.commands.compare import CLEAR
     from jcl.evaluate.quality import RESAMPLES
 
-    for measure, title in _MEASURES.items():
-        if (result := found.best(measure)) is None:
-            continue
-        best, shares = result
-        unclear = [f"{name} ({share:.0%})" for name, share in shares.items() if share < CLEAR]
-        halves = f"of {RESAMPLES} random halves of the images"
-        if unclear:
-            echo(f"{title}: no clear difference. {best.name} is above {join_words(unclear)} {halves}.")
-        else:
-            others = join_words(list(shares)) if len(shares) < 3 else "all others"
-            echo(f"{title}: {best.name} is best, above {others} in at least {min(shares.values()):.0%} {halves}.")
-    if correlations := found.correlations():
-        texts = [f"{_MEASURES[name]} {value:.2f}" for name, value in correlations.items()]
-        echo(f"Rank correlation with kNN: {', '.join(texts)}.")
+    if (result := found.best(measure)) is None:
+        return
+    best, shares = result
+    unclear = [f"{share:.0%} ({name})" for name, share in shares.items() if share < CLEAR]
+    verdict = f"{best.name} is best, in at least {min(shares.values()):.0%}"
+    if unclear:
+        more = [f"fewer than {CLEAR:.1%} (others)"] if len(unclear) > 3 else []
+        verdict = f"no clear difference. {best.name} is better in {join_words(unclear[:3] + more)}"
+    echo(f"{_MEASURES[measure]}: {verdict} of {RESAMPLES} random halves of the images.")
 
 
 def _print_linear(report: LinearReport) -> None:

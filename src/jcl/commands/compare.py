@@ -12,16 +12,15 @@ from jcl.commands.distribution import canvas_of, open_source, open_viewers, sett
 from jcl.console import plain_names
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
-from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.quality import RESAMPLES, Quality, quality_features, rank_correlation
+from jcl.evaluate.quality import RESAMPLES, Quality, rank_correlation
 from jcl.export.loading import checkpoint_run
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
 from jcl.settings.evaluation import CompareOptions
+from jcl.studies.distribution import ViewSampler, quality_features
 
 CLEAR = 0.975  # share of the halves of the images in which the better one is better
-MEASURES = Quality._fields
 
 
 @dataclass(frozen=True)
@@ -33,14 +32,11 @@ class Compared:
     halves: Sequence[Quality]
     knn_top1: float | None
 
-    def score(self, measure: str) -> float:
-        return float(getattr(self.quality.scores(), measure))
-
     def share_above(self, other: Compared, measure: str) -> float:
         """The share of the halves in which this one is better; ties count half."""
         pairs = zip(self.halves, other.halves, strict=True)
-        scores = [(getattr(own.scores(), measure), getattr(their.scores(), measure)) for own, their in pairs]
-        return float(sum((own > their) + 0.5 * (own == their) for own, their in scores)) / len(scores)
+        scores = [(own.score(measure), their.score(measure)) for own, their in pairs]
+        return sum((own > their) + 0.5 * (own == their) for own, their in scores) / len(scores)
 
 
 @dataclass(frozen=True)
@@ -52,36 +48,33 @@ class Comparison:
     notes: Sequence[str]
 
     def best(self, measure: str) -> tuple[Compared, dict[str, float]] | None:
-        """The best network by a measure, and the share of halves in which it beats each other; None if not finite."""
-        known = [run for run in self.runs if is_number(run.score(measure))]
+        """The best of several networks, and the share of the halves in which it is above each of the others."""
+        known = [run for run in self.runs if is_number(run.quality.score(measure))]
         if len(known) < 2:
             return None
-        best = max(known, key=lambda run: run.score(measure))
+        best = max(known, key=lambda run: run.quality.score(measure))
         return best, {run.name: best.share_above(run, measure) for run in known if run is not best}
 
-    def correlations(self) -> dict[str, float]:
-        """The rank correlation of each measure with kNN, over at least three networks whose accuracy is recorded."""
-        found = {}
-        for measure in MEASURES:
-            known = [run for run in self.runs if run.knn_top1 is not None and is_number(run.score(measure))]
-            if len(known) > 2:
-                accuracies = [float(run.knn_top1 or 0) for run in known]
-                found[measure] = rank_correlation([run.score(measure) for run in known], accuracies)
-        return found
+    def correlation(self, measure: str) -> float | None:
+        """The rank correlation of a measure with kNN, over at least three networks whose accuracy is recorded."""
+        pairs = [(run.quality.score(measure), run.knn_top1) for run in self.runs]
+        known = [(score, top1) for score, top1 in pairs if is_number(score) and top1 is not None]
+        return rank_correlation(*zip(*known, strict=True)) if len(known) > 2 else None
 
     def as_dict(self) -> dict[str, Any]:
         """A flat object for JSON; with several networks, names start with the name of the network."""
         found: dict[str, Any] = {"images": self.images, "halves": RESAMPLES}
         for run, key in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
             values = run.quality._asdict() | ({} if run.knn_top1 is None else {"knn_top1": run.knn_top1})
-            prefix = "" if len(self.runs) == 1 else f"{key}_"
-            found |= {f"{prefix}{name}": value if is_number(value) else None for name, value in values.items()}
-        for measure in MEASURES:
+            found |= {name if len(self.runs) == 1 else f"{key}_{name}": value for name, value in values.items()}
+        for measure in Quality._fields:
             if (best := self.best(measure)) is not None:
-                share = min(best[1].values())
-                found |= {f"best_{measure}": best[0].name, f"best_{measure}_share": share}
-                found[f"best_{measure}_is_clear"] = share >= CLEAR
-        return found | {f"rank_correlation_{name}_knn": value for name, value in self.correlations().items()}
+                found[f"best_{measure}"], found[f"best_{measure}_share"] = best[0].name, min(best[1].values())
+            if (correlation := self.correlation(measure)) is not None:
+                found[f"rank_correlation_{measure}_knn"] = correlation
+        return {
+            name: None if isinstance(value, float) and not is_number(value) else value for name, value in found.items()
+        }
 
 
 def compare(options: CompareOptions, progress: Callable[[int, int], None] | None = None) -> Comparison:
@@ -92,34 +85,24 @@ def compare(options: CompareOptions, progress: Callable[[int, int], None] | None
     device, settings = choose_device(options.device), settings_of(paths)
     viewers, notes = open_viewers(paths, settings, options.views, "backbone", device)
     source = open_source(paths, settings, location, "train")
+    sampler = ViewSampler(0, device, canvas=canvas_of(viewers, paths, settings), workers=options.worker_count)
     found, images = [], 0
     for path, viewer in zip(paths, viewers, strict=True):
-        recipe = viewer.recipe
-        features = quality_features(
-            *(viewer.network, source, FeatureSettings(recipe.size, recipe.mean, recipe.std), recipe),
-            canvas=canvas_of(viewers, paths, settings),
-            device=device,
-            workers=options.worker_count,
-            images=options.images,
-            views=options.views_per_image,
-        )
-        images = len(features.crops)
-        halves = features.resample() if len(paths) > 1 else []
-        knn_top1 = recorded_knn(path) if location is None else None  # of other images
-        found.append(Compared(viewer.name, features.measure(), halves, knn_top1))
-        viewer.network.cpu()
+        features = quality_features(viewer, source, sampler, options.images, options.views_per_image)
+        quality, images = features.measure(), len(features.crops)
+        halves = features.resample(quality) if len(paths) > 1 else []
+        knn_top1 = recorded_knn(path) if location is None else None  # it is of the run's own images
+        found.append(Compared(viewer.name, quality, halves, knn_top1))
         if progress is not None:
             progress(len(found), len(paths))
     return Comparison(found, images, notes)
 
 
 def recorded_knn(path: Path) -> float | None:
-    """The kNN accuracy that a run recorded at its end, or at the step of one of its checkpoints."""
-    run = checkpoint_run(path)
-    lines = []
+    """The kNN accuracy that a run recorded last, or at the step of one of its checkpoints."""
+    run, lines = checkpoint_run(path), []
     with contextlib.suppress(RunError):
         lines = [line for line in read_metrics(RunFolder(run or path).metrics_file) if line["kind"] == "knn"]
-    if run is not None:
-        lines = [line for line in lines if line["step"] == int(path.stem.removeprefix("step-"))]
-    value = lines[-1].get("knn_top1") if lines else None
-    return float(value) if value is not None and (run is not None or lines[-1]["step"]) else None
+    step = int(path.stem.removeprefix("step-")) if run is not None else None
+    found = [line.get("knn_top1") for line in lines if line["step"] and step in (None, line["step"])]
+    return found[-1] if found else None

@@ -12,7 +12,7 @@ from torch import nn
 
 from jcl.commands.run import open_trained
 from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.console import StderrConsole, unique_names
+from jcl.console import StderrConsole, join_words, unique_names
 from jcl.core.registry import METHODS
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, to_device
@@ -99,11 +99,14 @@ def open_viewers(
     if wanted is None and settings:
         first, views = next((path, own.views) for path, own in settings.items())
         recipe, changes = views.recipe, {"min_scale": views.min_scale}
-        notes = [
-            f"{path} was trained on other views; all networks see the views of {first} (change this with --views)."
+        others = [
+            str(path)
             for path, own in settings.items()
             if (own.views.recipe, own.views.min_scale) != (views.recipe, views.min_scale)
         ]
+        if others:
+            were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
+            notes = [f"Trained on other views than {first}, which all networks see: {were} (change this with --views)."]
     viewers = []
     for name, path in zip(_names(paths, settings), paths, strict=True):
         if of == "projection":

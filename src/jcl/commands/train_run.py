@@ -18,12 +18,11 @@ from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
-from jcl.distributed.device import PeakMemory, choose_precision
+from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, OutOfMemory, RunError
 from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
-from jcl.evaluate.quality import online_quality
 from jcl.export import backbone_info, save_backbone
 from jcl.export.initial import initial_tensors, read_initial
 from jcl.export.reading import WeightsFile
@@ -32,6 +31,7 @@ from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of
+from jcl.studies.distribution import online_quality
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display, health
 from jcl.train.pretrain import PretrainTask
@@ -96,10 +96,9 @@ def train_run(
     backbone = parts.learner.query_encoder.backbone
     unreadable: dict[str, str] = {}  # images that only kNN reads
     measured: list[KnnResult] = []
-    precision = choose_precision(settings.train.precision, context.device)
     knn = online_knn(data, backbone, settings, context.device, ranks, unreadable, measured.append)
     evaluate = {} if knn is None else {"knn": knn}
-    evaluate["quality"] = online_quality(data.train, backbone, settings, context.device, precision, unreadable)
+    evaluate["quality"] = online_quality(data.train, backbone, settings, context.device, unreadable)
     trainer = Trainer(
         PretrainTask(settings, parts.step, parts.loader, evaluate),
         display,

@@ -186,23 +186,18 @@ def for_ultralytics(job: ExportJob) -> Content:
     ultralytics does not normalize images, so the first convolution of the file does.
     """
     name, info, width = torchvision_name(job.network, job.info), job.info, job.info.feature_width
-    if name is None or info.stem != "imagenet" or not name.startswith(("resnet", "resnext", "wide_resnet", "convnext")):
-        raise SettingsError(f"ultralytics takes ResNets and ConvNeXts of torchvision, not {info.backbone}; {_ALWAYS}.")
+    if name is None or not name.startswith("convnext"):
+        name = _require_resnet(job, "ultralytics")
     network = deepcopy(job.network)
     fold_normalization(network, info)
-    numbers = {part: number for number, part in enumerate(dict(build_backbone(name)[0].named_children()))}
-    state = {}
-    for part, value in weights_of(network).items():
-        first, _, rest = part.partition(".")
-        if first == "features":
-            state[f"model.0.m.{rest}"] = value
-        elif "features" not in numbers:  # the norm after the pooling of a ConvNeXt is not part of a pyramid
-            state[f"model.0.m.{numbers[first]}.{rest}"] = value
+    numbers = {"conv1": "0.", "bn1": "1."} | {f"layer{stage}": f"{stage + 3}." for stage in (1, 2, 3, 4)}
+    numbers["features"] = ""  # of a ConvNeXt; the norm after its pooling is not part of a pyramid
+    parts = [(*part.partition("."), value) for part, value in weights_of(network).items()]
+    state = {f"model.0.m.{numbers[first]}{rest}": value for first, _, rest, value in parts if first in numbers}
     places = (4, 6, 8) if name.startswith("convnext") else (6, 7, 8)
-    levels = [
-        f"  - [0, 1, Index, [{width // 2 ** (8 - at)}, {place}]]" for at, place in zip((6, 7, 8), places, strict=True)
-    ]
-    model = ["backbone:", f"  - [-1, 1, TorchVision, [{width}, {name}, null, True, 2, True]]", *levels]
+    levels = zip((width // 4, width // 2, width), places, strict=True)
+    model = ["backbone:", f"  - [-1, 1, TorchVision, [{width}, {name}, null, True, 2, True]]"]
+    model += [f"  - [0, 1, Index, [{channels}, {place}]]" for channels, place in levels]
     use = f"""yolo = ultralytics.YOLO('model.yaml')
 yolo.model.load_state_dict(torch.load({str(job.out)!r}, weights_only=True), strict=False)
 yolo.load(yolo.model)  # training then starts from these weights"""
@@ -220,7 +215,8 @@ def fold_normalization(network: nn.Module, info: BackboneInfo) -> None:
         if first.bias is not None:
             first.bias -= shift
         else:
-            next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d)).running_mean += shift
+            norm = next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+            norm.get_buffer("running_mean").add_(shift)
 
 
 class _ArrayPickler(pickle.Pickler):

@@ -27,12 +27,15 @@ from jcl.data import ImageBatch, ImageSource, read_all
 from jcl.data.source import select_images
 from jcl.distributed.device import autocast, choose_precision
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.evaluate.features import evaluation_mode
+from jcl.evaluate.features import FeatureSettings, evaluation_mode
+from jcl.evaluate.quality import QualityFeatures
 from jcl.random import IMAGE_CHOICE, permutation
 from jcl.runs.atomic import write_atomically
+from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.studies import ViewOptions
-from jcl.views import ViewMaker, ViewRecipe
+from jcl.views import ViewMaker, ViewRecipe, centre_views, view_recipe
 
+QUALITY_IMAGES, QUALITY_VIEWS = 1000, 4  # for the quality without labels: images, and views of each
 _STEP = 0  # views are drawn as in the first training step
 
 
@@ -183,6 +186,34 @@ def _features(viewers: Sequence[Viewer], sampler: ViewSampler, batch: ImageBatch
                 if viewer.recipe == recipe:
                     own.append(sampler.encode(viewer.network, chunk, len(batch)))
     return [torch.cat(parts, dim=1) for parts in found]
+
+
+def quality_features(
+    viewer: Viewer, source: ImageSource, sampler: ViewSampler, images: int = QUALITY_IMAGES, views: int = QUALITY_VIEWS
+) -> QualityFeatures:
+    """Features of the centre crops and of views of random images, the same for every network."""
+    recipe, found = viewer.recipe, []
+    crop_ratio = FeatureSettings(recipe.size).crop_ratio
+    with evaluation_mode(viewer.network.to(sampler.device)):
+        for batch in sampler.batches(source, sample_rows(source, images, 0), views):
+            crops = centre_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
+            chunks = (crops, *sampler.views(batch, recipe, range(views)))
+            found.append(torch.cat([sampler.encode(viewer.network, chunk, len(batch)) for chunk in chunks], dim=1))
+    features = torch.cat(found).double()
+    return QualityFeatures(features[:, 0], features[:, 1:])
+
+
+def online_quality(
+    source: ImageSource, backbone: nn.Module, settings: ResolvedSettings, device: torch.device, skipped: dict[str, str]
+) -> Callable[[], dict[str, float]]:
+    """A function that measures `backbone` during training, each time it is called. Every rank measures it all."""
+    views, precision = settings.views, choose_precision(settings.train.precision, device)
+    recipe = view_recipe(views.recipe, views.image_size, min_scale=views.min_scale, mean=views.mean, std=views.std)
+    viewer = Viewer("the network", backbone, recipe)
+    sampler = ViewSampler(
+        0, device, precision, canvas=settings.data.canvas, workers=settings.data.workers, skipped=skipped
+    )
+    return lambda: quality_features(viewer, source, sampler).measure()._asdict()
 
 
 def paired_shares(first: ViewSpread, other: ViewSpread) -> tuple[float, float]:

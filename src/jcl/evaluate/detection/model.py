@@ -55,10 +55,10 @@ def detector_body(network: nn.Module) -> nn.Module | None:
     if kind != "ConvNeXt":
         return None
     if isinstance(network, ConvNeXt):  # torchvision's has a downsampling before each stage but the first
-        stem, first, *others = network.features
+        stem, first, *others = network.features.children()
         modules = [stem, first, *(nn.Sequential(*others[at : at + 2]) for at in (0, 2, 4))]
     else:
-        modules = [network.stem, *network.stages]
+        modules = [network.get_submodule("stem"), *network.get_submodule("stages").children()]
     return nn.Sequential(OrderedDict(zip(("stem", *_STAGES), modules, strict=True)))
 
 
