@@ -83,9 +83,10 @@ def test_other_optimisers_too(tmp_path, make):
     model(torch.randn(5, 3)).sum().backward()
     optimiser.step()
     path = save_checkpoint(tmp_path, model, optimiser, Progress(1, 0.0, WINDOW, 1), keep=2)
-    other = make(model.parameters(), lr=0.5)
+    other = make(model.parameters(), lr=0.5, foreach=True)
     load_checkpoint(path, model, other, CPU)
     assert other.param_groups[0]["lr"] == 0.01
+    assert other.param_groups[0]["foreach"]  # how it is computed depends on the machine, not on the checkpoint
     for index, values in optimiser.state_dict()["state"].items():
         for name, value in values.items():
             assert torch.equal(other.state_dict()["state"][index][name], value)

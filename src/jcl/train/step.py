@@ -248,7 +248,7 @@ class NonFiniteGuard:
 def _create_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the state that an optimizer would create in its first step; zeros give the same result."""
     for group in optimizer.param_groups:
-        names = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"] if group["momentum"] else []
+        names = ["exp_avg", "exp_avg_sq"] if "betas" in group else ["momentum_buffer"] if group.get("momentum") else []
         for parameter in group["params"]:
             state = optimizer.state[parameter]
             for name in names:
