@@ -16,8 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401 - imported by every optimizer: once here instead of in every fork
-
+# Imported once here instead of in every fork; every optimizer needs the first.
+import jcl.commands.pretrain
+import jcl.commands.probes
+import jcl.settings.evaluation
+import jcl.settings.training  # noqa: F401
 from jcl.data.batch import DecodedCache
 from launch_tools import descendants, wait_until
 

@@ -20,7 +20,7 @@ from jcl.distributed.group import Ranks
 from jcl.train.step import StepOptions, TrainingStep
 from jcl.views import view_recipe
 
-STEPS = 10  # the queue is overwritten twice
+STEPS = 5  # the queue is overwritten twice
 CPU = torch.device("cpu")
 
 
@@ -46,7 +46,7 @@ def first_steps(
         num_keys=3,
         num_queries=2 if method == "multi-key" else 1,  # which is no method's matter either
         temperature=0.2,
-        queue_size=128,
+        queue_size=64,
         embedding_dim=16,
         key_momentum=0.9,
         bn_groups=bn_groups,

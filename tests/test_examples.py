@@ -10,6 +10,7 @@ import pytest
 import torch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+SHORT = ("--epochs", "3")
 
 
 def needs(library: str) -> pytest.MarkDecorator:
@@ -44,15 +45,16 @@ def accuracies(text: str) -> dict[str, float]:
 
 
 def falls(figures: list[float]) -> bool:
-    """The loss may rise while the queue fills with real keys; then it must fall, to below the first value."""
-    return len(figures) == 5 and figures[-1] < figures[0] - 0.3 and figures[1:] == sorted(figures[1:], reverse=True)
+    """The loss may rise while the queue fills with real keys, which takes an epoch."""
+    first, second, third = figures
+    return third < second and third < first + 0.3
 
 
 def test_own_loop(printed):
-    text = printed("own_loop.py")
+    text = printed("own_loop.py", *SHORT)
     knn = accuracies(text)
     assert falls(losses(text)), text
-    assert knn["after"] > knn["before"] + 3 and knn["after"] > 15, text  # chance is 10 %
+    assert knn["after"] > knn["before"] + 3 and knn["after"] > 19, text  # chance is 10 %
 
 
 def test_own_loop_takes_any_number_of_images(capsys):
@@ -63,15 +65,14 @@ def test_own_loop_takes_any_number_of_images(capsys):
 
 @needs("pytorch_lightning")
 def test_lightning_module(printed):
-    text = printed("lightning_module.py")
+    text = printed("lightning_module.py", *SHORT)
     assert falls(losses(text)), text
     assert accuracies(text)["after"] > 19, text  # chance is 10 %, the untrained network gives 16 %
 
 
 @needs("lightly")
 def test_lightly_loop(printed):
-    first, second, third = losses(printed("lightly_loop.py", "--epochs", "3"))  # its views are slow
-    assert third < second and third < first + 0.3  # the queue fills in the first epoch
+    assert falls(losses(printed("lightly_loop.py", *SHORT)))
 
 
 def test_every_example_is_run_here_and_short():

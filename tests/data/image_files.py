@@ -1,9 +1,11 @@
-"""Images that the tests draw themselves."""
+"""Images that the tests draw themselves, and a loader of them."""
 
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from jcl.data import BatchLoader, FolderImages, ImageSource, open_data
 
 
 def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -24,3 +26,18 @@ def write_images(folder: Path, count: int, width: int = 12, height: int = 8, fir
     for number, file in enumerate(files):
         noise_image(width, height, first_seed + number).save(file)
     return files
+
+
+def folder_of_sizes(root: Path, count: int) -> FolderImages:
+    """Images of different sizes, some larger than the canvas of 16, none longer than 2:1."""
+    root.mkdir(parents=True, exist_ok=True)
+    for number in range(count):
+        noise_image(10 + number % 12, 11 + number % 9, seed=number).save(root / f"{number:03}.png")
+    train = open_data(str(root)).train
+    assert isinstance(train, FolderImages)
+    return train
+
+
+def loader_for(source: ImageSource, **changes: object) -> BatchLoader:
+    options = {"batch_size": 4, "canvas": 16, "seed": 5} | changes
+    return BatchLoader(source, **options)  # type: ignore[arg-type]

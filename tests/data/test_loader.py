@@ -1,41 +1,16 @@
-import contextlib
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from image_files import noise_image, write_images
+from image_files import folder_of_sizes, loader_for, write_images
 
-from jcl.data import ArrayImages, BatchLoader, FolderImages, ImageBatch, ImageSource, open_data, read_all
-from jcl.data.workers import DecodingPool, _signals_blocked
+from jcl.data import ArrayImages, ImageBatch, ImageSource, open_data, read_all
+from jcl.data.workers import DecodingPool
 from jcl.errors import DataError
-from launch_tools import gone, wait_until
-
-
-def folder_of_sizes(root: Path, count: int) -> FolderImages:
-    """Images of different sizes, some larger than the canvas of 16, none longer than 2:1."""
-    root.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        noise_image(10 + number % 12, 11 + number % 9, seed=number).save(root / f"{number:03}.png")
-    train = open_data(str(root)).train
-    assert isinstance(train, FolderImages)
-    return train
 
 
 def array_source(count: int = 23) -> ArrayImages:
     return ArrayImages(torch.randint(0, 256, (count, 3, 6, 8), dtype=torch.uint8))
-
-
-def loader_for(source: ImageSource, **changes: object) -> BatchLoader:
-    options = {"batch_size": 4, "canvas": 16, "seed": 5} | changes
-    return BatchLoader(source, **options)  # type: ignore[arg-type]
 
 
 def assert_same(first: list[ImageBatch], second: list[ImageBatch]) -> None:
@@ -249,20 +224,6 @@ def test_read_all_of_arrays():
     assert torch.equal(torch.cat([batch.pixels for batch in batches]), source.pixels)
 
 
-def test_no_process_is_left_after_close(tmp_path: Path):
-    source = folder_of_sizes(tmp_path, 12)
-    loader = loader_for(source, workers=2)
-    batches = loader.epoch(0)
-    next(batches)
-    assert len(multiprocessing.active_children()) == 2
-    loader.close()
-    assert multiprocessing.active_children() == []
-    unfinished = read_all(source, canvas=16, batch_size=2, workers=1)
-    next(unfinished)
-    unfinished.close()  # type: ignore[attr-defined]
-    assert multiprocessing.active_children() == []
-
-
 def test_batches_decoded_in_pieces_are_those_decoded_whole(tmp_path: Path):
     """Over several epochs, so that the workers' memory is used again, with stand-ins and with images left out."""
     source = folder_of_sizes(tmp_path, 60)
@@ -291,100 +252,6 @@ def test_the_next_epoch_is_decoded_while_this_one_ends(tmp_path: Path, monkeypat
         assert len(passes) == 2
     for one, other in zip(first, again, strict=True):
         assert_same(one, other)
-
-
-def test_a_worker_that_is_killed_ends_the_epoch_with_a_sentence(tmp_path: Path):
-    source = folder_of_sizes(tmp_path, 40)
-    with loader_for(source, workers=2, cache_bytes=0) as loader:
-        batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
-        next(batches)
-        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-        with pytest.raises(DataError, match="worker"):
-            list(batches)
-    assert multiprocessing.active_children() == []
-
-
-SCRIPT = """
-# No guard against being run again by the workers, as people write scripts.
-import multiprocessing, sys
-from jcl.data import BatchLoader, open_data
-loader = BatchLoader(open_data(sys.argv[1]).train, batch_size=4, canvas=16, seed=0, workers=2, cache_bytes=0)
-try:
-    for epoch in range(10**6):
-        for batch in loader.epoch(epoch):
-            if epoch == 1:
-                print("pids", *(child.pid for child in multiprocessing.active_children()), flush=True)
-except KeyboardInterrupt:
-    loader.close()
-    print("closed", len(multiprocessing.active_children()), flush=True)
-"""
-
-
-def test_an_interrupt_while_workers_start_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Signals wait while processes start, so Ctrl-C comes once they run and before anybody could close them."""
-
-    @contextlib.contextmanager
-    def interrupted() -> Iterator[None]:
-        yield
-        raise KeyboardInterrupt
-
-    source = folder_of_sizes(tmp_path / "images", 12)
-    monkeypatch.setattr("jcl.data.workers._signals_blocked", interrupted)
-    before = set(multiprocessing.active_children())
-    with pytest.raises(KeyboardInterrupt):
-        list(read_all(source, canvas=8, batch_size=4, device=torch.device("cpu"), workers=2))
-    assert set(multiprocessing.active_children()) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by way of /proc")
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals cannot be sent to threads here")
-def test_a_signal_that_another_thread_takes_waits_too():
-    """Only the main thread blocks signals while processes start, but it has to answer for all of them."""
-    ended = threading.Event()
-    other = threading.Thread(target=ended.wait)
-    other.start()
-    reached = False
-    with pytest.raises(KeyboardInterrupt), _signals_blocked():
-        signal.pthread_kill(other.ident or 0, signal.SIGINT)
-        for _ in range(100):  # time enough to answer in
-            time.sleep(0.001)
-        reached = True
-    ended.set()
-    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize(
-    "blow",
-    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.faults)],
-)
-def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Signals):
-    """Ctrl-C goes to the whole group, as from a terminal; a kill hits the main process alone."""
-    folder_of_sizes(tmp_path / "images", 12)
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path / "images")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        first_line = process.stdout.readline().split()
-        workers = [int(word) for word in first_line[1:]]
-        assert len(workers) == 2, process.stderr.read()
-        if blow == signal.SIGINT:
-            os.killpg(process.pid, blow)
-        else:
-            process.kill()
-        output, errors = process.communicate(timeout=60)
-    finally:  # it would run on for as long as the machine does
-        process.kill()
-    if blow == signal.SIGINT:
-        assert output.splitlines()[-1] == "closed 0"
-        assert "Traceback" not in errors, errors
-    wait_until(lambda: all(map(gone, workers)), seconds=30)
 
 
 @pytest.mark.gpu
@@ -422,35 +289,6 @@ class TestOnGpu:
             batch.pixels.long().sum((1, 2, 3)) for batch in loader_for(source, canvas=256, batch_size=16).epoch(0)
         ]
         assert torch.equal(torch.cat(sums).cpu(), torch.cat(expected))
-
-
-class OddError(Exception):
-    def __init__(self, name: str, place: int) -> None:
-        super().__init__(f"{name} at {place}")
-
-
-class OddSource:
-    """Somebody's own, with an error that pickles and does not come back from it."""
-
-    description, labels, class_names = "odd images", None, None
-
-    def __len__(self) -> int:
-        return 16
-
-    def name_of(self, index: int) -> str:
-        return str(index)
-
-    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> torch.Tensor:
-        if index == 13:
-            raise OddError("trouble", index)
-        return torch.zeros(3, 8, 8, dtype=torch.uint8)
-
-
-def test_an_error_that_does_not_pickle_is_said_each_time():
-    with BatchLoader(OddSource(), batch_size=8, canvas=8, seed=0, workers=2, cache_bytes=0) as loader:
-        for _ in range(2):  # the second time nothing is waited for that was lost the first time
-            with pytest.raises(RuntimeError, match="OddError: trouble at 13"):
-                list(loader.epoch(0))
 
 
 def test_none_readable_names_an_image_of_the_same_source(tmp_path: Path):

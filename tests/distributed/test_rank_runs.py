@@ -175,7 +175,21 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     for machine, count in zip(machines, (26, 27), strict=True):
         write_image_folder(Path(machine) / "photos", count)
     few_groups = TINY_VALUES | {"train.epochs": 1, "record.knn_every": 0}
-    knn = ["knn", str(unbroken.path), "-k", "3", "--device", "cpu", "--json"]
+    write_image_folder(tmp_path / "cut-off/val", 6)
+    for file in sorted(write_image_folder(tmp_path / "cut-off/train", 12).rglob("*.png"))[6:]:
+        file.write_bytes(b"cut off")  # the second of two ranks can read none of its images
+    knn = [
+        "knn",
+        str(unbroken.path),
+        str(tmp_path / "cut-off"),
+        "-k",
+        "3",
+        "--device",
+        "cpu",
+        "--workers",
+        "0",
+        "--json",
+    ]
     resumed = [{"ranks": count, "arguments": ["resume", str(place)]} for count, place in places.items()]
     others = [
         {"ranks": 1, "arguments": command(npz, tmp_path / "alone")},
@@ -206,7 +220,7 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert occupied["codes"] == [1] * 2 and occupied["said"].count("\n") == 1
     assert "already holds a run" in occupied["said"]
     assert measured["codes"] == [0, 0] and measured_alone["codes"] == [0]
-    assert measured["said"] == measured_alone["said"].replace("knn-1", "knn-2")
+    assert "5 more" in measured_alone["said"] and measured_alone["said"].endswith(measured["said"].rpartition("┘")[2])
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
     assert f"process {os.getpid()} on" in held["said"]

@@ -1,17 +1,14 @@
 """Features equal those of each image by itself, and extracting them leaves the backbone as it was."""
 
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from PIL import Image
 from torch import Tensor, nn
 
-from jcl.data import ArrayImages, ImageSource, open_data
-from jcl.distributed.group import Ranks
-from jcl.evaluate.features import Features, FeatureSettings, extract_over_ranks
+from jcl.data import ArrayImages, open_data
+from jcl.evaluate.features import FeatureSettings
 from jcl.views import centre_views
 
 CPU = torch.device("cpu")
@@ -123,35 +120,3 @@ def test_gpu_agrees_with_the_cpu() -> None:
     host = FeatureSettings(12).extract(small_backbone(), images, device=CPU)
     device = FeatureSettings(12).extract(small_backbone(), images, device=torch.device("cuda"))
     torch.testing.assert_close(host.values, device.values, rtol=1e-3, atol=1e-3)
-
-
-def _extract_as(rank: int, folder: str, meeting: str, out: str) -> None:
-    torch.set_num_threads(1)
-    patience = timedelta(seconds=30)  # with a rank that broke
-    dist.init_process_group("gloo", f"file://{meeting}", patience, rank=rank, world_size=2)
-    backbone, shown = small_backbone(), FeatureSettings(16)
-
-    def extract(source: ImageSource) -> Features:
-        return shown.extract(backbone, source, device=CPU)
-
-    found = extract_over_ranks(extract, open_data(folder).train, Ranks(rank, 2))
-    torch.save((found.values, found.samples, found.skipped), f"{out}.{rank}")
-    dist.destroy_process_group()
-
-
-def test_a_rank_that_can_read_none_of_its_images_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
-    """As of a data set whose last files were cut off: one process leaves those out, and so do several."""
-    (tmp_path / "images").mkdir()
-    for number in range(6):
-        file = tmp_path / "images" / f"{number}.png"
-        if number < 3:
-            Image.effect_noise((20, 20), 50 + number).convert("RGB").save(file)
-        else:
-            file.write_bytes(b"cut off")
-    arguments = (str(tmp_path / "images"), str(tmp_path / "meeting"), str(tmp_path / "out"))
-    torch.multiprocessing.spawn(_extract_as, arguments, nprocs=2)  # type: ignore[no-untyped-call]
-    alone = FeatureSettings(16).extract(small_backbone(), open_data(str(tmp_path / "images")).train, device=CPU)
-    for rank in range(2):
-        values, samples, skipped = torch.load(tmp_path / f"out.{rank}")
-        assert samples.tolist() == [0, 1, 2] and skipped == alone.skipped and len(skipped) == 3
-        torch.testing.assert_close(values, alone.values)

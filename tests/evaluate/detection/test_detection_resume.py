@@ -55,7 +55,7 @@ def test_stopped_and_resumed_it_ends_in_the_same_state(tmp_path, monkeypatch):
             detect(small_options(task, file, out=tmp_path / "parts", **changes), console=QUIET)
     with pytest.raises(RunError, match="jcl detect --resume"):
         DetectionFolder(tmp_path / "parts").summary()
-    folder = resume_detection(tmp_path / "parts", DetectOptions(pictures=0, workers=1), console=QUIET)
+    folder = resume_detection(tmp_path / "parts", DetectOptions(pictures=0, workers=0), console=QUIET)
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     assert whole.keys() == parts.keys() and len(whole) > 200
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []

@@ -1,0 +1,158 @@
+"""The processes that decode images: none is left behind, whatever happens to them or to their parent."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from image_files import folder_of_sizes, loader_for
+
+from jcl.data import BatchLoader, read_all
+from jcl.data.workers import _signals_blocked
+from jcl.errors import DataError
+from launch_tools import gone, wait_until
+
+
+def test_no_process_is_left_after_close(tmp_path: Path):
+    source = folder_of_sizes(tmp_path, 12)
+    loader = loader_for(source, workers=2)
+    batches = loader.epoch(0)
+    next(batches)
+    assert len(multiprocessing.active_children()) == 2
+    loader.close()
+    assert multiprocessing.active_children() == []
+    unfinished = read_all(source, canvas=16, batch_size=2, workers=1)
+    next(unfinished)
+    unfinished.close()  # type: ignore[attr-defined]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_is_killed_ends_the_epoch_with_a_sentence(tmp_path: Path):
+    source = folder_of_sizes(tmp_path, 40)
+    with loader_for(source, workers=2, cache_bytes=0) as loader:
+        batches = (batch for epoch in range(1000) for batch in loader.epoch(epoch))
+        next(batches)
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        with pytest.raises(DataError, match="worker"):
+            list(batches)
+    assert multiprocessing.active_children() == []
+
+
+SCRIPT = """
+# No guard against being run again by the workers, as people write scripts.
+import multiprocessing, sys
+from jcl.data import BatchLoader, open_data
+loader = BatchLoader(open_data(sys.argv[1]).train, batch_size=4, canvas=16, seed=0, workers=2, cache_bytes=0)
+try:
+    for epoch in range(10**6):
+        for batch in loader.epoch(epoch):
+            if epoch == 1:
+                print("pids", *(child.pid for child in multiprocessing.active_children()), flush=True)
+except KeyboardInterrupt:
+    loader.close()
+    print("closed", len(multiprocessing.active_children()), flush=True)
+"""
+
+
+def test_an_interrupt_while_workers_start_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Signals wait while processes start, so Ctrl-C comes once they run and before anybody could close them."""
+
+    @contextlib.contextmanager
+    def interrupted() -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    source = folder_of_sizes(tmp_path / "images", 12)
+    monkeypatch.setattr("jcl.data.workers._signals_blocked", interrupted)
+    before = set(multiprocessing.active_children())
+    with pytest.raises(KeyboardInterrupt):
+        list(read_all(source, canvas=8, batch_size=4, device=torch.device("cpu"), workers=2))
+    assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes by way of /proc")
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="signals cannot be sent to threads here")
+def test_a_signal_that_another_thread_takes_waits_too():
+    """Only the main thread blocks signals while processes start, but it has to answer for all of them."""
+    ended = threading.Event()
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    reached = False
+    with pytest.raises(KeyboardInterrupt), _signals_blocked():
+        signal.pthread_kill(other.ident or 0, signal.SIGINT)
+        for _ in range(100):  # time enough to answer in
+            time.sleep(0.001)
+        reached = True
+    ended.set()
+    assert reached and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    "blow",
+    [pytest.param(signal.SIGINT, id="Ctrl-C"), pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.faults)],
+)
+def test_no_process_is_left_after_an_interrupt(tmp_path: Path, blow: signal.Signals):
+    """Ctrl-C goes to the whole group, as from a terminal; a kill hits the main process alone."""
+    folder_of_sizes(tmp_path / "images", 12)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "images")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        first_line = process.stdout.readline().split()
+        workers = [int(word) for word in first_line[1:]]
+        assert len(workers) == 2, process.stderr.read()
+        if blow == signal.SIGINT:
+            os.killpg(process.pid, blow)
+        else:
+            process.kill()
+        output, errors = process.communicate(timeout=60)
+    finally:  # it would run on for as long as the machine does
+        process.kill()
+    if blow == signal.SIGINT:
+        assert output.splitlines()[-1] == "closed 0"
+        assert "Traceback" not in errors, errors
+    wait_until(lambda: all(map(gone, workers)), seconds=30)
+
+
+class OddError(Exception):
+    def __init__(self, name: str, place: int) -> None:
+        super().__init__(f"{name} at {place}")
+
+
+class OddSource:
+    """Somebody's own, with an error that pickles and does not come back from it."""
+
+    description, labels, class_names = "odd images", None, None
+
+    def __len__(self) -> int:
+        return 16
+
+    def name_of(self, index: int) -> str:
+        return str(index)
+
+    def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> torch.Tensor:
+        if index == 13:
+            raise OddError("trouble", index)
+        return torch.zeros(3, 8, 8, dtype=torch.uint8)
+
+
+def test_an_error_that_does_not_pickle_is_said_each_time():
+    with BatchLoader(OddSource(), batch_size=8, canvas=8, seed=0, workers=2, cache_bytes=0) as loader:
+        for _ in range(2):  # the second time nothing is waited for that was lost the first time
+            with pytest.raises(RuntimeError, match="OddError: trouble at 13"):
+                list(loader.epoch(0))
