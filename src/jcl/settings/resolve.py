@@ -296,7 +296,9 @@ def _queue_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 @_rule("method.key_momentum")
 def _key_momentum(values: Values, facts: DataFacts) -> tuple[float, str]:
     steps = values["train.epochs"] * max(1, facts.images // values["train.batch_size"])
-    for momentum, min_steps in ((0.999, 1_000), (0.99, 0)) if facts.init else ((0.999, 100_000), (0.99, 1_000)):
+    if facts.init:
+        return 0.999 if steps >= 1_000 else 0.99, "high, because the weights at the start already make good keys"
+    for momentum, min_steps in ((0.999, 100_000), (0.99, 1_000)):
         if steps >= min_steps:
             return momentum, f"the key encoder averages over {round(1 / (1 - momentum)):,} of the {steps:,} steps"
     return 0.95, f"a short run of {pluralize(steps, 'step')} needs a key encoder that follows quickly"
