@@ -33,6 +33,7 @@ _SYNONYMS = {
     "batch-size": ("bs", "batch"),
     "devices": ("gpus", "num-gpus"),
     "image-size": ("crop-size", "input-size", "size"),
+    "init": ("pretrained", "pretrained-weights", "weights"),
     "lr": ("learning-rate", "base-lr"),
     "out": ("output", "output-dir", "save-dir"),
     "weight-decay": ("wd",),
@@ -99,11 +100,8 @@ def _unknown_option(error: Any) -> str:
     for setting in setting_names() if "--set" in flags else ():
         known.setdefault(setting.rpartition(".")[2].replace("_", "-"), f"use --set {setting}=VALUE")
     name = error.option_name.lstrip("-").replace("_", "-")
-    if name == "pretrained":
-        hint = "training starts from random weights, and `jcl import` is for evaluating other weights"
-    else:
-        name = next((ours for ours, others in _SYNONYMS.items() if name in others), name)
-        hint = next((known[close] for close in difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
+    name = next((ours for ours, others in _SYNONYMS.items() if name in others), name)
+    hint = next((known[close] for close in difflib.get_close_matches(name, known, n=1, cutoff=0.7)), "")
     return f"There is no option {error.option_name}{'; ' if hint else ''}{hint}"
 
 
