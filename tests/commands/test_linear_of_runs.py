@@ -234,7 +234,7 @@ def test_what_only_the_papers_probe_knows_is_not_ignored(weights, npz, given, op
 
 
 def test_one_process_at_a_time(weights, npz, tmp_path):
-    with RunLock(tmp_path / "probe", warn=print), pytest.raises(RunError, match=r"process \d+ on"):
+    with RunLock(tmp_path / "probe", warn=print), pytest.raises(RunError, match=r"Process \d+ on"):
         probed(weights, npz, tmp_path / "probe")
     assert not list((tmp_path / "probe").iterdir())
 
