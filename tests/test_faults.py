@@ -190,7 +190,7 @@ class TestTwoAtOnce:
         at_steps(monkeypatch, {9: meanwhile})
         run = pretrain(settings_for(npz), tmp_path / "run", console=QUIET)
         resumed, trained, features = found
-        assert f"process {os.getpid()} on" in resumed and "already holds a run" in trained
+        assert f"Process {os.getpid()} on" in resumed and "already holds a run" in trained
         assert features.shape == (1, 128) and features.isfinite().all()
         assert run.summary["steps"] == 12 and not (run.path / ".lock").exists()
 

@@ -223,7 +223,7 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert "5 more" in measured_alone["said"] and measured_alone["said"].endswith(measured["said"].rpartition("┘")[2])
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
-    assert f"process {os.getpid()} on" in held["said"]
+    assert f"Process {os.getpid()} on" in held["said"]
     assert strange["codes"] == [1, 1] and strange["said"].count("\n") == 1, strange["said"]
     assert strange["said"].startswith("Error on rank 1: ") and "27 image files" in strange["said"]
     assert socket.gethostname() in strange["said"]

@@ -253,7 +253,7 @@ def test_one_process_at_a_time(weights, npz, unbroken, tmp_path, monkeypatch):
         stop_after(patch, 2, signal.SIGTERM)
         with pytest.raises(Interrupted):
             finetune(weights, str(npz), out=path, **SHORT)
-    with RunLock(path, warn=print), pytest.raises(RunError, match=r"process \d+ on"):
+    with RunLock(path, warn=print), pytest.raises(RunError, match=r"Process \d+ on"):
         resume_finetuning(path, workers=0, console=QUIET)
     assert_same(resume_finetuning(path, workers=0, console=QUIET), unbroken)
 
