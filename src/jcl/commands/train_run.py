@@ -162,17 +162,15 @@ def load_initial(
 
 def out_of_memory(settings: ResolvedSettings, folder: RunFolder, error: torch.OutOfMemoryError) -> OutOfMemory:
     """An error that names the option to use: one that gives the same results if possible."""
-    train, accumulate = settings.train, 2 * settings.train.accumulate
-    groups = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else train.batch_size
-    splits = not METHODS[settings.method.name].gradient_through_keys and train.batch_size % accumulate == 0
-    if not splits or train.batch_size < 2 * accumulate:
-        advice = f"use --batch-size {max(2, train.batch_size // 2)}"
+    batch, accumulate = settings.train.batch_size, 2 * settings.train.accumulate
+    groups = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else batch
+    advice = f"use --accumulate {accumulate}, which gives the same results"
+    if METHODS[settings.method.name].gradient_through_keys or batch % accumulate or batch < 2 * accumulate:
+        advice = f"use --batch-size {max(2, batch // 2)}"
     elif groups % accumulate:
         advice = f"use --accumulate {accumulate} --set model.bn_groups={accumulate}"
     elif folder.checkpoints.exists():
         advice = f"set train.accumulate to {accumulate} in {folder.settings_file}, then {folder.how_to_resume}"
-    else:
-        advice = f"use --accumulate {accumulate}, which gives the same results"
     problem = ". ".join(str(error).split(". ")[:2]).rstrip(".")
     return OutOfMemory(f"{problem}; {advice}, or free memory that other programs hold.")
 

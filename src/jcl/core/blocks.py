@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 
 from torch import Tensor, nn
@@ -42,16 +41,16 @@ def replace_drop_path(network: nn.Module, name: str, rate: float) -> None:
         setattr(parent, key, DropPath(own / largest * rate) if rate and own else nn.Identity())
 
 
-def draw_drop_paths(
-    network: nn.Module, seed: int, step: int | Tensor, batches: Iterable[tuple[Tensor, Tensor]]
-) -> None:
-    """Draw which views each `DropPath` leaves out; a batch is the images (n,) and the numbers (n,) of its views.
+Batches = list[tuple[Tensor, Tensor]]  # images (n,) and numbers (n,) of the views of each
+
+
+def draw_drop_paths(network: nn.Module, seed: int, step: int | Tensor, batches: Batches) -> None:
+    """Draw which views each `DropPath` leaves out.
 
     Batches of the same size share the draws of the first: activation checkpointing repeats them in any order.
     """
     layers = [module for module in network.modules() if isinstance(module, DropPath)]
-    sizes = {len(rows): (rows, numbers) for rows, numbers in reversed(list(batches))} if layers else {}
-    for size, views in sizes.items():
+    for size, views in {len(batch[0]): batch for batch in reversed(batches) if layers}.items():
         draws = uniforms(seed, RANDOM_LAYERS, step, *views, len(layers))
         for layer, drawn in zip(layers, draws.unbind(1), strict=True):
             layer.factors[size] = (drawn >= layer.rate) / (1.0 - layer.rate)

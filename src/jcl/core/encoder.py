@@ -90,7 +90,7 @@ def build_backbone(
     """
     sizes = [image_size] if local_size is None else [image_size, local_size]
     try:
-        network = _create_network(name, image_size, several_sizes=len(sizes) > 1, drop_path=drop_path)
+        network = _create_network(name, image_size, len(sizes) > 1, drop_path)
         _refuse_partial_patches(network, name, sizes)
         with torch.no_grad():  # no attribute holds the width for every network
             width, *_ = (int(network.eval()(torch.zeros(1, 3, size, size)).shape[1]) for size in sizes)
@@ -107,7 +107,7 @@ def build_backbone(
 
 
 def _create_network(
-    name: str, image_size: int, *, several_sizes: bool = False, drop_path: float | None = None
+    name: str, image_size: int, several_sizes: bool = False, drop_path: float | None = None
 ) -> nn.Module:
     if name in OWN_BACKBONES:
         return OWN_BACKBONES[name]()
@@ -149,13 +149,11 @@ def patch_embedding(network: nn.Module) -> nn.Conv2d | None:
 def _refuse_partial_patches(network: nn.Module, name: str, sizes: list[int]) -> None:
     patches = patch_embedding(network)
     side = patches.kernel_size[0] if patches else 1
-    for size in sizes:
-        if size % side:
-            nearest = max(1, round(size / side)) * side
-            raise SettingsError(
-                f"The backbone {name} does not take images of {size} px, which is not a multiple of its patch size, "
-                f"{side}; choose another image size, such as {nearest} px."
-            )
+    for size in (size for size in sizes if size % side):
+        raise SettingsError(
+            f"The backbone {name} does not take images of {size} px, which is not a multiple of its patch size, "
+            f"{side}; choose another image size, such as {max(1, round(size / side)) * side} px."
+        )
 
 
 def torchvision_networks() -> list[str]:

@@ -234,19 +234,19 @@ class ContrastiveLearner(nn.Module):
         numbers = own % self.num_keys + (0 if self.method.symmetric else 1)
         keys = list(zip((own // self.num_keys).chunk(passes), numbers.chunk(passes), strict=True))
         rows = self.ranks.rank * images + torch.arange(images, device=order.device)
-        first, *others = (self._query_views(part) for part in rows.chunk(self.micro_batches))
-        draw_drop_paths(self.query_encoder, self.seed, step, [*(keys if through_keys else []), *first])
+        queries = [self._query_views(part) for part in rows.chunk(self.micro_batches)]
+        draw_drop_paths(self.query_encoder, self.seed, step, [*(keys if through_keys else []), *queries[0]])
+        parts = [*keys, queries[0][0]]
         if passes == self.micro_batches == 1 and self.num_keys != self.num_queries:
             # One call, so that views are compiled for one shape instead of two.
-            parts = [*keys, first.pop(0)]
             together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
             yield from torch.split(together, [len(part_rows) for part_rows, _ in parts])
         else:
-            yield from (views(*part) for part in [*keys, first.pop(0)])
-        yield from (views(*part, local=True) for part in first)
-        for whole, *local in others:
-            draw_drop_paths(self.query_encoder, self.seed, step, [whole, *local])
-            yield views(*whole)
+            yield from (views(*part) for part in parts)
+        for number, (whole, *local) in enumerate(queries):
+            if number > 0:
+                draw_drop_paths(self.query_encoder, self.seed, step, [whole, *local])
+                yield views(*whole)
             yield from (views(*part, local=True) for part in local)
 
     def _query_views(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:

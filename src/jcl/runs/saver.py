@@ -54,12 +54,9 @@ class CheckpointSaver:
 
     def warn_of_full_disk(self, learner: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Warn if there is no space for two checkpoints, one of which may exist already."""
-        state = [
-            tensor.nbytes * (2 if "betas" in group else 1)  # two moments, or the momentum
-            for group in optimizer.param_groups
-            for tensor in group["params"]
-        ]
-        size = sum(state) + sum(tensor.nbytes for tensor in learner.state_dict().values())
+        trained = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+        moments = trained * (2 if "betas" in optimizer.defaults else 1)
+        size = sum(tensor.nbytes for tensor in [*learner.state_dict().values(), *moments])
         disk = os.fstatvfs(self._run.descriptor)
         needed, free = size * (1 if list_checkpoints(self._folder) else 2), disk.f_bavail * disk.f_frsize
         if free < needed and disk.f_blocks:

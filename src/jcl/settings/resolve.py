@@ -127,10 +127,9 @@ def _num_local_queries(values: Values, facts: DataFacts) -> tuple[int, str]:
 
 @_rule("views.local_size")
 def _local_size(values: Values, facts: DataFacts) -> tuple[int, str]:
-    if not values["method.num_local_queries"]:
-        return max(1, values["views.image_size"] // 2), ""
-    patch = max(1, _traits(values).patch_size)
-    return max(patch, values["views.image_size"] // 2 // patch * patch), "half of the views"
+    used = values["method.num_local_queries"] > 0
+    patch = max(1, _traits(values).patch_size) if used else 1
+    return max(patch, values["views.image_size"] // 2 // patch * patch), "half of the views" if used else ""
 
 
 @_rule("views.recipe")
