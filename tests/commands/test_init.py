@@ -242,3 +242,10 @@ def test_two_ranks_start_from_the_same_weights(npz, tmp_path, pretrained):
     assert played["codes"] == [0, 0], played
     first, after = weights_of(pretrained), weights_of(tmp_path / "run")
     assert all(torch.allclose(after[name], first[name], atol=1e-5) for name in first if name.endswith("weight"))
+
+
+def test_relatives_of_resnets_are_not_taken_for_them(tmp_path):
+    import timm
+
+    torch.save(timm.create_model("seresnet18", num_classes=0).state_dict(), tmp_path / "weights.pth")
+    assert "projection head" in loaded(tmp_path / "weights.pth", "timm/seresnet18", model__stem="imagenet")[1]

@@ -20,7 +20,6 @@ from jcl.settings.resolve import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
 
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
-_STEM = "conv1.weight"
 
 
 def read_initial(settings: Settings) -> WeightsFile | None:
@@ -43,11 +42,15 @@ def initial_tensors(
     weights: WeightsFile, settings: ResolvedSettings, backbone: nn.Module
 ) -> tuple[dict[str, Tensor], list[str]]:
     """The tensors that the backbone of a run takes from a file, and lines on what was loaded and what was not."""
-    name, stem, path = settings.model.backbone, settings.model.stem, weights.path
-    with contextlib.suppress(RunError):  # other networks cannot be told from their shapes
-        if _plain(found := network_name(weights)) != _plain(name):
-            raise SettingsError(f"{path} holds a {found}, but the backbone is {name}; use --backbone {found}.")
-    loaded = load_network(weights, name, settings.views.image_size)
+    name, stem = settings.model.backbone, settings.model.stem
+    try:
+        loaded = load_network(weights, name, settings.views.image_size)
+    except RunError:
+        with contextlib.suppress(RunError):  # other networks cannot be told from their shapes
+            if _plain(found := network_name(weights)) != _plain(name):
+                problem = f"{weights.path} holds a {found}, but the backbone is {name}; use --backbone {found}."
+                raise SettingsError(problem) from None
+        raise
     tensors, expected = loaded.network.state_dict(), backbone.state_dict()
     fresh = {part for part, value in expected.items() if tensors[part].shape != value.shape}
     kept = {part: value.contiguous() for part, value in tensors.items() if part not in fresh}
