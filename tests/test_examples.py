@@ -84,7 +84,7 @@ def test_every_example_is_run_here_and_short():
 FEWER_IMAGES = """
 import functools
 import jcl.data.named
-jcl.data.named.open_demo = functools.partial(jcl.data.named.open_demo, train_count=500, test_count=100)
+jcl.data.named.open_demo = functools.partial(jcl.data.named.open_demo, train_count=300, test_count=50)
 """
 
 

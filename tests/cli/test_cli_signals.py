@@ -93,6 +93,32 @@ def test_nohup_is_respected():
         signal.signal(signal.SIGHUP, before)
 
 
+CHILD = """
+import sys, time
+from pathlib import Path
+from jcl import signals
+signals.stop_with_parent()
+with signals.StopRequest() as stop:
+    Path(sys.argv[1]).write_text("training")
+    while not stop.requested:
+        time.sleep(0.01)
+Path(sys.argv[1]).write_text(f"saved after {stop.signal_name}")
+"""
+PARENT = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", *sys.argv[1:]], env=os.environ | {"JCL_STARTED_BY": str(os.getpid())})
+"""
+
+
+def test_a_process_saves_and_ends_when_its_parent_is_killed(tmp_path: Path):
+    said = tmp_path / "said"
+    with subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(said)]) as parent:
+        wait_until(lambda: said.exists() and said.read_text())
+        parent.kill()
+    wait_until(lambda: said.read_text() == "saved after SIGTERM", 30)
+
+
+@pytest.mark.faults  # for its length
 def test_ranks_save_and_end_when_their_launcher_is_killed(npz, tmp_path: Path):
     run = tmp_path / "run"
     values = settings_options(LONG_VALUES | {"train.epochs": 4000, "record.checkpoint_every": 4000})
