@@ -14,12 +14,12 @@ from jcl.console import format_bytes, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport, SplitReport
-    from jcl.settings.data import CheckOptions, RecipesOptions, ShardOptions
+    from jcl.settings.training import CheckOptions, RecipesOptions, ShardOptions
 
 _SHOWN = 5  # names per problem; --json has all of them
 
 
-@command("recipes", "data.RecipesOptions", group=DATA)
+@command("recipes", "training.RecipesOptions", group=DATA)
 def recipes(options: RecipesOptions) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
@@ -44,7 +44,7 @@ def recipes(options: RecipesOptions) -> None:
         out.print(text_table(["recipe", "what it is"], [(each, recipe_summary(each)) for each in recipe_names()]))
 
 
-@command("check", "data.CheckOptions", group=DATA)
+@command("check", "training.CheckOptions", group=DATA)
 def check(options: CheckOptions) -> dict[str, Any]:
     """Read every image before training: sizes, classes, duplicates and unreadable files."""
     from jcl.data import open_data
@@ -56,7 +56,7 @@ def check(options: CheckOptions) -> dict[str, Any]:
     return report.as_dict()
 
 
-@command("shard", "data.ShardOptions", group=DATA)
+@command("shard", "training.ShardOptions", group=DATA)
 def shard(options: ShardOptions) -> dict[str, Any]:
     """Pack images into WebDataset tar files, which are faster to read than millions of small files."""
     from jcl.commands.run_data import open_with_warnings

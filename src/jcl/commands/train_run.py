@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from jcl.console import pluralize, shell_quote
 from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
+from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
@@ -29,8 +31,9 @@ from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
+from jcl.runs.trackers import Tracker
 from jcl.settings.resolve import Choice, ResolvedSettings
-from jcl.settings.schema import affects_results, setting_names, values_of
+from jcl.settings.schema import affects_results, setting_names, values_of, with_values
 from jcl.studies.distribution import online_quality
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.display import Display, health
@@ -85,14 +88,46 @@ def train_run(
     resumed: bool = False,
 ) -> Run:
     """Train, then write the backbone, the summary and the page."""
-    ranks, memory = context.ranks, PeakMemory(context.device)
+    ranks = context.ranks
     progress = _restore(settings, folder, parts, context) if resumed else Progress(ranks=ranks.count)
     _compare_with_checkpoint(progress, settings, data, parts, context)
     if resumed:
         fail_together(ranks, lambda: _update_choices(folder, settings, context.device) if ranks.first else None)
+
+    def track() -> Tracker | None:
+        if not ranks.first or settings.record.track == "none":
+            return None
+        name, run_id = settings.record.track, folder.identify(progress.run)
+        public = with_values(settings, {"data.location": without_secrets(settings.data.location)})
+        tracker = Tracker(name, folder.path.resolve(), run_id, public, resumed=resumed, warn=context.log)
+        return opened.enter_context(tracker)
+
+    with contextlib.ExitStack() as opened:
+        tracker = fail_together(ranks, track)
+        _train(settings, folder, data, parts, context, progress, label or settings.method.name, tracker, resumed)
+        if ranks.first and settings.record.report:
+            _write_page(folder, data, context)
+        if tracker is not None:
+            tracker.add_page(folder.report_file)
+    return Run(folder.path)
+
+
+def _train(
+    settings: ResolvedSettings,
+    folder: RunFolder,
+    data: ImageData,
+    parts: RunParts,
+    context: RunContext,
+    progress: Progress,
+    label: str,
+    tracker: Tracker | None,
+    resumed: bool,
+) -> None:
+    """Train, then write the backbone and the summary."""
+    ranks, memory = context.ranks, PeakMemory(context.device)
     describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
     faster = partial(faster_options, settings, context.device)
-    display = Display(context.console, label or settings.method.name, describe, faster)
+    display = Display(context.console, label, describe, faster)
     backbone = parts.learner.query_encoder.backbone
     unreadable: dict[str, str] = {}  # images that only kNN reads
     measured: list[KnnResult] = []
@@ -108,8 +143,9 @@ def train_run(
         save_every=settings.record.checkpoint_every * parts.loader.steps_per_epoch,
         save_seconds=60 * settings.record.checkpoint_minutes,
     )
+    record, recorders = settings.record, [] if tracker is None else [tracker]
     try:
-        with trainer.writing_to(folder, settings.record.keep, tensorboard=settings.record.tensorboard):
+        with trainer.writing_to(folder, record.keep, tensorboard=record.tensorboard, recorders=recorders):
             trainer.run()
     except torch.OutOfMemoryError as error:
         raise out_of_memory(settings, folder, error) from None
@@ -134,9 +170,6 @@ def train_run(
         raise Interrupted(f"Stopped: the results are not written yet. {saved}") from None
     except RunError as error:
         raise type(error)(f"{error} {saved}") from None
-    if ranks.first and settings.record.report:
-        _write_page(folder, data, context)
-    return Run(folder.path)
 
 
 def load_initial(

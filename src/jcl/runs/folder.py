@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jcl.console import escape_controls, shell_quote
-from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, RunError
+from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, RunError, SettingsError
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
@@ -101,7 +101,8 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
-        """Remove what was written if bad data, a bad loss, little memory or Ctrl-C ends it before the first checkpoint.
+        """Remove what was written if bad data or settings, a bad loss, little memory or Ctrl-C ends it before the first
+        checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
         training of this kind.
@@ -110,7 +111,7 @@ class TrainingFolder:
         keep = () if ours else tuple(file for file in self.first_files if file.exists())
         try:
             yield
-        except (DataError, Diverged, OutOfMemory, KeyboardInterrupt):
+        except (DataError, Diverged, OutOfMemory, SettingsError, KeyboardInterrupt):
             self.remove_unless_started(keep)
             raise
 
@@ -178,7 +179,8 @@ class RunFolder(TrainingFolder):
     def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
         super().remove_unless_started(keep)
         if not self.checkpoints.exists() and self.settings_file not in keep:
-            shutil.rmtree(self.path / "tensorboard", ignore_errors=True)
+            for folder in ("tensorboard", "wandb"):
+                shutil.rmtree(self.path / folder, ignore_errors=True)
 
     def create(self, settings: Settings) -> None:
         """Start a run here, unless the folder already holds one."""

@@ -1,4 +1,4 @@
-"""The metrics of a run: `metrics.jsonl`, one JSON object per line, and the same figures as TensorBoard events."""
+"""The metrics of a run: `metrics.jsonl`, one JSON object per line; the same in TensorBoard and experiment trackers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from jcl.console import pluralize
 from jcl.errors import RunError
@@ -23,8 +23,14 @@ def print_warning(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+class Recorder(Protocol):
+    """Where the figures of a run go besides `metrics.jsonl`. Its failures do not end training."""
+
+    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None: ...
+
+
 class MetricsWriter:
-    """Appends metrics to a run's files.
+    """Appends metrics to a run's files, and passes them to the `recorders`.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
     kept and written later. When a run resumes at a step, lines of later steps are dropped. If fewer than `expected`
@@ -39,6 +45,7 @@ class MetricsWriter:
         resumed_at: int = 0,
         expected: int = 0,
         tensorboard: bool = True,
+        recorders: Sequence[Recorder] = (),
         warn: Callable[[str], None] = print_warning,
     ) -> None:
         self.path = folder / "metrics.jsonl"
@@ -65,7 +72,7 @@ class MetricsWriter:
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
-        self._events = _EventFile(self._folder, resumed_at, warn) if tensorboard else None
+        self._recorders = [*recorders, *([_EventFile(self._folder, resumed_at, warn)] if tensorboard else [])]
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         """Append a line; figures that are not finite become null, since JSON has no such number."""
@@ -76,8 +83,8 @@ class MetricsWriter:
         self.lines += 1
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
-        if self._events is not None:
-            self._events.write(kind, step, figures)
+        for recorder in self._recorders:
+            recorder.write(kind, step, epoch, figures)
         return line
 
     def __enter__(self) -> Self:
@@ -163,7 +170,7 @@ class _EventFile:
         # Readers drop events from this step on that earlier files hold.
         self._append(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
 
-    def write(self, kind: str, step: int, figures: dict[str, float]) -> None:
+    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in figures.items()]

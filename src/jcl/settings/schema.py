@@ -159,6 +159,7 @@ class RecordSettings(Section):
     knn_k: PositiveInt | Auto = Field(200, description="Neighbours that vote in kNN.")
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
+    track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="Experiment tracker to write to.")
     report: bool = Field(True, description="Write a page about the run, report.html, at its end.")
 
 

@@ -1,4 +1,4 @@
-"""Options of the commands that pre-train."""
+"""Options of the commands that pre-train, and of those about images and recipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from jcl.settings.options import (
     with_settings,
 )
 from jcl.settings.recipes import build_settings, recipe_names
-from jcl.settings.schema import Settings, parse_yaml
+from jcl.settings.schema import PositiveInt, Settings, parse_yaml
+
+_DATA = "A folder of images, a .npz file, .tar shards, or demo, cifar10, cifar100 or stl10."
 
 # The settings with an option, and its panel in the help.
 RUN_SETTINGS = {
@@ -44,6 +46,7 @@ RUN_SETTINGS = {
     "data.subset": DATA,
     "train.accumulate": HARDWARE,
     "train.device": HARDWARE,
+    "record.track": OUTPUT,
 }
 
 
@@ -93,6 +96,21 @@ class ResumeOptions(DevicesOptions, JsonOptions):
 
 class DemoOptions(SeedOptions, JsonOptions):
     out: Path | None = option(None, "Where to write (default: a new folder in runs/).")
+
+
+class RecipesOptions(Options):
+    name: str | None = argument("NAME", "Show the values of this recipe.", None)
+    settings: bool = option(False, "List every setting with its default, or with the recipe's value.")
+
+
+class CheckOptions(JsonOptions):
+    data: str = argument("DATA", _DATA)
+
+
+class ShardOptions(SeedOptions, JsonOptions):
+    data: str = argument("DATA", _DATA)
+    out_folder: Path = argument("OUT", "New folder for the shards.")
+    images_per_shard: PositiveInt = option(5000, "Images in each tar file.")
 
 
 def _recipe_of(location: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from jcl.distributed.heartbeat import Heartbeat
 from jcl.errors import CollectiveDataError, DataError, Diverged, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.metrics import MetricsWriter, NullMetricsWriter
+from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, Recorder
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.signals import StopRequest
 from jcl.train.display import WARMUP_STEPS, WARMUP_STEPS_ON_CPU, Display
@@ -107,15 +107,23 @@ class Trainer:
         self._saved_at = time.perf_counter()
 
     @contextlib.contextmanager
-    def writing_to(self, folder: TrainingFolder, keep: int = 2, *, tensorboard: bool = False) -> Iterator[None]:
+    def writing_to(
+        self, folder: TrainingFolder, keep: int = 2, *, tensorboard: bool = False, recorders: Sequence[Recorder] = ()
+    ) -> Iterator[None]:
         """Write metrics and checkpoints to a folder, on the first rank, and keep the newest `keep` checkpoints."""
         self.checkpoints, self.resume_hint = folder.checkpoints, folder.how_to_resume
         with contextlib.ExitStack() as opened:
             if self.ranks.first:
                 progress, warn = self.progress, self.display.warn
                 progress.run = folder.identify(progress.run)
-                step, lines = progress.step, progress.lines
-                record = MetricsWriter(folder.path, resumed_at=step, expected=lines, tensorboard=tensorboard, warn=warn)
+                record = MetricsWriter(
+                    folder.path,
+                    resumed_at=progress.step,
+                    expected=progress.lines,
+                    tensorboard=tensorboard,
+                    recorders=recorders,
+                    warn=warn,
+                )
                 self.record = opened.enter_context(record)
                 self.saver = opened.enter_context(CheckpointSaver(folder.checkpoints, keep, warn))
             yield
