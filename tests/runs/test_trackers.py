@@ -1,10 +1,10 @@
 """Experiment trackers, with their real libraries and stores on the local disk: wandb offline, SQLite for the others."""
 
-import builtins
 import json
 import math
 import signal
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,14 +117,7 @@ def test_trackio(npz, store, tmp_path, monkeypatch):
 
 
 def test_a_missing_library_is_a_message_and_leaves_nothing_behind(npz, tmp_path, monkeypatch):
-    real_import = builtins.__import__
-
-    def without_wandb(name: str, *rest):
-        if name == "wandb":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return real_import(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_wandb)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(SettingsError, match=r"joint-contrastive-learning\[wandb\]"):
         pretrain(tiny_settings(npz, record__track="wandb"), tmp_path / "run", console=QUIET)
     assert not (tmp_path / "run").exists()
