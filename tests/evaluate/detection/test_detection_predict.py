@@ -1,6 +1,7 @@
 """COCO's metrics: the same as COCO's own code computes from the files."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from pycocotools.cocoeval import COCOeval
 from jcl.errors import SettingsError
 from jcl.evaluate.detection import data
 from jcl.evaluate.detection.data import read_coco
-from jcl.evaluate.detection.predict import OTHER_SIGMA, coco_scores, to_coco
+from jcl.evaluate.detection.predict import OTHER_SIGMA, _scorer, coco_scores, to_coco
 from jcl.evaluate.detection.results import detection_table
 from small_coco import edit
 
@@ -60,8 +61,19 @@ def reference(truth_file, results_file, kind, keypoints=3):
     return judged.stats
 
 
+@pytest.fixture(params=["pycocotools", "faster_coco_eval"])
+def scorer(request, monkeypatch) -> str:
+    """The library that computes the metrics; the second one is optional."""
+    if request.param == "pycocotools":
+        monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    else:
+        pytest.importorskip("faster_coco_eval")
+    return request.param
+
+
 @pytest.mark.parametrize("kind", ["bbox", "segm", "keypoints"])
-def test_equal_to_cocos_own_code_on_the_same_files(kind, instances, people, tmp_path, capsys):
+def test_equal_to_cocos_own_code_on_the_same_files(kind, scorer, instances, people, tmp_path, capsys):
+    assert _scorer()[1].__module__.startswith(scorer)
     file = people if kind == "keypoints" else instances
 
     def one_crowd(content):
@@ -83,12 +95,12 @@ def test_equal_to_cocos_own_code_on_the_same_files(kind, instances, people, tmp_
     names = ["ap", "ap50", "ap75", *([] if kind == "keypoints" else ["ap_small"]), "ap_medium", "ap_large"]
     assert list(ours) == [f"{name}_{figure}" for figure in names]
     for value, theirs in zip(ours.values(), stats, strict=False):
-        assert (value is None and theirs == -1) or value == pytest.approx(100 * theirs, abs=1e-6)
+        assert (value is None and theirs == -1) or value == pytest.approx(100 * theirs, abs=1e-9)
     assert 5 < ours[f"{name}_ap"] < 95
 
 
 @pytest.mark.parametrize("kind", ["bbox", "segm", "keypoints"])
-def test_perfect_results_score_100_and_none_score_0(kind, instances, people):
+def test_perfect_results_score_100_and_none_score_0(kind, scorer, instances, people):
     file = people if kind == "keypoints" else instances
     edit(file, lambda content: content["annotations"][0].update(id=0))  # a number that COCO's code takes for none
     if kind == "segm":  # what is drawn as a mask above is the box

@@ -94,11 +94,11 @@ def coco_scores(dataset: CocoDataset, results: list[dict[str, Any]], kind: str) 
 
     A figure is None if the images have nothing to measure it with, such as no large objects.
     """
-    evaluation = coco_module("cocoeval").COCOeval
+    index, evaluation = _scorer()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
-        truth = _to_pycocotools(dataset.ground_truth())
+        truth = _indexed(index, dataset.ground_truth())
         # pycocotools cannot load an empty list of results.
-        loaded = truth.loadRes(copy.deepcopy(results)) if results else _to_pycocotools(truth.dataset, annotations=[])
+        loaded = truth.loadRes(copy.deepcopy(results)) if results else _indexed(index, truth.dataset, annotations=[])
         evaluator = evaluation(truth, loaded, kind)
         if kind == "keypoints" and len(dataset.keypoints) != _COCO_KEYPOINTS:
             evaluator.params.kpt_oks_sigmas = np.full(len(dataset.keypoints), OTHER_SIGMA)
@@ -109,8 +109,17 @@ def coco_scores(dataset: CocoDataset, results: list[dict[str, Any]], kind: str) 
     return {name: 100 * float(value) if value >= 0 else None for name, value in stats}
 
 
-def _to_pycocotools(content: dict[str, Any], **changes: Any) -> Any:
-    dataset = coco_module("coco").COCO()
+def _scorer() -> tuple[Any, Any]:
+    """The classes COCO and COCOeval of faster-coco-eval, which is several times faster, or else of pycocotools."""
+    with contextlib.suppress(ImportError):
+        import faster_coco_eval
+
+        return faster_coco_eval.COCO, faster_coco_eval.COCOeval_faster
+    return coco_module("coco").COCO, coco_module("cocoeval").COCOeval
+
+
+def _indexed(index: Any, content: dict[str, Any], **changes: Any) -> Any:
+    dataset = index()
     dataset.dataset = copy.deepcopy(content | changes)  # pycocotools writes into its arguments
     dataset.createIndex()
     return dataset
