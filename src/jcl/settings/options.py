@@ -81,7 +81,7 @@ class WorkersOptions(Options):
 
 
 class DevicesOptions(Options):
-    devices: PositiveInt = option(1, "Number of GPUs, or of CPU processes.", panel=HARDWARE)
+    devices: PositiveInt = option(1, "GPUs, or CPU processes.", panel=HARDWARE)
 
 
 class SeedOptions(Options):
@@ -106,7 +106,8 @@ def with_settings(panels: Mapping[str, str]) -> Callable[[type[Model]], type[Mod
         for setting, panel in panels.items():
             name = {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
             data = name == "data"
-            cli = CliField(panel=panel, positional=data, metavar="DATA" if data else None, setting=setting)
+            metavar = {"data": "DATA", "track": "NAME"}.get(name)  # the choices of the tracker are in its help
+            cli = CliField(panel=panel, positional=data, metavar=metavar, setting=setting)
             fields[name] = optional_field(setting_fields()[setting], cli)
         made: type[Model] = create_model(model.__name__, __base__=model, __module__=model.__module__, **fields)
         return made

@@ -142,7 +142,7 @@ class TrainSettings(Section):
     compile: bool | Auto = Field("auto", description="Compile views, encoders and loss (auto: on a GPU).")
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
-    accumulate: PositiveInt = Field(1, description="Micro-batches of a step: less memory, the same results.")
+    accumulate: PositiveInt = Field(1, description="Micro-batches of a step: saves memory.")
     checkpoint_activations: bool = Field(False, description="Compute activations twice: less memory, but slower.")
     rank_timeout: Positive = Field(600.0, description="Seconds to wait for a rank that does not respond.")
     on_nan: Literal["stop", "skip"] = Field("stop", description="What to do if the loss is not finite.")
@@ -159,7 +159,7 @@ class RecordSettings(Section):
     knn_k: PositiveInt | Auto = Field(200, description="Neighbours that vote in kNN.")
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
-    track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="Experiment tracker to write to.")
+    track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="wandb, mlflow or trackio.")
     report: bool = Field(True, description="Write a page about the run, report.html, at its end.")
 
 
