@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from jcl.commands.detection_job import build_resnet
+from jcl.commands.detection_job import build_body
 from jcl.evaluate.detection.batches import Hardware, PackedImages, batch_keys, make_target, read_image, training_batches
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_files, load_coco, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
@@ -89,7 +89,7 @@ def measure(loop: Loop, task: str, arguments: argparse.Namespace, device: torch.
     dataset, _ = training_subset(dataset, settings.task)
     keypoints = len(dataset.keypoints) if task == "keypoint" else 0
     detector = build_detector(
-        build_resnet(settings.backbone), settings, classes=len(dataset.categories), keypoints=keypoints
+        build_body(settings.backbone), settings, classes=len(dataset.categories), keypoints=keypoints
     )
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

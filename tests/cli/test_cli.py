@@ -25,6 +25,7 @@ COMMANDS = [
     "pretrain",
     "resume",
     "demo",
+    "compare",
     "knn",
     "linear",
     "finetune",
