@@ -16,7 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Imported once here instead of in every fork; every optimizer needs the first.
+# Imported once here instead of in every fork; every optimizer imports the first.
+import torch._dynamo  # noqa: F401
+
 import jcl.commands.pretrain
 import jcl.commands.probes
 import jcl.settings.evaluation
