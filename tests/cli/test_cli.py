@@ -36,6 +36,7 @@ COMMANDS = [
     "shard",
     "embed",
     "neighbours",
+    "views",
     "report",
     "ablate",
     "ablate-cell",

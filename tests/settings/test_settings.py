@@ -2,10 +2,9 @@ import pytest
 import yaml
 
 from jcl.errors import SettingsError
-from jcl.settings.recipes import build_settings
+from jcl.settings.recipes import build_settings, describe_settings
 from jcl.settings.schema import (
     Settings,
-    describe_settings,
     read_settings,
     setting_names,
     settings_text,

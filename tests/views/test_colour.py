@@ -30,6 +30,8 @@ def parameters(factors: Tensor, order: Tensor, jitter: Tensor | None = None) -> 
     return ViewParameters(
         box=torch.ones(count, 4, dtype=torch.int64),
         flip=never,
+        vertical_flip=never,
+        transpose=never,
         jitter=~never if jitter is None else jitter,
         order=order,
         gray=never,

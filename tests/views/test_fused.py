@@ -15,7 +15,10 @@ def batch(canvas: int) -> tuple[torch.Tensor, torch.Tensor]:
     return pixels, sizes
 
 
-@pytest.mark.parametrize(("name", "size", "canvas"), [("moco-v2", 24, 40), ("moco-v1", 24, 24), ("small", 16, 60)])
+@pytest.mark.parametrize(
+    ("name", "size", "canvas"),
+    [("moco-v2", 24, 40), ("moco-v1", 24, 24), ("small", 16, 60), ("microscopy", 24, 40), ("aerial", 16, 60)],
+)
 def test_equals_the_views_of_the_pipeline(name, size, canvas):
     pixels, sizes = batch(canvas)
     recipe = view_recipe(name, size)

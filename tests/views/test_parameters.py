@@ -89,6 +89,35 @@ def test_probabilities() -> None:
     assert_frequency(drawn.gray & (drawn.blur_sigma > 0), 0.1)
 
 
+def test_orientations() -> None:
+    drawn = draw(view_recipe("none", 32, vertical_flip_probability=0.3))
+    assert_frequency(drawn.vertical_flip, 0.3)
+    assert not (drawn.flip | drawn.transpose).any()
+    for recipe, probability in (
+        (view_recipe("none", 32, rotation_probability=0.6), {"000": 0.4, "101": 0.2, "110": 0.2, "011": 0.2}),
+        (view_recipe("microscopy", 32), {f"{number:03b}": 1 / 8 for number in range(8)}),
+    ):
+        drawn = draw(recipe)
+        found = 4 * drawn.flip + 2 * drawn.vertical_flip + drawn.transpose.long()
+        assert {f"{number:03b}" for number in found.unique().tolist()} == set(probability)
+        for name, share in probability.items():
+            assert_frequency(found == int(name, 2), share)
+
+
+def test_the_draws_of_a_view_stay_the_same() -> None:
+    """Runs resume exactly with a later version: new operations draw after the old ones."""
+    drawn = draw(view_recipe("moco-v2", 32, solarize_probability=0.5), count=4)
+    assert drawn.box.tolist() == [[20, 36, 25, 25], [5, 2, 39, 40], [3, 4, 29, 34], [3, 21, 27, 23]]
+    assert drawn.order.tolist() == [[0, 1, 2, 3], [1, 2, 3, 0], [1, 3, 2, 0], [3, 0, 2, 1]]
+    assert drawn.flip.tolist() == [False, True, False, False]
+    assert drawn.solarize.tolist() == [False, True, False, True]
+    turned = draw(view_recipe("moco-v2", 32, vertical_flip_probability=0.5, rotation_probability=0.75))
+    upright = draw(view_recipe("moco-v2", 32))
+    for field in dataclasses.fields(ViewParameters):
+        if field.name not in ("flip", "vertical_flip", "transpose"):
+            assert torch.equal(getattr(turned, field.name), getattr(upright, field.name)), field.name
+
+
 def test_certain_and_impossible_events() -> None:
     first = draw(view_recipe("moco-v1", 32))
     assert first.jitter.all()

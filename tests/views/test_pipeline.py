@@ -10,12 +10,13 @@ from torch import Tensor
 from torchvision.transforms import functional as reference
 
 from jcl.views import ViewMaker, ViewRecipe, centre_views, view_recipe
+from jcl.views.fused import fused_views
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.pipeline import apply_views
 
 Images = Callable[..., Tensor]
 
-RECIPES = ("moco-v2", "moco-v1", "small", "none")
+RECIPES = ("moco-v2", "moco-v1", "small", "no-color", "microscopy", "aerial", "none")
 ADJUST = [
     (reference.adjust_brightness, "brightness"),
     (reference.adjust_contrast, "contrast"),
@@ -41,6 +42,10 @@ def reference_view(image: Tensor, recipe: ViewRecipe, drawn: ViewParameters, vie
         made = reference.gaussian_blur(made, [17, 17], [float(drawn.blur_sigma[view])] * 2)
     if drawn.flip[view]:
         made = reference.hflip(made)
+    if drawn.vertical_flip[view]:
+        made = reference.vflip(made)
+    if drawn.transpose[view]:
+        made = made.mT
     return reference.normalize(made, list(recipe.mean), list(recipe.std))
 
 
@@ -66,6 +71,22 @@ def test_views_equal_torchvisions_chain(images: Images, name: str) -> None:
     for view, (height, width) in enumerate(sizes.tolist()):
         image = pixels[view, :, :height, :width].float() / 255
         torch.testing.assert_close(made[view], reference_view(image, recipe, drawn, view), rtol=0, atol=1e-4)
+
+
+def test_rotations_are_those_of_torch(images: Images) -> None:
+    """By one, two and three quarters, of crops that are no squares, exactly as the compiled views make them."""
+    pixels, samples = images(60, 50, 61), torch.arange(60)
+    plain = view_recipe("none", 24, random_crop=True)
+    turned = dataclasses.replace(plain, rotation_probability=1.0)
+    sizes = torch.tensor([50, 61]).expand(60, 2)
+    before, drawn = (draw_parameters(recipe, 0, 1, samples, samples % 3, sizes) for recipe in (plain, turned))
+    expected = apply_views(pixels, before, plain)
+    quarters = [(True, False, True), (True, True, False), (False, True, True)]
+    found = list(zip(drawn.flip.tolist(), drawn.vertical_flip.tolist(), drawn.transpose.tolist(), strict=True))
+    assert set(found) == set(quarters)
+    expected = torch.stack([expected[i].rot90(1 + quarters.index(each), (1, 2)) for i, each in enumerate(found)])
+    torch.testing.assert_close(apply_views(pixels, drawn, turned), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(fused_views(pixels, samples, drawn, turned), expected, rtol=0, atol=1e-5)
 
 
 def test_views_of_photographs_are_close_to_those_of_pil(photographs: list[Tensor]) -> None:

@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 
 from jcl.errors import SettingsError
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.schema import ViewSettings
+from jcl.train.build import run_view_recipe
 from jcl.views import view_recipe
 
 
@@ -31,15 +35,47 @@ def test_small_is_moco_v2_without_blur() -> None:
     assert dataclasses.replace(small, name="moco-v2", blur_probability=0.5) == view_recipe("moco-v2", 32)
 
 
+def test_only_images_without_a_top_are_turned() -> None:
+    assert all(view_recipe(name, 32).upright for name in ("moco-v2", "moco-v1", "small", "no-color", "none"))
+    for name in ("microscopy", "aerial"):
+        recipe = view_recipe(name, 32)
+        assert (recipe.vertical_flip_probability, recipe.rotation_probability) == (0.5, 0.75)
+        assert not view_recipe(name, 32, local_size=16).local().upright
+        assert recipe.gray_probability == 0 and recipe.hue < 0.1
+
+
 def test_fields_can_be_changed() -> None:
     recipe = view_recipe("small", 32, min_scale=0.5, hue=0.2)
     assert (recipe.size, recipe.min_scale, recipe.hue, recipe.name) == (32, 0.5, 0.2, "small")
 
 
+def test_every_setting_of_the_views_reaches_the_recipe() -> None:
+    values = {
+        **dict.fromkeys(("min_scale", "brightness", "contrast", "saturation", "hue"), 0.35),
+        **{f"{name}_probability": 0.35 for name in ("jitter", "gray", "blur", "solarize", "flip")},
+        "vertical_flip_probability": 0.35,
+        "rotation_probability": 0.35,
+        "blur_sigma": (0.35, 0.4),
+        "mean": (0.1, 0.2, 0.3),
+        "std": (0.3, 0.2, 0.1),
+        "local_scale": (0.1, 0.35),
+        "local_size": 12,
+    }
+    assert set(values) == set(ViewSettings.model_fields) - {"recipe", "image_size"}
+    given = {f"views.{name}": value for name, value in values.items()}
+    for queries in (0, 2):
+        settings = build_settings("demo", values=given | {"method.num_local_queries": queries})
+        recipe = run_view_recipe(resolve(settings, DataFacts(100, 32, decoded=True))[0])
+        reached = {name: value for name, value in values.items() if queries or "local" not in name}
+        assert {name: getattr(recipe, name) for name in reached} == reached and (recipe.local_size > 0) == (queries > 0)
+    plain, _ = resolve(build_settings("demo"), DataFacts(100, 32, decoded=True))
+    assert run_view_recipe(plain) == view_recipe("small", 32, min_scale=0.8)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "sentence"),
     [
-        ("moco-v3", {}, "choose one of moco-v2, moco-v1, small, none"),
+        ("moco-v3", {}, "choose one of moco-v2, moco-v1, small, no-color, microscopy, aerial, none"),
         ("small", {"size": 0}, "size"),
         ("small", {"min_scale": 0.0}, "min_scale"),
         ("small", {"min_scale": 0.9, "max_scale": 0.5}, "max_scale"),
@@ -47,6 +83,8 @@ def test_fields_can_be_changed() -> None:
         ("small", {"contrast": -0.1}, "contrast"),
         ("small", {"hue": 0.6}, "hue"),
         ("small", {"flip_probability": 1.5}, "probabilities"),
+        ("small", {"vertical_flip_probability": -0.5}, "probabilities"),
+        ("small", {"rotation_probability": 1.5}, "probabilities"),
         ("moco-v2", {"blur_sigma": (0.0, 1.0)}, "blur_sigma"),
         ("small", {"std": (0.2, 0.0, 0.2)}, "std"),
     ],

@@ -1,5 +1,6 @@
 """Resizing and blurring against torchvision, PIL and plain convolutions."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +10,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as reference
 
+from jcl.views import view_recipe
+from jcl.views.parameters import draw_parameters
 from jcl.views.resize import Span, Taps, blur, blur_taps, box_crop, centre_crop, resample_rows, resize, resize_taps
 
 Images = Callable[..., Tensor]
@@ -19,9 +22,11 @@ BOXES = torch.tensor(
 
 
 def crop(pixels: Tensor, boxes: Tensor, size: int, flip: Tensor | None = None) -> Tensor:
-    flip = torch.zeros(len(boxes), dtype=torch.bool) if flip is None else flip
+    recipe, count = view_recipe("none", size), torch.arange(len(boxes))
+    drawn = draw_parameters(recipe, 0, 0, count, count, boxes[:, 2:])
+    drawn = dataclasses.replace(drawn, box=boxes, flip=drawn.flip if flip is None else flip)
     dtype = torch.float64 if pixels.dtype == torch.float64 else torch.float32
-    return resize(pixels, box_crop(boxes, flip, (pixels.shape[2], pixels.shape[3]), size, dtype))
+    return resize(pixels, box_crop(drawn, recipe, (pixels.shape[2], pixels.shape[3]), dtype))
 
 
 def test_rows_are_weighted_sums(images: Images) -> None:

@@ -9,12 +9,12 @@ from rich.table import Column, Table
 
 from jcl.cli.app import DATA, err, out
 from jcl.cli.options import command
-from jcl.cli.printing import echo, escape_cell, progress_bar, text_table
+from jcl.cli.printing import check_output, echo, escape_cell, progress_bar, text_table
 from jcl.console import format_bytes, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport, SplitReport
-    from jcl.settings.training import CheckOptions, RecipesOptions, ShardOptions
+    from jcl.settings.training import CheckOptions, RecipesOptions, ShardOptions, ViewsOptions
 
 _SHOWN = 5  # names per problem; --json has all of them
 
@@ -24,8 +24,7 @@ def recipes(options: RecipesOptions) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
 
-    from jcl.settings.recipes import build_settings, recipe_names, recipe_summary, recipe_values
-    from jcl.settings.schema import describe_settings
+    from jcl.settings.recipes import build_settings, describe_settings, recipe_names, recipe_summary, recipe_values
 
     name = options.name
     if options.settings:
@@ -54,6 +53,22 @@ def check(options: CheckOptions) -> dict[str, Any]:
         report = check_data(open_data(options.data), progress=progress)
     _print_report(report)
     return report.as_dict()
+
+
+@command("views", "training.ViewsOptions", group=DATA)
+def views(options: ViewsOptions) -> dict[str, Any]:
+    """Draw the views that the network will see. Takes the settings of `jcl pretrain`.
+
+    [dim]jcl views photos/ -o views.png --set views.recipe=aerial[/]
+    """
+    settings = options.settings()
+    check_output(options.out, ".png", force=options.force)
+    from jcl.commands.report_sample import draw_run_views
+
+    recipe = draw_run_views(settings, options.out, err)
+    out.print(text_table(["setting", "value"], [(f"views.{name}", str(value)) for name, value in recipe.items()]))
+    echo(f"The views are in {options.out}.")
+    return recipe
 
 
 @command("shard", "training.ShardOptions", group=DATA)

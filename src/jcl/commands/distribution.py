@@ -23,7 +23,7 @@ from jcl.runs.folder import RunFolder
 from jcl.settings.resolve import ResolvedSettings, canvas_side
 from jcl.settings.studies import DistributionOptions
 from jcl.studies.distribution import DistributionReport, Viewer, sample_rows, view_sampler, view_spreads
-from jcl.train.build import run_view_recipe
+from jcl.train.build import recipe_changes, run_view_recipe
 from jcl.views import view_recipe
 
 _DEFAULT_VIEWS = "moco-v2"  # the paper's, for weights files
@@ -98,11 +98,11 @@ def open_viewers(
     recipe, changes, notes = wanted or _DEFAULT_VIEWS, dict[str, Any](), []
     if wanted is None and settings:
         first, views = next((path, own.views) for path, own in settings.items())
-        recipe, changes = views.recipe, {"min_scale": views.min_scale}
+        recipe, changes = views.recipe, recipe_changes(views)
         others = [
             str(path)
             for path, own in settings.items()
-            if (own.views.recipe, own.views.min_scale) != (views.recipe, views.min_scale)
+            if (own.views.recipe, recipe_changes(own.views)) != (recipe, changes)
         ]
         if others:
             were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data
 from jcl.core.registry import METHODS
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
 from jcl.data.source import class_name, select_images
@@ -21,11 +24,14 @@ from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import ProbeGrid, linear_probe
 from jcl.evaluate.neighbours import nearest_neighbours
 from jcl.evaluate.projection import principal_components, tsne
+from jcl.export.initial import read_initial
 from jcl.export.loading import open_backbone
 from jcl.random import REPORT_SAMPLE, permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
-from jcl.report.page import IMAGE_SIDE
-from jcl.settings.resolve import ResolvedSettings
+from jcl.report.figures import draw_views
+from jcl.report.page import IMAGE_SIDE, view_names
+from jcl.settings.resolve import ResolvedSettings, resolve
+from jcl.settings.schema import Settings
 from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, ViewRecipe, denormalise
@@ -118,6 +124,16 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
         numbers = list(range(first_local, first_local + method.num_local_queries))
         views = [[*whole, *local] for whole, local in zip(views, make(recipe.local(), numbers), strict=True)]
     return ExampleViews([_image(source, sample) for sample in batch.samples.tolist()], views)
+
+
+def draw_run_views(settings: Settings, path: Path, console: Console) -> dict[str, Any]:
+    """Draw views of some images as a run with these settings would make them; returns the settings of the views."""
+    data = open_run_data(settings, console)
+    refuse_inside_data(path.parent, settings.data.location)
+    resolved, _ = resolve(settings, data_facts(data.train, read_initial(settings)))
+    made = asdict(run_view_recipe(resolved))
+    draw_views(example_views(resolved, data), view_names(resolved), path, title=f"Views of {data.name}")
+    return {name: made[name] if value is None else value for name, value in resolved.views.model_dump().items()}
 
 
 def _affordable_views(backbone: nn.Module, image_size: int, device: torch.device) -> int:

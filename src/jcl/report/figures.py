@@ -1,16 +1,20 @@
-"""Figures as PNG files: bars that compare methods, and images with their nearest neighbours."""
+"""Figures as PNG files: bars that compare methods, images with their nearest neighbours or their views."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from jcl.report import style
-from jcl.report.contents import NamedImage, NeighbourRow
+from jcl.report.contents import ExampleViews, NamedImage, NeighbourRow
 
 _CELL, _GAP, _CAPTION = 0.92, 0.1, 0.17  # inches
 _MARGIN, _TOP, _BOTTOM = 0.22, 0.98, 0.2
+_MAX_VIEWS = 12  # of an image in a picture
+
+Box = tuple[float, float, float, float]  # left, bottom, width and height, as fractions of a figure
 
 
 def plot_comparison(
@@ -49,18 +53,12 @@ def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "N
 
     A neighbour with the query's label has a green frame and a tick, one with another label a red frame and a cross.
     """
-    columns = 1 + max(len(row.neighbours) for row in rows)
+    columns = max(len(row.neighbours) for row in rows)
     captioned = any(image.label for row in rows for image in (row.query, *row.neighbours))
-    pitch = _CELL + _GAP + (_CAPTION if captioned else 0)
-    width = max(2 * _MARGIN + columns * (_CELL + _GAP) + 2 * _GAP, 5.6)
-    height = _TOP + len(rows) * pitch + _BOTTOM
-    figure = style.new_figure(width, height)
+    figure, cells = _grid(["query", *map(str, range(1, columns + 1))], len(rows), captioned=captioned)
     style.write_title(figure, style.plain(title, 60), "left: the query; then its nearest neighbors, nearest first")
-    lefts = [_MARGIN + column * (_CELL + _GAP) + (2 * _GAP if column else 0) for column in range(columns)]
-    for number, row in enumerate(rows):
-        bottom = height - _TOP - number * pitch - _CELL
-        for column, image in enumerate((row.query, *row.neighbours)):
-            box = (lefts[column] / width, bottom / height, _CELL / width, _CELL / height)
+    for row, panels in zip(rows, cells, strict=True):
+        for column, (image, box) in enumerate(zip((row.query, *row.neighbours), panels, strict=False)):
             colour, mark = (style.INK, "") if column == 0 else _verdict(row.query.label, image.label)
             axes = figure.add_axes(box)
             _show(axes, image, colour, mark)
@@ -70,12 +68,37 @@ def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "N
                     textcoords="offset points", ha="right", fontsize=style.SIZES["small"] - 1, color=style.PAPER,
                     bbox={"boxstyle": "round,pad=0.2", "facecolor": style.INK, "alpha": 0.72, "linewidth": 0},
                 )  # fmt: skip
-    for column, left in enumerate(lefts):
-        figure.text(
-            (left + _CELL / 2) / width, 1 - (_TOP - 0.09) / height, str(column or "query"), ha="center",
-            color=style.MUTED, fontsize=style.SIZES["label"],
-        )  # fmt: skip
     return style.save(figure, path)
+
+
+def draw_views(examples: ExampleViews, names: Sequence[str], path: Path, *, title: str) -> Path:
+    """Each image beside its views, which have these names; at most the first 12 views."""
+    names = names[:_MAX_VIEWS]
+    captioned = any(image.label for image in examples.images)
+    figure, cells = _grid(["image", *names], len(examples.images), captioned=captioned)
+    style.write_title(figure, style.plain(title, 60), "left: the image; then what the network sees of it in one step")
+    for image, views, panels in zip(examples.images, examples.views, cells, strict=True):
+        shown = [image, *(NamedImage(view, image.name, None) for view in views[: len(names)])]
+        for each, box in zip(shown, panels, strict=True):
+            _show(figure.add_axes(box), each, style.INK if each is image else style.MUTED, "")
+    return style.save(figure, path)
+
+
+def _grid(headings: Sequence[str], rows: int, *, captioned: bool) -> tuple[Figure, list[list[Box]]]:
+    """A figure for rows of images, the first column apart from the others, and the place of each image."""
+    pitch = _CELL + _GAP + (_CAPTION if captioned else 0)
+    width = max(2 * _MARGIN + len(headings) * (_CELL + _GAP) + 2 * _GAP, 5.6)
+    height = _TOP + rows * pitch + _BOTTOM
+    figure = style.new_figure(width, height)
+    lefts = [_MARGIN + column * (_CELL + _GAP) + (2 * _GAP if column else 0) for column in range(len(headings))]
+    for left, heading in zip(lefts, headings, strict=True):
+        figure.text(
+            (left + _CELL / 2) / width, 1 - (_TOP - 0.09) / height, heading, ha="center", color=style.MUTED,
+            fontsize=style.SIZES["label"],
+        )  # fmt: skip
+    bottoms = [height - _TOP - row * pitch - _CELL for row in range(rows)]
+    size = (_CELL / width, _CELL / height)
+    return figure, [[(left / width, bottom / height, *size) for left in lefts] for bottom in bottoms]
 
 
 def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:

@@ -102,7 +102,8 @@ def _data_url(pixels: Tensor) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _view_names(settings: ResolvedSettings) -> list[str]:
+def view_names(settings: ResolvedSettings) -> list[str]:
+    """What the views of `ExampleViews` are called: query, key 1, key 2, ..."""
     method = settings.method
     counts = {"query": method.num_queries, "key": method.num_keys, "local": method.num_local_queries}
     return [name if count == 1 else f"{name} {i}" for name, count in counts.items() for i in range(1, count + 1)]
@@ -139,7 +140,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "neighbours": sample.neighbours if sample else (),
         "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
         "spread": sample.spread if sample else None,
-        "view_names": _view_names(run.settings),
+        "view_names": view_names(run.settings),
     }
 
 

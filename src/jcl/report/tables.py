@@ -11,7 +11,7 @@ from typing import Any, Final
 from jcl.console import format_bytes, format_duration, pluralize
 from jcl.evaluate.baselines import Estimate, clearly_best, estimate
 from jcl.report.contents import Metric, RunContents
-from jcl.settings.schema import describe_settings
+from jcl.settings.recipes import describe_settings
 
 MISSING: Final = "–"
 _MAX_CLASSES: Final = 8  # in a table; of more, the lowest and the highest accuracies have a table each

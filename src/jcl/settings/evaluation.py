@@ -81,9 +81,7 @@ class CompareOptions(WorkersOptions, DeviceOptions, JsonOptions):
     )
     images: Annotated[int, Field(ge=2)] = option(1000, "Number of images, drawn at random.")
     views_per_image: Annotated[int, Field(ge=2)] = option(4, "Views of each image, for LiDAR.")
-    views: str | None = option(
-        None, "View recipe: moco-v2, moco-v1 or small (default: the first run's).", metavar="RECIPE"
-    )
+    views: str | None = option(None, "View recipe, such as moco-v2 (default: the first run's views).", metavar="RECIPE")
 
 
 class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):

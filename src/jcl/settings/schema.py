@@ -9,9 +9,8 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -35,9 +34,10 @@ CropFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+HueShift = Annotated[float, Field(ge=0.0, le=0.5)]
 Triple = tuple[float, float, float]
 PositiveTriple = tuple[Positive, Positive, Positive]
-ViewName = Literal["moco-v2", "moco-v1", "small", "none"]
+ViewName = Literal["moco-v2", "moco-v1", "small", "no-color", "microscopy", "aerial", "none"]
 MethodName = Annotated[str, AfterValidator(_known_method)]
 BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
@@ -75,12 +75,21 @@ class DataSettings(Section):
 
 
 class ViewSettings(Section):
-    recipe: ViewName | Auto = Field("moco-v2", description="Augmentations: moco-v2, moco-v1, small or none.")
+    recipe: ViewName | Auto = Field("moco-v2", description=f"Augmentations: {', '.join(get_args(ViewName))}.")
     image_size: PositiveInt | Auto = Field("auto", description="Side of views, in px; ResNets: 96 is faster than 64.")
     min_scale: CropFraction = Field(0.2, description="Smallest fraction of an image in a crop.")
+    brightness: NotNegative | None = Field(None, description="Brightness in the color jitter (default: the recipe's).")
+    contrast: NotNegative | None = Field(None, description="Contrast in the color jitter (default: the recipe's).")
+    saturation: NotNegative | None = Field(None, description="Saturation in the color jitter (default: the recipe's).")
+    hue: HueShift | None = Field(None, description="Hue in the color jitter (default: the recipe's).")
+    jitter_probability: Probability | None = Field(None, description="Color jitter (default: the recipe's).")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
-    solarize_probability: Probability | None = Field(None, description="Solarization (default: none).")
+    blur_sigma: tuple[Positive, Positive] | None = Field(None, description="Sigma of the blur (default: the recipe's).")
+    solarize_probability: Probability | None = Field(None, description="Solarization (default: the recipe's).")
+    flip_probability: Probability | None = Field(None, description="Horizontal flip (default: the recipe's).")
+    vertical_flip_probability: Probability | None = Field(None, description="Vertical flip (default: the recipe's).")
+    rotation_probability: Probability | None = Field(None, description="Right-angle rotation (default: the recipe's).")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
     local_scale: tuple[CropFraction, CropFraction] = Field((0.05, 0.25), description="Fraction of an image in them.")
     mean: Triple | Auto = Field("auto", description="Mean of the channels, for normalization.")
@@ -383,11 +392,3 @@ def _expected(problem: Any) -> str:
         return _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
     message: str = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     return message[0].lower() + message[1:]
-
-
-def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
-    """Every setting with its value (its default without `settings`) and its meaning."""
-    return [
-        (name, str(field.default if settings is None else attrgetter(name)(settings)), field.description or "")
-        for name, field in setting_fields().items()
-    ]

@@ -57,9 +57,7 @@ class DistributionOptions(ViewOptions):
     of: Literal["backbone", "projection"] = option("backbone", "Features of the backbone or of the projection head.")
     images: PositiveInt = option(32_768, "Number of images, drawn at random.")
     views_per_image: PositiveInt = option(32, "Views of each image.")
-    views: str | None = option(
-        None, "View recipe: moco-v2, moco-v1 or small (default: the first run's).", metavar="RECIPE"
-    )
+    views: str | None = option(None, "View recipe, such as moco-v2 (default: the first run's views).", metavar="RECIPE")
     split: str = option("train", "train or test.")
     values: Path | None = option(None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT)
 

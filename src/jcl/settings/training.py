@@ -14,6 +14,7 @@ from jcl.settings.options import (
     OUTPUT,
     SETTINGS,
     DevicesOptions,
+    ForceOptions,
     JsonOptions,
     Options,
     SeedOptions,
@@ -87,6 +88,10 @@ class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     out: Path | None = option(None, "Run folder (default: in runs/).")
     resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run.")
     profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
+
+
+class ViewsOptions(RunOptions, ForceOptions, JsonOptions):
+    out: Path = option(Path("views.png"), "Picture to write.", "-o", "--out", metavar="OUT.png")
 
 
 class ResumeOptions(DevicesOptions, JsonOptions):

@@ -33,7 +33,8 @@ from jcl.random import IMAGE_CHOICE, permutation
 from jcl.runs.atomic import write_atomically
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.studies import ViewOptions
-from jcl.views import ViewMaker, ViewRecipe, centre_views, view_recipe
+from jcl.train.build import run_view_recipe
+from jcl.views import ViewMaker, ViewRecipe, centre_views
 
 QUALITY_IMAGES, QUALITY_VIEWS = 1000, 4  # for the quality without labels: images, and views of each
 _STEP = 0  # views are drawn as in the first training step
@@ -207,9 +208,8 @@ def online_quality(
     source: ImageSource, backbone: nn.Module, settings: ResolvedSettings, device: torch.device, skipped: dict[str, str]
 ) -> Callable[[], dict[str, float]]:
     """A function that measures `backbone` during training, each time it is called. Every rank measures it all."""
-    views, precision = settings.views, choose_precision(settings.train.precision, device)
-    recipe = view_recipe(views.recipe, views.image_size, min_scale=views.min_scale, mean=views.mean, std=views.std)
-    viewer = Viewer("the network", backbone, recipe)
+    precision = choose_precision(settings.train.precision, device)
+    viewer = Viewer("the network", backbone, run_view_recipe(settings))
     sampler = ViewSampler(
         0, device, precision, canvas=settings.data.canvas, workers=settings.data.workers, skipped=skipped
     )

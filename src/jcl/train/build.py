@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from jcl.distributed.device import choose_precision, to_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
 from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedViewSettings
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 
@@ -131,9 +133,13 @@ def step_options(settings: ResolvedSettings, device: torch.device) -> StepOption
 
 def run_view_recipe(settings: ResolvedSettings) -> ViewRecipe:
     """The recipe of the views of a run, with the settings that replace values of the named one."""
-    views, method = settings.views, settings.method
-    names = ("min_scale", "gray_probability", "blur_probability", "solarize_probability", "mean", "std")
-    changes = {name: value for name in names if (value := getattr(views, name)) is not None}
-    if method.num_local_queries:
-        changes |= {"local_size": views.local_size, "local_scale": views.local_scale}
-    return view_recipe(views.recipe, views.image_size, **changes)
+    views = settings.views
+    local = {"local_size": views.local_size, "local_scale": views.local_scale}
+    changes = recipe_changes(views) | (local if settings.method.num_local_queries else {})
+    return view_recipe(views.recipe, views.image_size, mean=views.mean, std=views.std, **changes)
+
+
+def recipe_changes(views: ResolvedViewSettings) -> dict[str, Any]:
+    """The settings that replace values of the named recipe: crops, strengths and probabilities."""
+    names = {field.name for field in dataclasses.fields(ViewRecipe)} - {"local_size", "local_scale", "mean", "std"}
+    return {name: value for name, value in views.model_dump(exclude_none=True).items() if name in names}

@@ -19,7 +19,7 @@ Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue, each (n, size, size)
 def fused_views(pixels: Tensor, rows: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
     """Same as `apply_views`: uint8 (images, 3, height, width) -> normalized float32 (n, 3, size, size)."""
     canvas = (pixels.shape[2], pixels.shape[3])
-    crop = box_crop(parameters.box, parameters.flip, canvas, recipe.size, torch.float32)
+    crop = box_crop(parameters, recipe, canvas, torch.float32)
     planes = _kept(_crop(pixels, rows, crop))
     gray = gray_blends(parameters.gray) if recipe.gray_probability else None
     if gray is not None and recipe.gray_first:
@@ -43,21 +43,21 @@ def _crop(pixels: Tensor, rows: Tensor, crop: Crop) -> Planes:
     """Sum the taps of both axes; all channels use the same indices."""
     row = rows[:, None, None]
 
+    def at(values: Tensor, tap: int, dim: int) -> Tensor:
+        """One tap of (n, size, taps) for broadcasting: (n, size, 1) for dim 2, (n, 1, size) for dim 1."""
+        value = values[:, :, tap].unsqueeze(dim)
+        return value if crop.transpose is None else torch.where(crop.transpose[:, None, None], value.mT, value)
+
     def plane(channel: int) -> Tensor:
         total = torch.zeros((), device=pixels.device)
         for down in range(crop.rows.index.shape[2]):
             for across in range(crop.columns.index.shape[2]):
-                y, x = _at(crop.rows.index, down, 2), _at(crop.columns.index, across, 1)
-                weight = _at(crop.rows.weight, down, 2) * _at(crop.columns.weight, across, 1)
+                y, x = at(crop.rows.index, down, 2), at(crop.columns.index, across, 1)
+                weight = at(crop.rows.weight, down, 2) * at(crop.columns.weight, across, 1)
                 total = total + pixels[row, channel, y, x].float() * weight
         return total if pixels.is_floating_point() else total * (1 / 255)
 
     return plane(0), plane(1), plane(2)
-
-
-def _at(values: Tensor, tap: int, dim: int) -> Tensor:
-    """One tap of (n, size, taps) for broadcasting: (n, size, 1) for dim 2, (n, 1, size) for dim 1."""
-    return values[:, :, tap].unsqueeze(dim)
 
 
 def _change_colours(planes: Planes, parameters: ViewParameters) -> Planes:

@@ -31,6 +31,8 @@ _DRAWS: Final = {
     "blur": 1,
     "sigma": 1,
     "solarize": 1,
+    "vertical_flip": 1,
+    "rotation": 1,
 }
 
 
@@ -39,7 +41,9 @@ class ViewParameters:
     """Parameters of n views; the factors are those of torchvision's `adjust_*` and used where `jitter` is true."""
 
     box: Tensor  # (n, 4) int64: top, left, height, width of the crop in pixels
-    flip: Tensor  # (n,) bool
+    flip: Tensor  # (n,) bool: left and right are swapped
+    vertical_flip: Tensor  # (n,) bool: top and bottom are swapped
+    transpose: Tensor  # (n,) bool: then rows and columns are swapped
     jitter: Tensor  # (n,) bool
     brightness: Tensor  # (n,) float32
     contrast: Tensor  # (n,) float32
@@ -65,9 +69,20 @@ def draw_parameters(
     draws = dict(zip(_DRAWS, torch.split(row, list(_DRAWS.values()), dim=1), strict=True))
     low, high = recipe.blur_sigma
     sigma = low + (high - low) * draws["sigma"]
+    flip = _happens(draws["flip"], recipe.flip_probability)
+    vertical_flip = transpose = torch.zeros_like(flip)
+    if not recipe.upright:
+        vertical_flip = _happens(draws["vertical_flip"], recipe.vertical_flip_probability)
+        quarters = _quarter_turns(draws["rotation"], recipe.rotation_probability)
+        # A rotation by one or three quarters is a flip and a transposition, a rotation by two is both flips.
+        flip = flip ^ ((quarters == 1) | (quarters == 2))
+        vertical_flip = vertical_flip ^ (quarters >= 2)
+        transpose = quarters % 2 == 1
     return ViewParameters(
         box=_random_box(recipe, sizes, draws) if recipe.random_crop else _centred_square(sizes),
-        flip=_happens(draws["flip"], recipe.flip_probability),
+        flip=flip,
+        vertical_flip=vertical_flip,
+        transpose=transpose,
         jitter=_happens(draws["jitter"], recipe.jitter_probability),
         brightness=_factor(draws["factors"][:, BRIGHTNESS], recipe.brightness),
         contrast=_factor(draws["factors"][:, CONTRAST], recipe.contrast),
@@ -82,6 +97,12 @@ def draw_parameters(
 
 def _happens(draw: Tensor, probability: float) -> Tensor:
     return (draw < probability).squeeze(1)
+
+
+def _quarter_turns(draw: Tensor, probability: float) -> Tensor:
+    """1, 2 or 3 counterclockwise with this probability, equally likely; else 0: (n, 1) -> (n,)."""
+    turns = (draw / max(probability, 1e-9) * 3).to(torch.int64).clamp_max(2) + 1
+    return torch.where(_happens(draw, probability), turns.squeeze(1), 0)
 
 
 def _factor(draw: Tensor, strength: float) -> Tensor:

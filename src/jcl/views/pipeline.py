@@ -94,7 +94,7 @@ class ViewMaker:
 def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
     """Apply the transforms in the order of MoCo and BYOL; those with probability zero are skipped."""
     dtype, canvas = working_type(pixels), (pixels.shape[2], pixels.shape[3])
-    images = resize(pixels, box_crop(parameters.box, parameters.flip, canvas, recipe.size, dtype))
+    images = resize(pixels, box_crop(parameters, recipe, canvas, dtype))
     if recipe.gray_probability and recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.jitter_probability:

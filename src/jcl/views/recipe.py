@@ -8,7 +8,8 @@ from jcl.errors import SettingsError
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
-_PROBABILITIES: Final = tuple(f"{name}_probability" for name in ("jitter", "gray", "blur", "solarize", "flip"))
+_OPERATIONS: Final = ("jitter", "gray", "blur", "solarize", "flip", "vertical_flip", "rotation")
+_PROBABILITIES: Final = tuple(f"{name}_probability" for name in _OPERATIONS)
 
 
 @dataclass(frozen=True)
@@ -16,9 +17,9 @@ class ViewRecipe:
     """Augmentation of a view of `size` by `size` pixels.
 
     `min_scale`, `max_scale` and `ratio` are those of torchvision's `RandomResizedCrop`; without `random_crop` the crop
-    is the largest centered square. The jitter strengths are those of `ColorJitter`. Operations with probability zero
-    are skipped. With `local_size` there are also small crops of that size, which cover `local_scale` of an image; see
-    `local`.
+    is the largest centered square. The jitter strengths are those of `ColorJitter`. A rotation is by 90, 180 or 270
+    degrees, equally likely. Operations with probability zero are skipped. With `local_size` there are also small crops
+    of that size, which cover `local_scale` of an image; see `local`.
     """
 
     name: str
@@ -38,6 +39,8 @@ class ViewRecipe:
     blur_sigma: tuple[float, float] = (0.1, 2.0)
     solarize_probability: float = 0.0
     flip_probability: float = 0.5
+    vertical_flip_probability: float = 0.0
+    rotation_probability: float = 0.0
     local_size: int = 0
     local_scale: tuple[float, float] = (0.05, 0.2)
     mean: tuple[float, float, float] = IMAGENET_MEAN
@@ -61,23 +64,35 @@ class ViewRecipe:
             if not holds:
                 raise SettingsError(f"Invalid view recipe '{self.name}': {rule}.")
 
+    @property
+    def upright(self) -> bool:
+        """Whether the top of an image is the top of every view."""
+        return self.vertical_flip_probability == self.rotation_probability == 0
+
     def local(self) -> "ViewRecipe":
         """The recipe of small crops."""
         low, high = self.local_scale
         return dataclasses.replace(self, size=self.local_size, min_scale=low, max_scale=high, local_size=0)
 
 
+# All eight orientations of a square are equally likely.
+_ANY_ORIENTATION: Final = {"vertical_flip_probability": 0.5, "rotation_probability": 0.75}
+
+# docs/views.md has the reasons.
 _RECIPES: Final[dict[str, dict[str, Any]]] = {
     "moco-v2": {},
     "moco-v1": {"hue": 0.4, "jitter_probability": 1.0, "gray_first": True, "blur_probability": 0.0},
     # Blur would remove too much detail at 32 pixels.
     "small": {"blur_probability": 0.0},
+    "no-color": {"jitter_probability": 0.0, "gray_probability": 0.0},
+    "microscopy": {"saturation": 0.2, "hue": 0.05, "gray_probability": 0.0, **_ANY_ORIENTATION},
+    "aerial": {"saturation": 0.2, "hue": 0.05, "gray_probability": 0.0, "blur_probability": 0.0, **_ANY_ORIENTATION},
     "none": {"random_crop": False, **dict.fromkeys(_PROBABILITIES, 0.0)},
 }
 
 
 def view_recipe(name: str, size: int, **changes: Any) -> ViewRecipe:
-    """Look up a recipe by name ("moco-v1", "moco-v2", "small" or "none"), with any of its fields changed."""
+    """Look up a recipe by name ("moco-v2", for example), with any of its fields changed."""
     if name not in _RECIPES:
         raise SettingsError(f"There is no view recipe '{name}'; choose one of {', '.join(_RECIPES)}.")
     return ViewRecipe(**{"name": name, "size": size, **_RECIPES[name], **changes})

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jcl.views.parameters import ViewParameters
+from jcl.views.recipe import ViewRecipe
+
 
 @dataclass(frozen=True)
 class Taps:
@@ -70,21 +73,27 @@ def blur_taps(sigma: Tensor, size: int, radius: int) -> Taps:
 
 @dataclass(frozen=True)
 class Crop:
-    """A crop of each of n images, resized to a square."""
+    """A crop of each of n images, resized to a square, then transposed where `transpose` (n,) is true."""
 
     rows: Taps
     columns: Taps
+    transpose: Tensor | None = None
 
 
-def box_crop(boxes: Tensor, flip: Tensor, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
-    """Crop boxes (n, 4) and resize them to squares, flipped horizontally where `flip` (n,) is true.
+def box_crop(parameters: ViewParameters, recipe: ViewRecipe, canvas: tuple[int, int], dtype: torch.dtype) -> Crop:
+    """Crop boxes and resize them to squares, in the orientation of each view.
 
     Pixels outside a box do not contribute. `canvas` is the height and width of the tensor that holds the images.
     """
-    top, left, height, width = boxes.unbind(dim=1)
+    size, upright = recipe.size, recipe.upright
+    top, left, height, width = parameters.box.unbind(dim=1)
     rows = Span(top.to(dtype), height.to(dtype), top, top + height)
     columns = Span(left.to(dtype), width.to(dtype), left, left + width)
-    return Crop(resize_taps(rows, size, canvas[0] / size), resize_taps(columns, size, canvas[1] / size, flip))
+    return Crop(
+        resize_taps(rows, size, canvas[0] / size, None if upright else parameters.vertical_flip),
+        resize_taps(columns, size, canvas[1] / size, parameters.flip),
+        parameters.transpose if recipe.rotation_probability else None,
+    )
 
 
 def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
@@ -107,7 +116,8 @@ def resize(pixels: Tensor, crop: Crop) -> Tensor:
     """Crop and resize: (n, 3, height, width) uint8 or float in 0..1 -> (n, 3, size, size) float in 0..1."""
     columns = crop.columns if pixels.is_floating_point() else Taps(crop.columns.index, crop.columns.weight / 255)
     turned = resample_rows(pixels.to(_sampling_type(pixels)), crop.rows).mT
-    return resample_rows(turned, columns).mT.to(working_type(pixels))
+    images = resample_rows(turned, columns).mT.to(working_type(pixels))
+    return images if crop.transpose is None else torch.where(crop.transpose[:, None, None, None], images.mT, images)
 
 
 def blur(images: Tensor, taps: Taps) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from importlib import resources
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.settings.schema import Settings, read_yaml, set_value, validated
+from jcl.settings.schema import Settings, read_yaml, set_value, setting_fields, validated
 
 
 def recipe_names() -> list[str]:
@@ -53,6 +54,14 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
     for name, value in values.items():
         set_value(nested, name, value)
     return validated(Settings, nested, f"the recipe {recipe}{' with your changes' if values or method else ''}")
+
+
+def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
+    """Every setting with its value (its default without `settings`) and its meaning."""
+    return [
+        (name, str(field.default if settings is None else attrgetter(name)(settings)), field.description or "")
+        for name, field in setting_fields().items()
+    ]
 
 
 def _read_built_in(name: str) -> dict[str, Any]:
