@@ -43,6 +43,21 @@ def test_weights_of_an_unfinished_run_are_announced_once(call, unfinished, pretr
         assert "jcl resume" not in call("knn", unfinished, npz)[2]
 
 
+def test_a_checkpoint_is_evaluated_on_the_images_of_its_run(call, unfinished):
+    settings = unfinished / "settings.yaml"
+    settings.write_text(settings.read_text().replace("  seed: 0\n", "  seed: 7\n"))
+    found = []
+    for weights in (unfinished, *(unfinished / "checkpoints").glob("step-*")):
+        code, _, err = call("knn", weights, "--json", "knn.json")
+        assert code == 0, err
+        found.append(json.loads(Path("knn.json").read_text()))
+    whole, checkpoint = found
+    assert whole.pop("finished") is False and whole == checkpoint and "untrained_knn_top1" in whole
+    for command in (("compare",), ("knn",)):
+        other = shutil.copy(next((unfinished / "checkpoints").glob("step-*")), unfinished / "checkpoints/step-old.bin")
+        assert call(*command, other)[0] == 1
+
+
 def test_a_run_given_as_images_is_recognized(refused, pretrained):
     for command in ("check", "pretrain"):
         assert f"`jcl resume {pretrained}`" in refused(command, pretrained, exit_code=1)

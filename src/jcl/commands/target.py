@@ -24,7 +24,7 @@ from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import RunError
 from jcl.evaluate.features import Features
 from jcl.export.backbone_file import BackboneInfo
-from jcl.export.loading import open_backbone
+from jcl.export.loading import checkpoint_run, open_backbone
 from jcl.paths import cache_folder
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number, read_object, write_object
@@ -76,19 +76,26 @@ def untrained_backbone(info: BackboneInfo, seed: int) -> nn.Module:
 
 def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
     """The backbone of a run or file with the data at `location` (default: the data of the run)."""
-    loaded, run = open_backbone(weights), RunFolder(weights)
+    loaded, run = open_backbone(weights), _run_of(weights)
+    is_run = run.settings_file.is_file()
     if location is not None:
         data = open_with_warnings(location, console)
-    elif weights.is_dir():
+    elif is_run or weights.is_dir():
         data = open_own_data(run.settings(), console)
     else:
         raise RunError(f"{weights} is a weights file; give the data to evaluate it on after it.")
-    seed, state = 0, {} if loaded.epoch is None else {"epoch": loaded.epoch}
-    if run.settings_file.is_file():
-        seed, state = run.settings().train.seed, state | {"finished": loaded.epoch is None}
+    state: dict[str, Any] = {} if loaded.epoch is None else {"epoch": loaded.epoch}
+    if is_run and weights.is_dir():
+        state["finished"] = loaded.epoch is None
+    seed = run.settings().train.seed if is_run else 0
     return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), seed, state)
+
+
+def _run_of(weights: Path) -> RunFolder:
+    """The run folder that is given, or that a checkpoint is in."""
+    return RunFolder(checkpoint_run(weights) or weights)
 
 
 def data_location(weights: Path, location: str | None) -> str:
     """The location of the data to evaluate on."""
-    return RunFolder(weights).settings().data.location if location is None else location
+    return _run_of(weights).settings().data.location if location is None else location

@@ -27,7 +27,7 @@ from jcl.export.layouts import (
 )
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, suggest_path
-from jcl.runs.checkpoint import newest_checkpoint, read_tensors
+from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, read_tensors
 from jcl.runs.folder import RunFolder
 
 _HEADS = ("fc", "head", "heads", "classifier", "linear")
@@ -82,8 +82,8 @@ def checkpoint_run(path: Path) -> Path | None:
     """The folder of the run that a file is a checkpoint of, if it is one."""
     path = expand_user(path).resolve()
     run = path.parent.parent
-    known = path.is_file() and path.parent == RunFolder(run).checkpoints and path.name.startswith("step-")
-    return run if known and RunFolder(run).settings_file.is_file() else None
+    known = path in list_checkpoints(RunFolder(run).checkpoints) and RunFolder(run).settings_file.is_file()
+    return run if known else None
 
 
 def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
