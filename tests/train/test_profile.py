@@ -14,6 +14,11 @@ from jcl.train.profile import faster_options
         (300, {}, {"--image-size 96": "about 5x", "--epochs 50": "about 4x", "--method moco-v2": "about 2x"}),
         (300, {"views.image_size": 64}, {"--image-size 96": "about 6x"}),
         (300, {"model.backbone": "resnet50"}, {"--backbone resnet18": "about 2x"}),
+        (
+            300,
+            {"model.backbone": "timm/vit_small_patch14_dinov2", "views.image_size": 224},
+            {"--epochs 50": "about 4x"},
+        ),
         (300, {"views.image_size": 96, "train.epochs": 20, "method.name": "moco-v2"}, {}),
     ],
 )
