@@ -3,7 +3,8 @@
 A scenario is {"ranks": how many, "arguments": of jcl, "environment": further variables}. With {"stop": "rank" or
 "workers", "after": a file} rank 1, or the processes that decode for it, are halted once the file is there. For each it
 prints the exit codes of the other ranks, what was said on both streams and the seconds from the halt on. With "unkept"
-no decoded image stays in memory, as if there were very many; "places" are working folders, one for each rank.
+no decoded image stays in memory, as if there were very many; with "unmeasured" rank 1 fails to measure the quality;
+"places" are working folders, one for each rank.
 """
 
 import json
@@ -24,7 +25,12 @@ import jcl.commands.probes
 import jcl.settings.evaluation
 import jcl.settings.training  # noqa: F401
 from jcl.data.batch import DecodedCache
+from jcl.errors import DataError
 from launch_tools import descendants, wait_until
+
+
+def _fail() -> None:
+    raise DataError("a decoding process was killed.")
 
 
 def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> None:
@@ -36,6 +42,8 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
     if scenario.get("unkept"):
         DecodedCache.bytes_needed = staticmethod(lambda *_: 2**62)
+    if scenario.get("unmeasured") and rank == 1:
+        jcl.commands.train_run.online_quality = lambda *_: _fail
     if "places" in scenario:
         os.chdir(scenario["places"][rank])
     sys.argv = ["jcl", *scenario["arguments"]]

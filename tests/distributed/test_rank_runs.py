@@ -202,10 +202,12 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
         {"ranks": 2, "arguments": [*knn, str(tmp_path / "knn-2.json")]},
         {"ranks": 1, "arguments": [*knn, str(tmp_path / "knn-1.json")]},
         {"ranks": 2, "arguments": ["resume", str(nearly_done)]},
+        {"ranks": 2, "arguments": command(npz, tmp_path / "unmeasured", 2), "unmeasured": True},
         {"ranks": 2, "arguments": command(Path("photos"), tmp_path / "strange"), "places": machines},
     ]
     with RunLock(nearly_done, warn=print):
-        *ended, alone, few, uneven, occupied, measured, measured_alone, held, strange = forked_ranks(resumed + others)
+        done = forked_ranks(resumed + others)
+    *ended, alone, few, uneven, occupied, measured, measured_alone, held, unmeasured, strange = done
     for (count, place), how in zip(places.items(), ended, strict=True):
         assert how["codes"] == [0] * count, how["said"]
         said = f"Resuming on {'1 rank' if count == 1 else f'{count} ranks'} a run started on 2"
@@ -224,6 +226,8 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
     assert held["codes"] == [1, 1] and held["said"].count("\n") == 1
     assert f"Process {os.getpid()} on" in held["said"]
+    assert unmeasured["codes"] == [0, 0] and unmeasured["said"].count("skipped from now on") == 1, unmeasured["said"]
+    assert {line["kind"] for line in Run(tmp_path / "unmeasured").metrics} == {"train", "knn"}
     assert strange["codes"] == [1, 1] and strange["said"].count("\n") == 1, strange["said"]
     assert strange["said"].startswith("Error on rank 1: ") and "27 image files" in strange["said"]
     assert socket.gethostname() in strange["said"]

@@ -108,12 +108,15 @@ class PretrainTask(TrainingTask):
             measured = trainer.record.newest.get(kind, {}).get("step") == step  # if training stopped right after it
             if trainer.ranks.any(trainer.ranks.first and measured):
                 continue
+            figures, problem = {}, ""
             try:
                 figures = evaluate()
-            except DataError as error:  # raised on all ranks; training itself does not need it
+            except DataError as error:
+                problem = str(error)
+            if trainer.ranks.any(bool(problem)):  # training itself does not need it
                 del self.evaluate[kind]
                 title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
-                trainer.display.warn(f"{title} is skipped from now on: {error}")
+                trainer.display.warn(f"{title} is skipped from now on: {problem or 'another rank cannot measure it.'}")
             else:
                 if kind == "knn" and self.settings.model.init:  # beside every result that of the weights at the start
                     figures["start_knn_top1"] = trainer.record.first.get("knn", figures)["knn_top1"]
