@@ -130,17 +130,21 @@ class Display:
         if self.newest.get("loss") is not None:
             self._figures.text = f"loss {self.newest['loss']:.3f}  {format_speed(self.newest['images_per_second'])}"
         if line["kind"] == "knn":
-            top1, start = line["knn_top1"], line.get("start_knn_top1")
-            known = [f"chance {line['chance_top1']:.1f} %"] if "chance_top1" in line else []
-            if start is not None and line["step"]:
-                known.append(f"at the start {start:.1f} %")
-            state = "the untrained network" if start is None else "the weights at the start"
-            if line["step"]:
-                state = f"{f'BELOW {state}; ' if start is not None and top1 < start else ''}{self.health()}"
-            beside = f" ({', '.join(known)})" if known else ""
-            self._print(line["step"], f"kNN top-1 {top1:.1f} %{beside}; {state}")
+            self._print(line["step"], self._describe_knn(line))
         elif self._log_timer.due():
             self._print_progress(line["step"])
+
+    def _describe_knn(self, line: Mapping[str, Any]) -> str:
+        top1, start = line["knn_top1"], line.get("start_knn_top1")
+        baselines = [f"chance {line['chance_top1']:.1f} %"] if "chance_top1" in line else []
+        if not line["step"]:
+            states = ["the untrained network" if start is None else "the weights at the start"]
+        else:
+            baselines += [] if start is None else [f"at the start {start:.1f} %"]
+            below = start is not None and top1 < start
+            states = [*(["BELOW the weights at the start"] if below else []), self.health()]
+        beside = f" ({', '.join(baselines)})" if baselines else ""
+        return f"kNN top-1 {top1:.1f} %{beside}; {'; '.join(states)}"
 
     def report(self, step: int) -> None:
         """Print a summary of the newest metrics of a run without kNN, if there are any."""
