@@ -101,7 +101,7 @@ class TrainingFolder:
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
-        """Remove what was written if the user's mistake, divergence or Ctrl-C ends the block before the first checkpoint.
+        """Remove what was written if a user error, divergence or Ctrl-C ends the block before the first checkpoint.
 
         The same command can then be repeated. Files that were there before stay, unless they belong to an unfinished
         training of this kind.
