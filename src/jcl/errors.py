@@ -45,3 +45,8 @@ class Interrupted(JclError):
 
 class OtherRankFailed(JclError):
     """Another rank failed and reports why; this one ends without a message."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, without a full stop."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

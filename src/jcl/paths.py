@@ -56,3 +56,14 @@ def suggest_path(missing: str | Path) -> str:
         names = []
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.65)
     return f"; did you mean {path.with_name(close[0])}?" if close else "."
+
+
+def hub_name(location: str | Path) -> str:
+    """The name in `hf:NAME`, of a repository of Hugging Face; empty for other locations, also for the URL `hf://...`."""
+    text = str(location)
+    return text.removeprefix("hf:") if text.startswith("hf:") and not text.startswith("hf://") else ""
+
+
+def path_in(location: str) -> Path:
+    """The path in a location of images; of `hf:FOLDER:SPLIT` the folder."""
+    return Path(hub_name(location).partition(":")[0] or location)

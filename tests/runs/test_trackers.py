@@ -14,7 +14,7 @@ from rich.console import Console
 from jcl.commands.pretrain import pretrain, resume
 from jcl.errors import Interrupted, SettingsError
 from jcl.runs.folder import read_run_id
-from jcl.runs.trackers import Tracker
+from jcl.runs.trackers import open_tracker
 from run_tools import QUIET, stop_after
 from small_runs import tiny_settings
 
@@ -140,10 +140,9 @@ def test_a_tracker_that_fails_is_reported_once(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     said: list[str] = []
-    with Tracker("mlflow", tmp_path, "0123", tiny_settings("images"), warn=said.append) as tracker:
+    with open_tracker("mlflow", tmp_path, "0123", tiny_settings("images"), resumed=False, warn=said.append) as tracker:
         tracker.write("train", 1, 0.1, {"loss": 1.0, "lr": math.inf})
-        tracker._run._client.set_terminated(tracker._run._id)
-        tracker._run._id = "none"  # as if somebody had deleted the run
+        tracker._id = "none"  # as if somebody had deleted the run
         for step in (2, 3, 4):
             tracker.write("train", step, 0.2, {"loss": 1.0})
     assert len(said) == 1 and said[0].startswith("mlflow has failed")

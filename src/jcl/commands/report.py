@@ -22,7 +22,7 @@ from jcl.data.shards.fetch import is_shard_location
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.evaluate.baselines import Estimate, estimate
-from jcl.paths import expand_user
+from jcl.paths import expand_user, path_in
 from jcl.report.contents import Metric, RunContents
 from jcl.report.page import missing_sections, render_page
 from jcl.report.tables import METRICS
@@ -164,9 +164,9 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 def _reopen_data(settings: Settings) -> ImageData:
     """The training images, if they are still there; nothing is downloaded."""
     location = settings.data.location
-    if location not in KNOWN_SETS and not Path(location).is_absolute():
+    if location not in KNOWN_SETS and not path_in(location).is_absolute():
         raise DataError(f"{location} is not fetched again.")
-    if location not in KNOWN_SETS and not is_shard_location(location) and not Path(location).exists():
+    if location not in KNOWN_SETS and not is_shard_location(location) and not path_in(location).exists():
         raise DataError(f"{location} no longer exists.")
     return open_run_data(with_values(settings, {"data.download": False, "data.strict": False}), Console(quiet=True))
 

@@ -15,7 +15,7 @@ from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.initial import LIBRARIES, initial_facts
 from jcl.export.reading import WeightsFile
-from jcl.paths import expand_user
+from jcl.paths import expand_user, hub_name, path_in
 from jcl.settings.resolve import DataFacts
 from jcl.settings.schema import Settings, with_values
 
@@ -47,9 +47,11 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
     The run may be somebody else's, so its `data.root` is not created.
     """
     location, root = settings.data.location, expand_user(settings.data.root)
-    if Path(location).is_absolute():
-        if not is_shard_location(location) and not Path(location).exists():
+    if path_in(location).is_absolute():
+        if not is_shard_location(location) and not path_in(location).exists():
             raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
+    elif hub_name(location):
+        print_line(console, f"The images of the run are {location}.")
     elif location != DEMO_SET:
         stored = root if settings.data.root else default_root()
         print_line(console, f"The images of the run are {without_secrets(location)}, stored in {stored}.")
@@ -65,13 +67,13 @@ def open_with_warnings(location: str, console: Console) -> ImageData:
 def with_absolute_location(settings: Settings) -> Settings:
     """The settings with absolute paths of images and initial weights, so that a run can be resumed from anywhere."""
     init = settings.model.init
-    init = init if init in ("", *LIBRARIES) else str(expand_user(init).resolve())
+    init = init if init in ("", *LIBRARIES) or hub_name(init) else str(expand_user(init).resolve())
     return with_values(settings, {"data.location": absolute_location(settings.data.location), "model.init": init})
 
 
 def refuse_inside_data(folder: Path, location: str) -> None:
     """Raise if output would be written into the folder of the images, and be read as such next time."""
-    data = Path(location)
+    data = path_in(location)
     if data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
         raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
 

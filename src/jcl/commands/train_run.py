@@ -22,7 +22,7 @@ from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
-from jcl.errors import Interrupted, OutOfMemory, RunError
+from jcl.errors import Interrupted, OutOfMemory, RunError, first_line
 from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
@@ -31,7 +31,7 @@ from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
-from jcl.runs.trackers import Tracker
+from jcl.runs.trackers import Tracker, open_tracker
 from jcl.settings.resolve import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of, with_values
 from jcl.studies.distribution import online_quality
@@ -99,8 +99,8 @@ def train_run(
             return None
         name, run_id = settings.record.track, folder.identify(progress.run)
         public = with_values(settings, {"data.location": without_secrets(settings.data.location)})
-        tracker = Tracker(name, folder.path.resolve(), run_id, public, resumed=resumed, warn=context.log)
-        return opened.enter_context(tracker)
+        tracker = open_tracker(name, folder.path.resolve(), run_id, public, resumed=resumed, warn=context.log)
+        return opened.enter_context(tracker) if tracker else None
 
     with contextlib.ExitStack() as opened:
         tracker = fail_together(ranks, track)
@@ -333,5 +333,4 @@ def _write_page(folder: RunFolder, data: ImageData, context: RunContext) -> None
             f"write it with `jcl report {shell_quote(folder.path)}`."
         ) from None
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        context.log(f"Could not write the page {folder.report_file}: {reason}")
+        context.log(f"Could not write the page {folder.report_file}: {first_line(error)}.")

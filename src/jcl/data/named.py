@@ -1,4 +1,4 @@
-"""Open data by what a user writes after `jcl pretrain`: a data set's name, a folder, a `.npz` file or shards."""
+"""Open data by what a user writes after `jcl pretrain`: a name, a folder, a `.npz` file or shards."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from jcl.data.arrays import open_npz
+from jcl.data.arrays import HubImages, open_hub, open_npz
 from jcl.data.folder import FolderImages, open_folder
 from jcl.data.shards.fetch import describe_failure, is_shard_location
 from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
 from jcl.errors import DataError
-from jcl.paths import cache_folder, expand_user, suggest_path
+from jcl.paths import cache_folder, expand_user, hub_name, suggest_path
 
 DEMO_SET: Final = "demo"
 DOWNLOADED_SETS: Final = ("cifar10", "cifar100", "stl10")
 KNOWN_SETS: Final = (DEMO_SET, *DOWNLOADED_SETS)
+_ENCODED: Final = (FolderImages, ShardImages, HubImages)
 
 
 def open_data(
@@ -36,7 +37,8 @@ def open_data(
 ) -> ImageData:
     """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
 
-    Names are "demo" (synthetic), "cifar10", "cifar100" and "stl10" (stored below `root`). Shards are a `.tar` file, a
+    Names are "demo" (synthetic), "cifar10", "cifar100" and "stl10" (stored below `root`), and those of Hugging Face,
+    such as `hf:USER/DATASET:SPLIT` (see `open_hub`). Shards are a `.tar` file, a
     pattern such as `shards/{0000..0127}.tar`, a URL of such, or a folder that `write_shards` made. `progress` receives
     download progress and warnings about a folder or shards. `classes` selects class folders of a folder. Unlistable
     folders and damaged parts of shards are skipped; `strict` raises instead.
@@ -49,7 +51,9 @@ def open_data(
         return open_demo()
     if location in DOWNLOADED_SETS:
         return open_downloaded(location, root, download)
-    if sharded:
+    if hub_name(location):
+        data = open_hub(location, download)
+    elif sharded:
         data = open_shards(location, (root or default_root()) / "shards", download, strict, progress)
     elif path.is_dir():
         data = open_folder(path, classes, strict=strict)
@@ -59,7 +63,7 @@ def open_data(
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
-    if isinstance(data.train, FolderImages | ShardImages) and isinstance(data.test, FolderImages | ShardImages):
+    if isinstance(data.train, _ENCODED) and isinstance(data.test, _ENCODED):
         data.train.share_peak(data.test)
     for warning in data_warnings(data):
         progress(warning)
@@ -68,7 +72,7 @@ def open_data(
 
 def data_warnings(data: ImageData) -> list[str]:
     """What a user should know about skipped and unused files, damaged shards and missing labels or test images."""
-    splits = [split for split in (data.train, data.test) if isinstance(split, FolderImages | ShardImages)]
+    splits = [split for split in (data.train, data.test) if isinstance(split, _ENCODED)]
     notes = [note for note in (data.why_untested, data.unused) if note]
     return notes + [warning for split in splits for warning in split.warnings()]
 
@@ -76,6 +80,10 @@ def data_warnings(data: ImageData) -> list[str]:
 def absolute_location(location: str) -> str:
     """The absolute path of a folder, file or shard pattern; data set names, URLs and missing paths are unchanged."""
     path = expand_user(location)
+    if hub_name(location):
+        name, colon, parts = hub_name(location).partition(":")
+        path = expand_user(name)
+        return f"hf:{path.resolve()}{colon}{parts}" if path.is_dir() else location
     if not location or location in KNOWN_SETS:
         return location
     relative_pattern = is_shard_location(location) and ":" not in location and not location.startswith("{")

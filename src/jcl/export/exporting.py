@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.export.backbone_file import INFO_KEY, BackboneInfo, backbone_bytes, save_backbone, weights_of
-from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card
+from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card, upload_repository
 from jcl.export.layouts import resnet_name, to_detectron2
 from jcl.export.loading import LoadedBackbone, open_backbone
 from jcl.export.onnx_file import OPSET, check_onnx, onnx_bytes
-from jcl.paths import expand_user
+from jcl.paths import expand_user, hub_name
 from jcl.runs.atomic import make_folder, refuse_overwrite, write_atomically
 from jcl.runs.checkpoint import to_safetensors
 from jcl.runs.folder import RunFolder
@@ -58,7 +58,8 @@ def export_backbone(
 ) -> Exported:
     """Write the backbone of a run folder or weights file for `target`, one of `TARGETS`.
 
-    `out` is overwritten only with `force`. `backbone` names the network as in `load_backbone`.
+    `out` is overwritten only with `force`; for "hf" it is a model repository of Hugging Face, `USER/NAME`. `backbone`
+    names the network as in `load_backbone`.
     """
     source, out = expand_user(source), expand_user(out)
     if target not in TARGETS:
@@ -68,7 +69,12 @@ def export_backbone(
         raise SettingsError(f"{out} must end in {suffix} for {target}.")
     if out.resolve() in (source.resolve(), RunFolder(source).backbone_file.resolve()):
         raise RunError(f"{out} is the backbone to export; choose another file with -o.")
-    if target != "hub-folder":
+    if target == "hf":
+        name = hub_name(out) or str(out)
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+            raise SettingsError(f"-o: {name} is not the name of a repository; give USER/NAME.")
+        out = Path(f"hf:{name}")
+    elif target != "hub-folder":
         refuse_overwrite(out, force=force)
     elif out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file; a hub folder needs a folder.")
@@ -80,11 +86,14 @@ def export_backbone(
     weights = loaded.network.state_dict()
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
     files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}
+    exported = Exported(out, loaded.info, len(weights), sum(map(len, files.values())), tuple(hints))
+    if isinstance(content, dict) and target == "hf":
+        return replace(exported, hints=(upload_repository(hub_name(out), content, force=force), *hints))
     if isinstance(content, dict):
         make_folder(out).__exit__()
     for path, file in files.items():
         write_atomically(path, file, follow_links=path == out)
-    return Exported(out, loaded.info, len(weights), sum(map(len, files.values())), tuple(hints))
+    return exported
 
 
 def import_backbone(
@@ -245,11 +254,11 @@ def for_onnx(job: ExportJob) -> Content:
 
 
 def for_hub(job: ExportJob) -> Content:
-    """A folder for `timm.create_model("local-dir:...")`, opened with timm before it is written."""
-    name, info = _require_timm_name(job), job.info
+    """The files for `timm.create_model("local-dir:...")` or "hf-hub:...", opened with timm before they are written."""
+    name, info, repository = _require_timm_name(job), job.info, hub_name(job.out)
     files = {
         WEIGHTS: _safetensors_bytes(job),
-        CARD: model_card(name, info, job.source).encode(),
+        CARD: model_card(name, info, job.source, repository).encode(),
         CONFIG: json.dumps(hub_config(name, info), indent=2).encode() + b"\n",  # last: it makes the folder loadable
     }
     import timm
@@ -260,7 +269,8 @@ def for_hub(job: ExportJob) -> Content:
         opened = timm.create_model(f"local-dir:{folder}", pretrained=True)
     if not same_features(job.network, opened, info.image_size):
         raise RunError(f"timm gives other features for this {info.backbone}, so nothing was written; {_ALWAYS}.")
-    return files, f"timm.create_model({f'local-dir:{job.out}'!r}, pretrained=True)", _preprocessing(info)
+    address = f"hf-hub:{repository}" if repository else f"local-dir:{job.out}"
+    return files, f"timm.create_model({address!r}, pretrained=True)", _preprocessing(info)
 
 
 TARGETS: dict[str, Callable[[ExportJob], Content]] = {
@@ -272,6 +282,7 @@ TARGETS: dict[str, Callable[[ExportJob], Content]] = {
     "safetensors": for_safetensors,
     "onnx": for_onnx,
     "hub-folder": for_hub,
+    "hf": for_hub,
 }
 
 

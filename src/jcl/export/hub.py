@@ -1,8 +1,12 @@
-"""Hub folders as timm opens them: `config.json`, `model.safetensors` and a model card."""
+"""Hub folders as timm opens them: `config.json`, `model.safetensors` and a model card; repositories of Hugging Face."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from jcl.core.method import METHODS
 from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, Channels, PositiveChannels
+from jcl.paths import hub_name
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
@@ -71,8 +76,55 @@ def hub_config(name: str, info: BackboneInfo) -> dict[str, Any]:
     }
 
 
-def model_card(name: str, info: BackboneInfo, source: Path) -> str:
+def download_repository(name: str) -> Path:
+    """The folder in Hugging Face's cache with the files of a model repository, `USER/NAME` or `USER/NAME@REVISION`."""
+    repository, _, revision = name.partition("@")
+    with library_errors(f"The model hf:{name} could not be downloaded"):
+        import huggingface_hub  # which comes with timm, without which few models could be built
+
+        patterns = [CONFIG, WEIGHTS]
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=patterns))
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"The model hf:{name} is not in timm's format: it has no {CONFIG}.")
+    return folder
+
+
+def upload_repository(name: str, files: Mapping[str, bytes], *, force: bool = False) -> str:
+    """Write files into a new private model repository `USER/NAME`, or with `force` into an old one; returns its URL."""
+    with library_errors(f"The model could not be uploaded to hf:{name}"):
+        from huggingface_hub import CommitOperationAdd, HfApi
+
+        api = HfApi()
+        if not force and api.repo_exists(name):
+            raise RunError(f"The repository hf:{name} exists; use --force to write into it.")
+        url = api.create_repo(name, private=True, exist_ok=force)
+        changes = [CommitOperationAdd(file, content) for file, content in files.items()]
+        api.create_commit(name, changes, commit_message=f"Export by jcl {jcl.__version__}")
+    return str(url)
+
+
+@contextlib.contextmanager
+def library_errors(problem: str, advice: str = "") -> Iterator[None]:
+    """Whatever a library raises without a network, its files or a login becomes one sentence."""
+    log = logging.getLogger("huggingface_hub")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # it prints every retry
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # torch.hub prints what it downloads
+            yield
+    except RunError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        raise RunError(f"{problem} ({reason}).{advice}") from None
+    finally:
+        log.setLevel(level)
+
+
+def model_card(name: str, info: BackboneInfo, source: Path, repository: str = "") -> str:
     """The README: training settings and accuracies if `source` is a run folder, and how to load the model."""
+    timm_name = f"hf-hub:{repository}" if repository else "local-dir:PATH_OF_THIS_FOLDER"
+    jcl_name = f"hf:{repository}" if repository else "PATH_OF_THIS_FOLDER"
     folder = RunFolder(source)
     tags = ["timm", "image-feature-extraction", "jcl"]
     training = "The source of its weights is not recorded."
@@ -82,7 +134,8 @@ def model_card(name: str, info: BackboneInfo, source: Path) -> str:
     front = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": tags}
     front_text, (mean, std) = yaml.safe_dump(front, sort_keys=False), (list(info.mean), list(info.std))
     version = jcl.__version__
-    return _CARD.format(front=front_text, name=name, info=info, version=version, training=training, mean=mean, std=std)
+    values = {"front": front_text, "info": info, "version": version, "training": training, "mean": mean, "std": std}
+    return _CARD.format(name=name, timm_name=timm_name, jcl_name=jcl_name, **values)
 
 
 _CARD = """---
@@ -100,12 +153,12 @@ A {name} without classifier: images of {info.image_size} px to {info.feature_wid
 ```python
 import timm
 
-model = timm.create_model("local-dir:PATH_OF_THIS_FOLDER", pretrained=True)  # or "hf-hub:OWNER/NAME"
+model = timm.create_model("{timm_name}", pretrained=True)
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 features = model.eval()(transform(image).unsqueeze(0))  # (1, {info.feature_width})
 ```
 
-or `jcl.load_backbone("PATH_OF_THIS_FOLDER")`. Images are RGB in [0, 1], normalized with mean {mean} and std {std}.
+or `jcl.load_backbone("{jcl_name}")`. Images are RGB in [0, 1], normalized with mean {mean} and std {std}.
 
 ## License
 
@@ -115,7 +168,7 @@ Not stated: it depends on the training images. Add `license:` at the top of this
 
 def _training(settings: Settings, folder: RunFolder) -> str:
     data = settings.data.location
-    if data not in KNOWN_SETS:
+    if data not in KNOWN_SETS and not (hub_name(data) and "hf:/" not in data):
         data = Path(data).name or data  # without the local path
     data = f"`{' '.join(data.split()).replace('`', chr(39))}`"  # literally: no markup or HTML
     summary = METHODS[settings.method.name].summary.rstrip(".")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +11,14 @@ from torch import Tensor, nn
 from jcl.console import pluralize
 from jcl.core.encoder import torchvision_networks
 from jcl.errors import RunError, SettingsError
+from jcl.export.hub import library_errors
 from jcl.export.loading import load_network, network_name, open_weights, stem_of
 from jcl.export.reading import WeightsFile
 from jcl.settings.resolve import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
 
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
+_ADVICE = " Without a network, give --init a weights file."
 
 
 def read_initial(settings: Settings) -> WeightsFile | None:
@@ -77,7 +76,7 @@ def _torchvision_weights(name: str) -> WeightsFile:
     if name not in torchvision_networks():
         raise SettingsError(f"torchvision has no {name}; use --init timm or a weights file, or another --backbone.")
     weights = models.get_model_weights(name).DEFAULT
-    with _download(f"torchvision's weights {weights}"):
+    with library_errors(f"torchvision's weights {weights} could not be downloaded", _ADVICE):
         tensors = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     transforms = weights.transforms()
     size = transforms.crop_size[0] if name.startswith("vit_") else None
@@ -93,27 +92,9 @@ def _timm_weights(name: str) -> WeightsFile:
     plain = name.removeprefix("timm/")
     if not timm.is_model(plain) or not timm.is_model_pretrained(plain):
         raise SettingsError(f"timm has no weights of {name}; use a weights file or another --backbone.")
-    with _download(f"timm's weights of {plain}"):
+    with library_errors(f"timm's weights of {plain} could not be downloaded", _ADVICE):
         network = timm.create_model(plain, pretrained=True, num_classes=0)
     known: Any = network.pretrained_cfg
     size = known["input_size"][-1] if known.get("fixed_input_size") else None
     mean, std = tuple(known["mean"]), tuple(known["std"])
     return WeightsFile(Path(f"timm/{plain}"), "timm", network.state_dict(), None, plain, size, mean, std)
-
-
-@contextlib.contextmanager
-def _download(weights: str) -> Iterator[None]:
-    """Whatever a library raises without a network or its files becomes one sentence."""
-    log = logging.getLogger("huggingface_hub")
-    level = log.level
-    log.setLevel(logging.CRITICAL)  # it prints every retry
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # torch.hub prints what it downloads
-            yield
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise RunError(
-            f"{weights} could not be downloaded ({reason}). Without a network, give --init a weights file."
-        ) from None
-    finally:
-        log.setLevel(level)

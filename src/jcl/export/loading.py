@@ -16,7 +16,7 @@ from jcl.console import StderrConsole, print_line
 from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, torchvision_networks
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, backbone_info
-from jcl.export.hub import CONFIG
+from jcl.export.hub import CONFIG, download_repository
 from jcl.export.layouts import (
     DETECTRON2,
     has_small_stem,
@@ -26,7 +26,7 @@ from jcl.export.layouts import (
     torchvision_names,
 )
 from jcl.export.reading import WeightsFile, read_weights
-from jcl.paths import expand_user, suggest_path
+from jcl.paths import expand_user, hub_name, suggest_path
 from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, read_tensors
 from jcl.runs.folder import RunFolder
 
@@ -55,6 +55,7 @@ def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
 
     Opens what this package writes, except ONNX and detectron2 exports, and what `jcl import` reads: torch.save and
     safetensors files of torchvision, timm, detectron2, lightly, solo-learn, and the released MoCo and JCL checkpoints.
+    `hf:USER/NAME` is a model repository of Hugging Face in timm's format, downloaded into its cache.
     A run that has not finished gives the backbone of its newest checkpoint. `backbone` names the network if neither the
     file nor its shapes do. The network has an attribute `info`, a `BackboneInfo` with its image size and normalization,
     ImageNet's if the file does not state them. Nothing in a file is ever executed.
@@ -68,7 +69,9 @@ def open_backbone(path: Path, backbone: str | None = None, image_size: int | Non
 
 
 def open_weights(path: Path) -> WeightsFile:
-    """The tensors of a run folder or weights file."""
+    """The tensors of a run folder, a weights file, or a model repository of Hugging Face, `hf:USER/NAME`."""
+    if name := hub_name(path):
+        return replace(read_weights(download_repository(name)), path=path)
     path = expand_user(path)
     if not path.exists():
         raise RunError(f"There is no run or weights file at {path}{suggest_path(path)}")

@@ -7,87 +7,83 @@ import math
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from jcl.errors import SettingsError
-from jcl.runs.metrics import print_warning
+from jcl.errors import SettingsError, first_line
 from jcl.settings.schema import Settings, setting_names, values_of
 
 _PROJECT = "jcl"
 
 
-class Tracker:
-    """A run in an experiment tracker, with the settings as its configuration.
+def open_tracker(
+    name: str, folder: Path, run_id: str, settings: Settings, *, resumed: bool, warn: Callable[[str], None]
+) -> Tracker | None:
+    """The run in a tracker, continued if the tracker knows its id.
 
-    A stopped run continues under the same id. If the tracker fails, training goes on without it, except before the
-    first step of a new run.
+    If the tracker does not start, a new run raises, but a resumed one goes on without it.
     """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # trackio prints there
+            tracker = _TRACKERS[name](folder, run_id, settings)
+    except Exception as error:  # of any kind, such as one about the network
+        install = f"it is not installed. Run: pip install 'joint-contrastive-learning[{name}]'"
+        missing = isinstance(error, ModuleNotFoundError) and error.name == name
+        problem = f"{name} could not be started: {install if missing else first_line(error)}."
+        if not resumed:
+            raise SettingsError(f"{problem} To train without it, leave out --track.") from None
+        warn(f"{problem} Training continues without it.")
+        return None
+    tracker.name, tracker.warn = name, warn
+    return tracker
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        run_id: str,
-        settings: Settings,
-        *,
-        resumed: bool = False,
-        warn: Callable[[str], None] = print_warning,
-    ) -> None:
-        self._name, self._warn = name, warn
-        self._run: _TrackedRun | None = None
-        try:
-            with contextlib.redirect_stdout(sys.stderr):  # trackio prints there
-                self._run = _TRACKERS[name](folder, run_id, settings)
-        except Exception as error:  # of any kind, such as one about the network
-            install = f"it is not installed. Run: pip install 'joint-contrastive-learning[{name}]'"
-            reason = install if isinstance(error, ModuleNotFoundError) and error.name == name else _first_line(error)
-            problem = f"{name} could not be started: {reason}."
-            if not resumed:
-                raise SettingsError(f"{problem} To train without it, leave out --track.") from None
-            warn(f"{problem} Training continues without it.")
+
+class Tracker(ABC):
+    """A run in an experiment tracker; if the tracker fails, training continues without it."""
+
+    name: str
+    warn: Callable[[str], None]
+    _failed = False
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None:
         finite = {f"{kind}/{name}": value for name, value in figures.items() if math.isfinite(value)}
-        self._call(lambda run: run.log(step, finite | {"epoch": epoch}))
+        self._try(lambda: self._log(step, finite | {"epoch": epoch}))
 
     def add_page(self, page: Path) -> None:
         """Add an HTML page, if it exists."""
         if page.is_file():
-            self._call(lambda run: run.add_page(page))
+            self._try(lambda: self._add_page(page))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self._call(lambda run: run.finish(complete=kind is None))
+        self._try(lambda: self._finish(kind is None))
 
-    def _call(self, action: Callable[[_TrackedRun], None]) -> None:
-        if self._run is None:
+    def _try(self, action: Callable[[], None]) -> None:
+        if self._failed:
             return
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                action(self._run)
+                action()
         except Exception as error:
-            self._run = None
-            self._warn(
-                f"{self._name} has failed: {_first_line(error)}. Training continues without it; "
-                "metrics.jsonl has all figures."
-            )
+            self._failed = True
+            reason = f"{self.name} has failed: {first_line(error)}."
+            self.warn(f"{reason} Training continues without it; metrics.jsonl has all figures.")
+
+    @abstractmethod
+    def _log(self, step: int, figures: dict[str, float]) -> None: ...
+
+    @abstractmethod
+    def _add_page(self, page: Path) -> None: ...
+
+    @abstractmethod
+    def _finish(self, complete: bool) -> None: ...
 
 
-class _TrackedRun(Protocol):
-    """A run as the library of a tracker has it."""
-
-    def log(self, step: int, figures: dict[str, float]) -> None: ...
-
-    def add_page(self, page: Path) -> None: ...
-
-    def finish(self, *, complete: bool) -> None: ...
-
-
-class _WandbRun:
+class _Wandb(Tracker):
     def __init__(self, folder: Path, run_id: str, settings: Settings) -> None:
         import wandb
 
@@ -104,19 +100,19 @@ class _WandbRun:
         # The library's own step cannot go back, but a resumed run repeats those since its checkpoint.
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, step: int, figures: dict[str, float]) -> None:
         self._run.log(figures | {"step": step})
 
-    def add_page(self, page: Path) -> None:
+    def _add_page(self, page: Path) -> None:
         import wandb
 
         self._run.log({"report": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
 
-    def finish(self, *, complete: bool) -> None:
+    def _finish(self, complete: bool) -> None:
         self._run.finish(exit_code=0 if complete else 1)
 
 
-class _MlflowRun:
+class _Mlflow(Tracker):
     """MLflow chooses its ids itself; a tag has ours. Figures are sent in the background, one line at a time."""
 
     def __init__(self, folder: Path, run_id: str, settings: Settings) -> None:
@@ -136,18 +132,17 @@ class _MlflowRun:
         params = values_of(settings, setting_names())
         self._client.log_batch(self._id, params=[Param(name, str(value)) for name, value in params.items()])
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, step: int, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         self._wait()
-        now = int(1000 * time.time())
-        metrics = [Metric(name, value, now, step) for name, value in figures.items()]
+        metrics = [Metric(name, value, int(1000 * time.time()), step) for name, value in figures.items()]
         self._sent = self._client.log_batch(self._id, metrics, synchronous=False)
 
-    def add_page(self, page: Path) -> None:
+    def _add_page(self, page: Path) -> None:
         self._client.log_artifact(self._id, str(page))
 
-    def finish(self, *, complete: bool) -> None:
+    def _finish(self, complete: bool) -> None:
         self._wait()
         self._client.set_terminated(self._id, "FINISHED" if complete else "FAILED")
 
@@ -157,38 +152,34 @@ class _MlflowRun:
             self._sent.wait()
 
 
-class _TrackioRun:
+class _Trackio(Tracker):
     """Trackio finds a run to continue by its name, which therefore contains the id."""
+
+    _step = 0
 
     def __init__(self, folder: Path, run_id: str, settings: Settings) -> None:
         import trackio
 
-        self._step = 0
-        self._run = trackio.init(
-            _PROJECT, f"{folder.name}-{run_id}", config=settings.model_dump(mode="json"), resume="allow", embed=False
-        )
+        name, config = f"{folder.name}-{run_id}", settings.model_dump(mode="json")
+        self._run = trackio.init(_PROJECT, name, config=config, resume="allow", embed=False)
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, step: int, figures: dict[str, float]) -> None:
         self._step = step
         self._run.log(figures, step=step)
 
-    def add_page(self, page: Path) -> None:
+    def _add_page(self, page: Path) -> None:
         import trackio
 
         self._run.log({"report": trackio.Html(page, inject=False)}, step=self._step)
 
-    def finish(self, *, complete: bool) -> None:
+    def _finish(self, complete: bool) -> None:
         import trackio
 
         trackio.finish()
 
 
-_TRACKERS: dict[str, Callable[[Path, str, Settings], _TrackedRun]] = {
-    "wandb": _WandbRun,
-    "mlflow": _MlflowRun,
-    "trackio": _TrackioRun,
+_TRACKERS: dict[str, Callable[[Path, str, Settings], Tracker]] = {
+    "wandb": _Wandb,
+    "mlflow": _Mlflow,
+    "trackio": _Trackio,
 }
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

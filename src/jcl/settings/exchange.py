@@ -8,8 +8,10 @@ from typing import Literal
 from jcl.settings.options import HARDWARE, DeviceOptions, ForceOptions, JsonOptions, WorkersOptions, argument, option
 from jcl.settings.schema import PositiveInt
 
-Target = Literal["torchvision", "timm", "detectron2", "mmdetection", "ultralytics", "safetensors", "onnx", "hub-folder"]
-_WEIGHTS = "A run folder or a weights file."
+Target = Literal[
+    "torchvision", "timm", "detectron2", "mmdetection", "ultralytics", "safetensors", "onnx", "hub-folder", "hf"
+]
+_WEIGHTS = "A run folder, a weights file or hf:USER/NAME."
 _BACKBONE = "torchvision or timm name of the network, if the file does not state it."
 
 
@@ -23,7 +25,7 @@ class ImportOptions(ForceOptions):
 class ExportOptions(ForceOptions):
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     target: Target = option(..., "Library or format to write for.", "--to")
-    out: Path = option(..., "File to write; for hub-folder, a folder.", "-o", "--out")
+    out: Path = option(..., "File to write; for hub-folder a folder, for hf USER/NAME.", "-o", "--out")
     backbone: str | None = option(None, _BACKBONE)
 
 

@@ -62,7 +62,8 @@ Kind = TypeVar("Kind", bound=Section)
 
 class DataSettings(Section):
     location: str = Field(
-        "", description="Folder of images, .npz file, shards ('s/{0000..0127}.tar'), or demo, cifar10, cifar100, stl10."
+        "",
+        description="Folder of images, .npz file, shards ('s/{00..99}.tar'), hf:user/dataset, or demo, cifar10, stl10.",
     )
     root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
     subset: str = Field("", description="Classes: imagenet100, or a file with one per line.")

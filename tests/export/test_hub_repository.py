@@ -1,0 +1,121 @@
+"""Model repositories of Hugging Face: its library reads one from its cache on disk and uploads to a server here."""
+
+import base64
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from sample_networks import assert_features, open_source
+
+import jcl
+from jcl.errors import RunError, SettingsError
+from jcl.export import export_backbone
+from jcl.export.initial import read_initial
+from small_runs import tiny_settings
+
+pytestmark = pytest.mark.usefixtures("empty_starts")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return open_source(tmp_path_factory.mktemp("backbones"), "resnet18")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache of Hugging Face's, without a network."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "cache"
+
+
+def test_a_repository_is_a_backbone(source, cache):
+    commit = "0123456789" * 4
+    export_backbone(source.file, "hub-folder", cache / f"models--me--net/snapshots/{commit}")
+    (cache / "models--me--net/refs").mkdir()
+    (cache / "models--me--net/refs/main").write_text(commit)
+    network = jcl.load_backbone("hf:me/net")
+    assert_features(network, source)
+    assert network.info.mean == (0.5, 0.4, 0.3)
+    assert_features(jcl.load_backbone(f"hf:me/net@{commit}"), source)
+    assert read_initial(tiny_settings("images", model__init="hf:me/net")).tensors
+
+
+def test_a_repository_that_is_not_there(cache):
+    with pytest.raises(RunError, match="hf:me/other"):
+        jcl.load_backbone("hf:me/other")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the API of the Hub as an upload of small files needs; keeps the files of each repository."""
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/api/models/").partition("?")[0]
+        self.answer(200 if name in self.server.repositories else 404, {"id": name})
+
+    def do_POST(self) -> None:
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        repositories, name = self.server.repositories, "/".join(self.path.split("/")[3:5])
+        if self.path == "/api/repos/create":
+            name = f"{json.loads(content)['organization']}/{json.loads(content)['name']}"
+            self.server.private[name] = b'"private"' in content
+            repositories.setdefault(name, {})
+            self.answer(200, {"url": f"http://{self.headers['Host']}/{name}"})
+        elif "/preupload/" in self.path:
+            files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(content)["files"]]
+            self.answer(200, {"files": [file | {"shouldIgnore": False} for file in files]})
+        elif "/commit/" not in self.path:  # a check of the card's front matter
+            self.answer(200, {"errors": [], "warnings": []})
+        else:
+            lines = [json.loads(line) for line in content.splitlines()]
+            files = [line["value"] for line in lines if line["key"] == "file"]
+            repositories[name] |= {file["path"]: base64.b64decode(file["content"]) for file in files}
+            self.answer(200, {"commitUrl": f"http://{self.headers['Host']}/{name}/commit/0", "commitOid": "0"})
+
+    def answer(self, code: int, content: dict[str, object]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if code == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments: object) -> None: ...
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.repositories, server.private = {}, {}
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("NO_PROXY", "*")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_export_uploads_what_a_hub_folder_holds(source, hub, tmp_path):
+    export_backbone(source.file, "hub-folder", tmp_path / "model")
+    written = export_backbone(source.file, "hf", "me/net")
+    files = hub.repositories["me/net"]
+    assert files.keys() == {"README.md", "config.json", "model.safetensors"} and hub.private["me/net"]
+    assert all(files[name] == (tmp_path / "model" / name).read_bytes() for name in files.keys() - {"README.md"})
+    card = files["README.md"].decode()
+    assert "hf-hub:me/net" in card and 'jcl.load_backbone("hf:me/net")' in card and "local-dir" not in card
+    assert written.hints[0].endswith("/me/net")
+    with pytest.raises(RunError, match="--force"):
+        export_backbone(source.file, "hf", "hf:me/net")
+    export_backbone(source.file, "hf", "hf:me/net", force=True)
+
+
+@pytest.mark.parametrize("name", ["net", "me/net/more", "hf:"])
+def test_repositories_are_called_user_and_name(source, name):
+    with pytest.raises(SettingsError, match="USER/NAME"):
+        export_backbone(source.file, "hf", name)
