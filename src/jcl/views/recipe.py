@@ -42,7 +42,7 @@ class ViewRecipe:
     vertical_flip_probability: float = 0.0
     rotation_probability: float = 0.0
     local_size: int = 0
-    local_scale: tuple[float, float] = (0.05, 0.2)
+    local_scale: tuple[float, float] = (0.05, 0.25)
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
