@@ -23,14 +23,14 @@ from jcl.settings.schema import BatchSize, Positive, PositiveInt
 Protocol = Literal["fast", "paper"]  # of a linear probe
 _WEIGHTS = "A run folder or an exported backbone."
 _NO_UNTRAINED = "Do not measure the untrained network for comparison."
-_LABELLED = "Labelled data (default: the data of the run)."
+_LABELLED = "Labeled data (default: the data of the run)."
 
 
 class KnnOptions(WorkersOptions, DeviceOptions, JsonOptions):
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
     data: str | None = argument("DATA", _LABELLED, None)
     k: tuple[PositiveInt, ...] = option(
-        (), "Neighbours that vote; repeatable (default: 200, fewer for few images).", "-k"
+        (), "Neighbors that vote; repeatable (default: 200, fewer for few images).", "-k"
     )
     temperature: tuple[Positive, ...] = option((0.1,), "Temperature of the votes; repeatable.")
     no_untrained: bool = option(False, _NO_UNTRAINED)

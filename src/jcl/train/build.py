@@ -67,7 +67,7 @@ def build_learner(
         ranks=ranks,
     )
     if model.freeze and not model.init:
-        raise SettingsError("model.freeze without --init would keep random weights.")
+        raise SettingsError("model.freeze would keep random weights; give --init, or set model.freeze=0.")
     learner.freeze(model.freeze)
     return to_device(learner, device), width
 
