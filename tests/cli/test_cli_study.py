@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -350,6 +351,8 @@ def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
     assert found.best("lidar") is None
     assert [found.correlation(measure) for measure in Quality._fields] == [pytest.approx(0.5), pytest.approx(0.5), None]
     assert high.share_above(low, "lidar") == 0.5  # ties
+    equal = replace(found, runs=[replace(run, knn_top1=100.0) for run in found.runs])
+    assert equal.correlation("rankme") is None
 
 
 @pytest.mark.parametrize("arguments", ["{0} {0}", "{0} {1}/missing {0}", "{0} --images 1", "{1}/no-run"])

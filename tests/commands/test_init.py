@@ -160,6 +160,8 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
     torch.save({name: value for name, value in resnet.items() if "layer3" not in name}, tmp_path / "missing.pth")
     torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, tmp_path / "shape.pth")
     torch.save({"state_dict": resnet, "run": Malicious()}, tmp_path / "malicious.pth")
+    torch.save(resnet | {"conv1.weight": resnet["conv1.weight"].double() + 1e300}, tmp_path / "large.pth")
+    (tmp_path / "loop.pth").symlink_to("loop.pth")
     vit = build_backbone("timm/test_vit", image_size=160)[0]
     torch.save(vit.state_dict(), tmp_path / "vit.pth")
     small = ("--image-size", 32, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "run")
@@ -170,6 +172,8 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         ("malicious.pth", "resnet18"): "mkdir",
         ("vit.pth", "timm/test_vit"): "--image-size",
         ("nothing.pth", "resnet18"): "nothing.pth",
+        ("large.pth", "resnet18"): "conv1.weight",
+        ("loop.pth", "resnet18"): "loop.pth",
     }
     for (file, backbone), wanted in cases.items():
         options = ("--init", tmp_path / file, "--backbone", backbone)

@@ -59,7 +59,8 @@ class Comparison:
         """The rank correlation of a measure with kNN, over at least three networks whose accuracy is recorded."""
         pairs = [(run.quality.score(measure), run.knn_top1) for run in self.runs]
         known = [(score, top1) for score, top1 in pairs if is_number(score) and top1 is not None]
-        return rank_correlation(*zip(*known, strict=True)) if len(known) > 2 else None
+        found = rank_correlation(*zip(*known, strict=True)) if len(known) > 2 else None
+        return found if is_number(found) else None  # all equal
 
     def as_dict(self) -> dict[str, Any]:
         """A flat object for JSON; with several networks, names start with the name of the network."""
@@ -103,6 +104,6 @@ def recorded_knn(path: Path) -> float | None:
     run, lines = checkpoint_run(path), []
     with contextlib.suppress(RunError):
         lines = [line for line in read_metrics(RunFolder(run or path).metrics_file) if line["kind"] == "knn"]
-    step = int(path.stem.removeprefix("step-")) if run is not None else None
+    step = int(path.resolve().stem.removeprefix("step-")) if run is not None else None
     found = [line.get("knn_top1") for line in lines if line["step"] and step in (None, line["step"])]
     return found[-1] if found else None

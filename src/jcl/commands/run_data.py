@@ -67,7 +67,7 @@ def open_with_warnings(location: str, console: Console) -> ImageData:
 def with_absolute_location(settings: Settings) -> Settings:
     """The settings with absolute paths of images and initial weights, so that a run can be resumed from anywhere."""
     init = settings.model.init
-    init = init if init in ("", *LIBRARIES) or hub_name(init) else str(expand_user(init).resolve())
+    init = init if init in ("", *LIBRARIES) or hub_name(init) else str(expand_user(init).absolute())
     return with_values(settings, {"data.location": absolute_location(settings.data.location), "model.init": init})
 
 

@@ -27,7 +27,7 @@ from jcl.export.layouts import (
 )
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
-from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, read_tensors
+from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints
 from jcl.runs.folder import RunFolder
 
 _HEADS = ("fc", "head", "heads", "classifier", "linear")
@@ -93,6 +93,8 @@ def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
     """The backbone in a checkpoint."""
     prefix = "model.query_encoder.backbone."
     tensors, metadata = read_tensors(path)
+    if "step" not in metadata:
+        raise RunError(f"{path} is not a checkpoint of this tool; give the run folder or another file.")
     tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
@@ -127,7 +129,9 @@ def _read_run(folder: RunFolder) -> WeightsFile:
     settings = folder.settings()
     if folder.backbone_file.exists():
         return read_weights(folder.backbone_file)
-    newest = newest_checkpoint(folder.checkpoints)
+    newest, damaged = search_checkpoints(folder.checkpoints)
+    if newest is None and damaged:
+        raise RunError(f"No checkpoint of the run in {folder.path} can be used: {damaged[0]}")
     if newest is None:
         raise RunError(f"The run in {folder.path} has no checkpoint yet; let it train longer first.")
     weights = _read_checkpoint(newest, folder)
@@ -256,7 +260,8 @@ def _check_match(
             "save them as dense float tensors."
         )
     for part in filter(found.__contains__, expected):
-        if not found[part].isfinite().all() or (part.endswith("running_var") and (found[part] < 0).any()):
+        value = found[part].to(expected[part].dtype)  # which may overflow
+        if not value.isfinite().all() or (part.endswith("running_var") and (value < 0).any()):
             raise RunError(f"{part} in {weights.path} has NaN, infinite or negative values; the file cannot be used.")
 
 
