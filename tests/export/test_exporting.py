@@ -24,7 +24,7 @@ from torch import nn
 
 import jcl
 from jcl.errors import JclError, RunError, SettingsError
-from jcl.export import TARGETS, export_backbone, import_backbone
+from jcl.export import export_backbone, import_backbone
 from jcl.export.exporting import same_features
 from jcl.export.layouts import from_detectron2, to_detectron2
 
@@ -215,7 +215,7 @@ def test_our_own_network_goes_only_where_it_is_known(tmp_path):
     assert_same_bits(jcl.load_backbone(tmp_path / "out.safetensors"), sample_backbone("tiny_cnn", 32)[0].state_dict())
 
 
-@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("target", NAMES)
 def test_what_is_there_is_kept(resnet18, target, tmp_path):
     out = tmp_path / NAMES[target]
     if target == "hub-folder":
@@ -239,7 +239,7 @@ def test_what_is_there_is_overwritten_when_forced(resnet18, tmp_path):
         assert_the_way_back_is_the_identity(path, resnet18)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", NAMES)
 def test_weights_that_are_no_numbers_are_not_handed_on(target, tmp_path):
     weights = sample_resnet("resnet18").state_dict()
     weights["layer3.0.conv1.weight"][0] = torch.nan

@@ -73,7 +73,8 @@ def test_the_uncertainty_is_the_spread_of_seeds_or_binomial():
     one = Point({}, [counted])
     assert one.estimate("linear_top1") == one.estimate("validation_top1") == estimate(50.0, 10)
     two = Point({}, [counted, counted | {"linear_top1": 52.0}])
-    assert two.estimate("linear_top1", deviations=1) == pytest.approx((51.0, 51 - math.sqrt(2), 51 + math.sqrt(2)))
+    found = two.estimate("linear_top1", deviations=1)
+    assert found and found[:3] == pytest.approx((51.0, 51 - math.sqrt(2), 51 + math.sqrt(2)))
     assert Point({}, []).estimate("linear_top1") is None
 
 

@@ -21,6 +21,7 @@ from jcl.settings.evaluation import CompareOptions
 from jcl.studies.distribution import ViewSampler, quality_features
 
 CLEAR = 0.975  # share of the halves of the images in which the better one is better
+MIN_IMAGES = 8  # on fewer, halves hardly differ
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Comparison:
     def best(self, measure: str) -> tuple[Compared, dict[str, float]] | None:
         """The best of several networks, and the share of the halves in which it is above each of the others."""
         known = [run for run in self.runs if is_number(run.quality.score(measure))]
-        if len(known) < 2:
+        if len(known) < 2 or self.images < MIN_IMAGES:
             return None
         best = max(known, key=lambda run: run.quality.score(measure))
         return best, {run.name: best.share_above(run, measure) for run in known if run is not best}
@@ -96,7 +97,8 @@ def compare(options: CompareOptions, progress: Callable[[int, int], None] | None
         found.append(Compared(viewer.name, quality, halves, knn_top1))
         if progress is not None:
             progress(len(found), len(paths))
-    return Comparison(found, images, notes)
+    few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
+    return Comparison(found, images, [*notes, *few])
 
 
 def recorded_knn(path: Path) -> float | None:

@@ -42,6 +42,7 @@ MethodName = Annotated[str, AfterValidator(_known_method)]
 BatchSize = Annotated[int, Field(ge=2)]
 NumKeys = Annotated[int, Field(ge=1, le=1024)]
 NumQueries = Annotated[int, Field(ge=1, le=64)]
+NumLocalQueries = Annotated[int, Field(ge=0, le=64)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Precision = Literal["auto", "float32", "bfloat16"]
 OptimizerName = Literal["sgd", "adamw"]
@@ -118,7 +119,9 @@ class MethodSettings(Section):
     name: MethodName = Field("jcl", description=f"Method: {', '.join(METHODS)}.")
     num_keys: NumKeys | Auto = Field(5, description="Key views per image, M'.")
     num_queries: NumQueries | Auto = Field(1, description="Query views per image (1 in the paper).")
-    num_local_queries: Count | Auto = Field(0, description="Small crops per image as further queries (0 in the paper).")
+    num_local_queries: NumLocalQueries | Auto = Field(
+        0, description="Small crops per image as further queries (0 in the paper)."
+    )
     covariance_scale: NotNegative | Auto = Field(4.0, description="Weight of the covariance, lambda.")
     covariance_schedule: Literal["constant", "linear"] = Field(
         "constant", description="How lambda changes: constant, or linear from lambda/E in the first of E epochs."
