@@ -12,11 +12,11 @@ demo: $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 # Killed runs, lost hosts, and disks that fill up or turn read-only, which need the right to mount.
 test-faults: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m faults
+	$(BIN)/python -m pytest -m 'faults or slow'
 
 # Needs a GPU; uses $(PYTHON), so that you can choose an environment with a CUDA build of PyTorch.
 test-gpu:

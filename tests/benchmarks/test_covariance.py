@@ -66,6 +66,7 @@ def test_rows_and_seeds(study, monkeypatch, tmp_path):
     assert small_queue.keys() == {"jcl", "jcl-scale-0", "scale-1", "multi-key"}
 
 
+@pytest.mark.slow
 def test_figure_2_continues_from_its_json_file_alone(study, monkeypatch, tmp_path):
     monkeypatch.setattr(study.module, "FIGURE_2", ("covariance_scale=4",))
     kept = tmp_path / "results/tiny100-figure-2-cells.json"

@@ -235,6 +235,7 @@ def test_frozen_stages_keep_weights_and_statistics():
         assert value.requires_grad != name.startswith(frozen)
 
 
+@pytest.mark.slow
 def test_two_ranks_start_from_the_same_weights(npz, tmp_path, pretrained):
     """Only the first rank reads the file."""
     shutil.copytree(pretrained, tmp_path / "there/first")

@@ -163,6 +163,7 @@ def nearly_done(unbroken, tmp_path_factory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path):
     """Resumed on 1, 2 and 4 ranks; what cannot be done is said by one rank, and all of them end.
 

@@ -63,6 +63,7 @@ def test_every_part_of_a_step_is_compiled_once(passes, npz, prepared):
     assert [str(warning.message) for warning in told] == ["Something else."]
 
 
+@pytest.mark.slow
 def test_micro_batches_with_activation_checkpointing_are_compiled_once(npz, prepared):
     """Views of keys and of queries, both encoders and the loss; blocks that are computed twice break no graph."""
     small = {"model__backbone": "test_resnet", "views__image_size": 32, "method__num_keys": 4}

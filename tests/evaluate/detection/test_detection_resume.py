@@ -85,6 +85,7 @@ def test_an_image_that_cannot_be_read_loses_no_iteration(tmp_path, monkeypatch):
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
 
 
+@pytest.mark.slow
 def test_ranks_that_start_again_go_on_without_a_folder_and_another_seed_is_another_training(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = small_options("box", annotations("box", tmp_path / "coco"), iterations=2, batch_size=2)

@@ -19,7 +19,7 @@ ITERATIONS = {"mask": 24, "keypoint": 16}  # enough for each to find most of its
 SLOWLY = {"batch_size": 2, "lr": 0.01}
 
 
-@pytest.mark.parametrize("task", ["mask", "keypoint"])  # both find boxes first
+@pytest.mark.parametrize("task", [pytest.param("mask", marks=pytest.mark.slow), "keypoint"])  # both find boxes first
 def test_a_short_training_learns(task, tmp_path):
     file = write_coco(tmp_path / "coco", kind="person_keypoints" if task == "keypoint" else "instances")
     changes = SLOWLY | {"iterations": ITERATIONS[task], "pictures": 2}
