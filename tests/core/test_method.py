@@ -115,6 +115,23 @@ def written_out_loss(method: str, query: Tensor, keys: Tensor, negatives: Tensor
     return total / len(query)
 
 
+def enqueued(queue: Tensor, place: int, keys: Tensor) -> tuple[Tensor, int]:
+    queue = queue.clone()
+    for key in keys:
+        queue[place % QUEUE] = key
+        place += 1
+    return queue, place
+
+
+def assert_state(learner: ContrastiveLearner, f: nn.Module, g: nn.Module, queue: Tensor) -> None:
+    """The learner has the weights and statistics of f and g, and this queue."""
+    for mine, theirs in ((learner.query_encoder, f), (learner.key_encoder, g)):
+        for name, value in theirs.state_dict().items():
+            if "num_batches" not in name:
+                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize(("queries", "local"), [(1, 0), (2, 0), (2, 3)])
 @pytest.mark.parametrize("method", [name for name in METHODS if not METHODS[name].symmetric])
 def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries, local):
@@ -156,16 +173,9 @@ def test_steps_equal_a_plain_writing_of_algorithm_1(method, queries, local):
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        queue = queue.clone()
-        for mean_key in keys.detach().mean(1):
-            queue[place % QUEUE] = mean_key
-            place += 1
+        queue, place = enqueued(queue, place, keys.detach().mean(1))
         torch.testing.assert_close(found[step], loss.detach(), rtol=1e-10, atol=1e-12)
-    for mine, theirs in ((learner.query_encoder, f), (learner.key_encoder, g)):
-        for name, value in theirs.state_dict().items():
-            if "num_batches" not in name:
-                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+    assert_state(learner, f, g, queue)
 
 
 def test_a_symmetric_method_contrasts_each_of_two_views_with_the_key_of_the_other():
@@ -192,16 +202,9 @@ def test_a_symmetric_method_contrasts_each_of_two_views_with_the_key_of_the_othe
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        queue = queue.clone()
-        for key in keys:
-            queue[place % QUEUE] = key
-            place += 1
+        queue, place = enqueued(queue, place, keys)
         torch.testing.assert_close(found[step], loss.detach(), rtol=1e-10, atol=1e-12)
-    for mine, theirs in ((learner.query_encoder, f), (learner.key_encoder, g)):
-        for name, value in theirs.state_dict().items():
-            if "num_batches" not in name:
-                torch.testing.assert_close(mine.state_dict()[name], value, rtol=1e-9, atol=1e-11)
-    torch.testing.assert_close(learner.queue.rows, queue, rtol=1e-9, atol=1e-11)
+    assert_state(learner, f, g, queue)
 
 
 def test_a_key_momentum_given_as_a_tensor_equals_a_number():
