@@ -12,6 +12,7 @@ from jcl.train.profile import faster_options
     ("side", "values", "offered"),
     [
         (300, {}, {"--image-size 96": "about 5x", "--epochs 50": "about 4x", "--method moco-v2": "about 2x"}),
+        (300, {"views.local_size": 224}, {"--image-size 96": "about 9x"}),  # local queries as large as the others
         (300, {"views.image_size": 64}, {"--image-size 96": "about 6x"}),
         (300, {"model.backbone": "resnet50"}, {"--backbone resnet18": "about 2x"}),
         (

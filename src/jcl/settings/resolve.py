@@ -274,9 +274,9 @@ def _head_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
 def _weight_decay(values: Values, facts: DataFacts) -> tuple[float, str]:
     if _adamw(values):
         return 0.1, "MoCo v3's for AdamW"
-    if _few_photographs(values, facts):
-        return 5e-4, _MEASURED_ON_PHOTOGRAPHS
-    return (5e-4, _AS_CIFAR) if _small(values) else (1e-4, "the paper's")
+    if _small(values):
+        return 5e-4, _AS_CIFAR
+    return (5e-4, _MEASURED_ON_PHOTOGRAPHS) if _few_photographs(values, facts) else (1e-4, "the paper's")
 
 
 @_rule("method.queue_size")

@@ -147,10 +147,10 @@ def _run_flops(settings: ResolvedSettings) -> float:
     """The FLOPs of a run per training image; a backward pass takes twice as many as a forward pass."""
     model, method = settings.model, settings.method
     per_key = 3 if METHODS[method.name].gradient_through_keys else 1
-    views = {settings.views.image_size: 3 * method.num_queries + per_key * method.num_keys}
+    passes = 3 * method.num_queries + per_key * method.num_keys
+    flops = passes * _forward_flops(model.backbone, model.stem, settings.views.image_size)
     if method.num_local_queries:
-        views[settings.views.local_size] = 3 * method.num_local_queries
-    flops = sum(passes * _forward_flops(model.backbone, model.stem, size) for size, passes in views.items())
+        flops += 3 * method.num_local_queries * _forward_flops(model.backbone, model.stem, settings.views.local_size)
     return settings.train.epochs * flops
 
 
