@@ -21,7 +21,8 @@ from jcl.data import ImageBatch
 from jcl.runs.checkpoint import Progress, list_checkpoints
 from jcl.runs.saver import CheckpointSaver
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import RecordSettings, Settings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import STEPS_BEFORE_RECORDING, TrainingStep

@@ -28,7 +28,8 @@ from machine import save
 from jcl.core.encoder import Encoder, build_backbone, patch_embedding
 from jcl.data import BatchLoader, ImageBatch, open_data
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 

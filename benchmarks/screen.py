@@ -22,7 +22,7 @@ from machine import save
 from processes import Processes, jcl_command, training_command
 
 from jcl.errors import JclError
-from jcl.settings.training import PretrainOptions
+from jcl.settings.commands import PretrainOptions
 
 FIRST_ROWS = ((1, 1, 1, 0, 1, 0, 0), (1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0))  # of the designs with 8 and 12 runs
 FIXED = {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}

@@ -27,7 +27,7 @@ from held_out import hold_out
 from machine import save
 from processes import Processes, jcl_command, training_command
 
-from jcl.settings.training import PretrainOptions
+from jcl.settings.commands import PretrainOptions
 
 HELD_OUT_EVERY = 6  # images of a class
 FIXED = {"record.knn_every": 0, "record.report": False, "record.tensorboard": False}

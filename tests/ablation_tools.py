@@ -11,7 +11,7 @@ from rich.console import Console
 from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation
 from jcl.commands.ablation_cell import run_cell
 from jcl.errors import Interrupted, JclError
-from jcl.settings.evaluation import Protocol
+from jcl.settings.commands import ProbeProtocol
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.signals import StopRequest
@@ -44,7 +44,7 @@ def small_plan(
     seeds: Sequence[int] = (0,),
     method: str | None = None,
     alone: bool = False,
-    protocol: Protocol = "fast",
+    protocol: ProbeProtocol = "fast",
     console: Console = QUIET,
     **changes: Any,
 ) -> Plan:

@@ -22,8 +22,7 @@ import torch._dynamo  # noqa: F401
 
 import jcl.commands.pretrain
 import jcl.commands.probes
-import jcl.settings.evaluation
-import jcl.settings.training
+import jcl.settings.commands
 from jcl.data.batch import DecodedCache
 from jcl.errors import DataError
 from launch_tools import descendants, wait_until

@@ -14,7 +14,7 @@ from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import ClassifierTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import read_tensors
-from jcl.settings.evaluation import FinetuneOptions, LinearOptions
+from jcl.settings.commands import FinetuneOptions, LinearOptions
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 

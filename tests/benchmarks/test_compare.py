@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import settings_text
 from launch_tools import wait_until
 from small_runs import drawn_pixels

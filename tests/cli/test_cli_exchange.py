@@ -12,7 +12,7 @@ import torchvision
 
 import jcl
 from jcl.export import TARGETS
-from jcl.settings.exchange import Target
+from jcl.settings.commands import Target
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ main()
 
 @pytest.mark.parametrize(
     ("module", "name", "code"),
-    [("jcl.cli", "SIGINT", 130), ("jcl.cli", "SIGTERM", 75), ("jcl.settings.training", "SIGUSR1", 75)],
+    [("jcl.cli", "SIGINT", 130), ("jcl.cli", "SIGTERM", 75), ("jcl.settings.commands", "SIGUSR1", 75)],
 )
 def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, module: str, name: str, code: int):
     program = BEFORE_IMPORT.format(module=module, name=name)

@@ -22,7 +22,7 @@ from jcl.commands.run import open_trained
 from jcl.errors import RunError
 from jcl.evaluate.quality import Quality
 from jcl.runs.metrics import read_metrics
-from jcl.settings.studies import BoundOptions
+from jcl.settings.commands import BoundOptions
 from small_runs import drawn_pixels, tiny_settings
 
 CPU = torch.device("cpu")

@@ -21,7 +21,8 @@ from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
 from jcl.runs.lock import RunLock
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.studies.cells import full_name
 from small_runs import drawn_pixels, tiny_settings
 

@@ -16,7 +16,7 @@ from jcl.commands.embed import embed as embed_with
 from jcl.data import open_data, write_shards
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import read_feature_file
-from jcl.settings.exchange import EmbedOptions
+from jcl.settings.commands import EmbedOptions
 from small_runs import drawn_pixels, write_image_folder
 
 

@@ -15,7 +15,8 @@ from jcl.commands.run import Run
 from jcl.core.encoder import build_backbone
 from jcl.errors import SettingsError
 from jcl.export.initial import initial_facts, initial_tensors, read_initial
-from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import with_values
 from jcl.train.build import build_learner
 from launch_tools import forked_ranks

@@ -17,7 +17,7 @@ from jcl.commands.neighbours import Matches, draw_matches
 from jcl.commands.neighbours import find_neighbours as find_with
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, read_feature_file, write_feature_file
-from jcl.settings.exchange import EmbedOptions, NeighboursOptions
+from jcl.settings.commands import EmbedOptions, NeighboursOptions
 from small_runs import tiny_settings, write_image_folder
 
 

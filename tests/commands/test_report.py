@@ -19,7 +19,8 @@ from jcl.commands.report_sample import example_views
 from jcl.data import ImageData, open_data, write_shards
 from jcl.report.contents import Metric, NamedImage, NeighbourRow, RunContents
 from jcl.report.page import render_page
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import with_values
 from page_tools import EVIL_CLASS, EVIL_FILE, Reader, small_run
 from run_tools import QUIET

@@ -19,7 +19,8 @@ from jcl.data import BatchLoader, ImageBatch, UnreadableImage, open_data, open_d
 from jcl.data.check import check_data, survey_headers
 from jcl.data.decode import decode
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, ResolvedSettings, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import validated
 from jcl.train.build import run_view_recipe
 from jcl.views.parameters import draw_parameters

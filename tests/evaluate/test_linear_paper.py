@@ -25,7 +25,7 @@ from jcl.evaluate.supervised import (
     training_loader,
 )
 from jcl.export import BackboneInfo
-from jcl.settings.evaluation import LinearOptions
+from jcl.settings.commands import LinearOptions
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
 from jcl.train.trainer import Trainer

@@ -5,7 +5,8 @@ import pytest
 
 from jcl.errors import RunError
 from jcl.runs.folder import RunFolder, add_skipped, new_folder, numbered_folders, read_skipped
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings
 
 

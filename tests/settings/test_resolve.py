@@ -4,10 +4,11 @@ from dataclasses import replace
 import pytest
 
 from jcl.errors import SettingsError
+from jcl.settings.commands import RunOptions
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, InitialWeights, default_knn_k, fit_to_ranks, resolve
+from jcl.settings.resolve import default_knn_k, fit_to_ranks, resolve
+from jcl.settings.resolved import DataFacts, InitialWeights
 from jcl.settings.schema import Settings
-from jcl.settings.training import RunOptions
 
 SIZES = [20, 100, 1_000, 5_000, 50_000, 130_000, 1_281_167, 2_000_000]
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from jcl.errors import SettingsError
-from jcl.settings.studies import CostOptions
+from jcl.settings.commands import CostOptions
 from jcl.studies.cost import (
     KILLED,
     OUT_OF_MEMORY,

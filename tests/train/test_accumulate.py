@@ -7,8 +7,8 @@ import jcl
 from jcl.data import ImageBatch
 from jcl.errors import RunError, SettingsError
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, fit_to_ranks, resolve
-from jcl.settings.resolved import ResolvedSettings
+from jcl.settings.resolve import fit_to_ranks, resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.studies.cost import measure_training_step, run_in_subprocess
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep

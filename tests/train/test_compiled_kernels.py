@@ -13,7 +13,8 @@ from torch._inductor.utils import run_and_get_code
 
 from jcl.data import ImageBatch
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from jcl.views import ViewMaker, view_recipe

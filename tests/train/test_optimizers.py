@@ -15,8 +15,8 @@ from jcl.core.encoder import patch_embedding
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, SettingsError
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, resolve
-from jcl.settings.resolved import ResolvedSettings
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from run_tools import QUIET, assert_same, stop_after

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.train.profile import faster_options
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import ViewSettings
 from jcl.train.build import run_view_recipe
 from jcl.views import view_recipe

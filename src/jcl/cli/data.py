@@ -14,12 +14,12 @@ from jcl.console import format_bytes, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport, SplitReport
-    from jcl.settings.training import CheckOptions, RecipesOptions, ShardOptions, ViewsOptions
+    from jcl.settings.commands import CheckOptions, RecipesOptions, ShardOptions, ViewsOptions
 
 _SHOWN = 5  # names per problem; --json has all of them
 
 
-@command("recipes", "training.RecipesOptions", group=DATA)
+@command("recipes", "commands.RecipesOptions", group=DATA)
 def recipes(options: RecipesOptions) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
@@ -43,7 +43,7 @@ def recipes(options: RecipesOptions) -> None:
         out.print(text_table(["recipe", "what it is"], [(each, recipe_summary(each)) for each in recipe_names()]))
 
 
-@command("check", "training.CheckOptions", group=DATA)
+@command("check", "commands.CheckOptions", group=DATA)
 def check(options: CheckOptions) -> dict[str, Any]:
     """Read every image before training: sizes, classes, duplicates and unreadable files."""
     from jcl.data import open_data
@@ -55,7 +55,7 @@ def check(options: CheckOptions) -> dict[str, Any]:
     return report.as_dict()
 
 
-@command("views", "training.ViewsOptions", group=DATA)
+@command("views", "commands.ViewsOptions", group=DATA)
 def views(options: ViewsOptions) -> dict[str, Any]:
     """Draw the views that the network will see. Takes the settings of `jcl pretrain`.
 
@@ -71,7 +71,7 @@ def views(options: ViewsOptions) -> dict[str, Any]:
     return recipe
 
 
-@command("shard", "training.ShardOptions", group=DATA)
+@command("shard", "commands.ShardOptions", group=DATA)
 def shard(options: ShardOptions) -> dict[str, Any]:
     """Pack images into WebDataset tar files, which are faster to read than millions of small files."""
     from jcl.commands.run_data import open_with_warnings

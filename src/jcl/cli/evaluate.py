@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from jcl.commands.compare import Comparison
     from jcl.commands.probes import LinearReport
     from jcl.evaluate.knn import KnnResult
+    from jcl.settings.commands import CompareOptions, FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
     from jcl.settings.detection import DetectOptions, DetectTableOptions
-    from jcl.settings.evaluation import CompareOptions, FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
 
 _MEASURES = {"rankme": "RankMe", "alpha_req": "alpha-ReQ", "lidar": "LiDAR"}
 _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
-@command("knn", "evaluation.KnnOptions", group=EVALUATE)
+@command("knn", "commands.KnnOptions", group=EVALUATE)
 def knn(options: KnnOptions) -> dict[str, Any]:
     """Evaluate frozen features with weighted k-nearest neighbours."""
     from jcl.commands.probes import measure_knn
@@ -70,7 +70,7 @@ def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
     return figures | about | {"classes": len(first.classes)} | first.run_state
 
 
-@command("linear", "evaluation.LinearOptions", group=EVALUATE)
+@command("linear", "commands.LinearOptions", group=EVALUATE)
 def linear(options: LinearOptions) -> dict[str, Any]:
     """Evaluate frozen features with a linear classifier.
 
@@ -95,7 +95,7 @@ def linear(options: LinearOptions) -> dict[str, Any]:
     return figures
 
 
-@command("finetune", "evaluation.FinetuneOptions", group=EVALUATE)
+@command("finetune", "commands.FinetuneOptions", group=EVALUATE)
 def finetune(options: FinetuneOptions) -> dict[str, Any]:
     """Train the whole network with all labels or a few of them.
 
@@ -121,7 +121,7 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     return summary
 
 
-@command("report", "evaluation.ReportOptions", group=EVALUATE)
+@command("report", "commands.ReportOptions", group=EVALUATE)
 def report(options: ReportOptions) -> dict[str, Any]:
     """Write one HTML page about one or several runs: curves, accuracies, neighbours, views, settings.
 
@@ -137,7 +137,7 @@ def report(options: ReportOptions) -> dict[str, Any]:
     return made.as_dict()
 
 
-@command("compare", "evaluation.CompareOptions", group=EVALUATE)
+@command("compare", "commands.CompareOptions", group=EVALUATE)
 def compare(options: CompareOptions) -> dict[str, Any]:
     """Say without labels which of several runs or checkpoints has the better features, and how sure that is.
 

@@ -14,10 +14,10 @@ from jcl.paths import expand_user
 
 if TYPE_CHECKING:
     from jcl.commands.neighbours import Matches
-    from jcl.settings.exchange import EmbedOptions, ExportOptions, ImportOptions, NeighboursOptions
+    from jcl.settings.commands import EmbedOptions, ExportOptions, ImportOptions, NeighboursOptions
 
 
-@command("embed", "exchange.EmbedOptions", group=EVALUATE)
+@command("embed", "commands.EmbedOptions", group=EVALUATE)
 def embed(options: EmbedOptions) -> dict[str, Any]:
     """Write the features of all images to a file, with their names, labels and splits.
 
@@ -35,7 +35,7 @@ def embed(options: EmbedOptions) -> dict[str, Any]:
     return report.as_dict()
 
 
-@command("neighbours", "exchange.NeighboursOptions", group=EVALUATE)
+@command("neighbours", "commands.NeighboursOptions", group=EVALUATE)
 def neighbours(options: NeighboursOptions) -> dict[str, Any]:
     """Find the images with the most similar features.
 
@@ -82,7 +82,7 @@ def _draw(matches: Matches, picture: Path) -> None:
     echo(f"The neighbors{some} are drawn in {picture}.")
 
 
-@command("import", "exchange.ImportOptions", group=EXCHANGE)
+@command("import", "commands.ImportOptions", group=EXCHANGE)
 def import_(options: ImportOptions) -> None:
     """Import a backbone that another program trained, without executing anything in its file."""
     from jcl.export import import_backbone
@@ -101,7 +101,7 @@ def import_(options: ImportOptions) -> None:
     echo(f"Written to {options.out}. Use it like a run, for example: `jcl knn {shell_quote(options.out)} DATA`.")
 
 
-@command("export", "exchange.ExportOptions", group=EXCHANGE)
+@command("export", "commands.ExportOptions", group=EXCHANGE)
 def export(options: ExportOptions) -> None:
     """Write a backbone for torchvision, timm, detectron2, mmdetection, ultralytics, ONNX or a model hub."""
     from jcl.export import export_backbone

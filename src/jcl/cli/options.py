@@ -1,6 +1,6 @@
 """Builds a command from the pydantic model of its options (`jcl.settings.options`).
 
-    @command("knn", "evaluation.KnnOptions", group=EVALUATE)
+    @command("knn", "commands.KnnOptions", group=EVALUATE)
     def knn(options: KnnOptions) -> dict[str, Any]:
         '''Help text of the command.'''
 
@@ -141,8 +141,7 @@ def _validated(context: typer.Context, model: type[Options], values: dict[str, A
     if not field:  # about several options
         raise WrongUsage(problems[0]["msg"].removeprefix("Value error, "), context.command_path)
     of_field = [problem for problem in problems if problem["loc"][0] == field]
-    flag = _flags(str(field), model.model_fields[str(field)])[-1]
-    raise WrongUsage(invalid_value(flag, of_field, str(of_field[0]["input"])), context.command_path)
+    raise WrongUsage(invalid_value(model.flag(str(field)), of_field, str(of_field[0]["input"])), context.command_path)
 
 
 def _parameters(model: type[Options]) -> list[inspect.Parameter]:
@@ -170,21 +169,13 @@ def _parameter(name: str, field: FieldInfo, cli: CliField) -> inspect.Parameter:
     if cli.positional:
         info: Any = typer.Argument(show_default=default is not None, **declared)
     else:
-        info = typer.Option(*_flags(name, field), **declared)
+        info = typer.Option(*cli.names(name), **declared)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=inspect.Parameter.empty if default is ... else default,
         annotation=Annotated[kind if default is not None else kind | None, info],
     )
-
-
-def _flags(name: str, field: FieldInfo) -> tuple[str, ...]:
-    """The flags of an option, last the one that messages use; for an argument, its name in the usage line."""
-    from jcl.settings.options import cli_field
-
-    cli = cli_field(field)
-    return (cli.metavar or name.upper(),) if cli.positional else cli.flags or (f"--{name.replace('_', '-')}",)
 
 
 def _default_text(default: Any) -> Any:

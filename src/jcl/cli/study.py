@@ -23,14 +23,14 @@ from jcl.console import format_bytes, pluralize
 
 if TYPE_CHECKING:
     from jcl.commands.ablate import Ablation
-    from jcl.settings.studies import AblateCellOptions, AblateOptions, BoundOptions, CostOptions, DistributionOptions
+    from jcl.settings.commands import AblateCellOptions, AblateOptions, BoundOptions, CostOptions, DistributionOptions
     from jcl.studies.ablation import Point
     from jcl.studies.bound import BoundRow, GaussianCase, RunBounds
     from jcl.studies.cost import CostReport
     from jcl.studies.distribution import DistributionReport
 
 
-@command("ablate", "studies.AblateOptions", group=STUDY)
+@command("ablate", "commands.AblateOptions", group=STUDY)
 def ablate(options: AblateOptions) -> None:
     """Train with several values of a setting and plot the accuracy.
 
@@ -52,7 +52,7 @@ def ablate(options: AblateOptions) -> None:
     found.raise_if_incomplete()
 
 
-@command("ablate-cell", "studies.AblateCellOptions", group=STUDY)
+@command("ablate-cell", "commands.AblateCellOptions", group=STUDY)
 def ablate_cell(options: AblateCellOptions) -> dict[str, Any]:
     """Train and measure one cell of an ablation, or continue it.
 
@@ -107,7 +107,7 @@ def _mean(point: Point, metric: str) -> str:
     return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
 
 
-@command("distribution", "studies.DistributionOptions", group=STUDY)
+@command("distribution", "commands.DistributionOptions", group=STUDY)
 def distribution(options: DistributionOptions) -> None:
     """Compare networks by the similarity of the views of an image (Figure 3).
 
@@ -153,7 +153,7 @@ def _print_distribution(report: DistributionReport) -> None:
         echo(f"Skipped {pluralize(report.summary['skipped'], 'unreadable image')}.")
 
 
-@command("bound", "studies.BoundOptions", group=STUDY)
+@command("bound", "commands.BoundOptions", group=STUDY)
 def bound(options: BoundOptions) -> None:
     """Measure how tight the bound of Eq. 8 is and how Gaussian keys are.
 
@@ -241,7 +241,7 @@ def _warn_about_scales(row: BoundRow) -> None:
         echo("Eq. 8 is a bound for scales of at least 1; below 1 it may be less than Eq. 4.")
 
 
-@command("cost", "studies.CostOptions", group=STUDY)
+@command("cost", "commands.CostOptions", group=STUDY)
 def cost(options: CostOptions) -> None:
     """Measure memory and time of a step for different numbers of keys.
 

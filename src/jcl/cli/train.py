@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from jcl.commands.run import Run
-    from jcl.settings.training import DemoOptions, PretrainOptions, ResumeOptions
+    from jcl.settings.commands import DemoOptions, PretrainOptions, ResumeOptions
     from jcl.train.profile import StepProfile
 
 
-@command("pretrain", "training.PretrainOptions", group=TRAIN)
+@command("pretrain", "commands.PretrainOptions", group=TRAIN)
 def pretrain(options: PretrainOptions) -> dict[str, Any]:
     """Pre-train a backbone on images without labels.
 
@@ -34,7 +34,7 @@ def pretrain(options: PretrainOptions) -> dict[str, Any]:
     return _report_run(run_pretraining(settings, options.out, resume=options.resume, console=err))
 
 
-@command("resume", "training.ResumeOptions", group=TRAIN)
+@command("resume", "commands.ResumeOptions", group=TRAIN)
 def resume(options: ResumeOptions) -> dict[str, Any]:
     """Continue a stopped run exactly where it was."""
     from jcl.commands.pretrain import resume as resume_pretraining
@@ -42,7 +42,7 @@ def resume(options: ResumeOptions) -> dict[str, Any]:
     return _report_run(resume_pretraining(options.run, console=err, device=options.device))
 
 
-@command("demo", "training.DemoOptions", group=TRAIN)
+@command("demo", "commands.DemoOptions", group=TRAIN)
 def demo(options: DemoOptions) -> dict[str, Any]:
     """See it work in two minutes on a CPU: MoCo v2 and JCL on synthetic images."""
     from jcl.commands.demo import run_demo

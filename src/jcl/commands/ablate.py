@@ -29,10 +29,10 @@ from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import RunLock
-from jcl.settings.evaluation import Protocol
-from jcl.settings.resolve import DataFacts, resolve
+from jcl.settings.commands import AblateOptions, ProbeProtocol
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings, values_of, with_values
-from jcl.settings.studies import AblateOptions
 from jcl.signals import StopRequest
 from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, as_csv, flat_results, points_of
 from jcl.studies.cells import (
@@ -80,7 +80,7 @@ def plan_ablation(
     console: Console,
     *,
     alone: bool = False,
-    protocol: Protocol = "fast",
+    protocol: ProbeProtocol = "fast",
 ) -> Plan:
     """Check all values and the data, and plan the cells. Writes nothing.
 

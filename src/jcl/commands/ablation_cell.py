@@ -22,7 +22,7 @@ from jcl.evaluate.linear import linear_probe
 from jcl.runs.folder import RunFolder, add_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import FolderLocked
-from jcl.settings.evaluation import LinearOptions
+from jcl.settings.commands import LinearOptions
 from jcl.settings.schema import Settings, with_values
 from jcl.studies.ablation import CellFolder
 

@@ -18,8 +18,8 @@ from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
+from jcl.settings.commands import BoundOptions, parse_integers, parse_numbers
 from jcl.settings.schema import with_values
-from jcl.settings.studies import BoundOptions, parse_integers, parse_numbers
 from jcl.studies.bound import (
     MIN_SAMPLES,
     BoundRow,

@@ -17,7 +17,7 @@ from jcl.export.loading import checkpoint_run
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
-from jcl.settings.evaluation import CompareOptions
+from jcl.settings.commands import CompareOptions
 from jcl.studies.distribution import ViewSampler, quality_features
 
 CLEAR = 0.975  # share of the halves of the images in which the better one is better

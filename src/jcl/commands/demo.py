@@ -24,7 +24,7 @@ from jcl.evaluate.knn import evaluate_knn
 from jcl.report.figures import draw_neighbours, plot_comparison
 from jcl.runs.folder import new_folder
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedSettings
 
 
 def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.loading import checkpoint_run, open_backbone
 from jcl.paths import expand_user
 from jcl.runs.folder import RunFolder
-from jcl.settings.resolve import ResolvedSettings, canvas_side
-from jcl.settings.studies import DistributionOptions
+from jcl.settings.commands import DistributionOptions
+from jcl.settings.resolve import canvas_side
+from jcl.settings.resolved import ResolvedSettings
 from jcl.studies.distribution import DistributionReport, Viewer, sample_rows, view_sampler, view_spreads
 from jcl.train.build import recipe_changes, run_view_recipe
 from jcl.views import view_recipe

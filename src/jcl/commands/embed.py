@@ -19,7 +19,7 @@ from jcl.evaluate.feature_file import FeatureInfo, FeatureTable, check_writable,
 from jcl.evaluate.features import labels_of
 from jcl.export.backbone_file import weights_digest
 from jcl.paths import expand_user
-from jcl.settings.exchange import EmbedOptions
+from jcl.settings.commands import EmbedOptions
 
 PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Progress = Callable[[int, int], None]

@@ -24,7 +24,7 @@ from jcl.evaluate.supervised import Classifier, ClassifierTraining, crop_and_fli
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import new_folder
 from jcl.runs.lock import RunLock
-from jcl.settings.evaluation import FinetuneOptions
+from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
 
 DEFAULT_LR = 0.1  # for a batch of 256, scaled by the square root of the batch size

@@ -25,7 +25,7 @@ from jcl.export.loading import open_backbone
 from jcl.paths import expand_user, path_in
 from jcl.report.contents import NamedImage, NeighbourRow
 from jcl.report.figures import draw_neighbours
-from jcl.settings.exchange import NeighboursOptions
+from jcl.settings.commands import NeighboursOptions
 
 DRAWN: Final = 16  # queries in a picture at most, and neighbours of each
 _CANVAS: Final = 256  # size in pixels at which images of a picture are decoded

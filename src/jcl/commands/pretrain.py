@@ -27,8 +27,8 @@ from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.export.initial import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
-from jcl.settings.resolve import Choice, ResolvedSettings, fit_to_ranks, resolve
-from jcl.settings.resolved import describe_views
+from jcl.settings.resolve import fit_to_ranks, resolve
+from jcl.settings.resolved import Choice, ResolvedSettings, describe_views
 from jcl.settings.schema import Settings, TrainSettings, setting_names, validated, values_of, with_values
 from jcl.studies.ablation import AblationFolder
 from jcl.train.profile import StepProfile, profile_steps

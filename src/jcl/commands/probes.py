@@ -36,7 +36,7 @@ from jcl.evaluate.linear import (
 from jcl.evaluate.supervised import Classifier, ClassifierResult, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export.backbone_file import weights_digest
 from jcl.runs.json_object import write_object
-from jcl.settings.evaluation import KnnOptions, LinearOptions
+from jcl.settings.commands import KnnOptions, LinearOptions
 from jcl.settings.resolve import default_knn_k
 from jcl.settings.schema import TrainSettings
 
@@ -103,7 +103,7 @@ def measure_linear(
     if options.protocol == "fast":
         for name in _PAPER_OPTIONS:
             if getattr(options, name) != LinearOptions.model_fields[name].default:
-                raise SettingsError(f"--{name.replace('_', '-')} needs --protocol paper.")
+                raise SettingsError(f"{options.flag(name)} needs --protocol paper.")
         grid = ProbeGrid(options.lr or LEARNING_RATES, options.weight_decay or WEIGHT_DECAYS)
         target = open_target(options.weights, options.data, options.device, console)
         task, started = classification_task(target.data), time.perf_counter()

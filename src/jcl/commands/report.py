@@ -30,7 +30,7 @@ from jcl.runs.atomic import refuse_links, refuse_overwrite, write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import is_number, read_object
 from jcl.runs.metrics import read_metrics
-from jcl.settings.evaluation import ReportOptions
+from jcl.settings.commands import ReportOptions
 from jcl.settings.schema import Settings, with_values
 
 _MAX_SKIPPED = 1_000_000  # characters of skipped.txt

@@ -30,7 +30,8 @@ from jcl.random import REPORT_SAMPLE, permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
 from jcl.report.figures import draw_views
 from jcl.report.page import IMAGE_SIDE, view_names
-from jcl.settings.resolve import ResolvedSettings, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings
 from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe

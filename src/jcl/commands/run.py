@@ -31,7 +31,8 @@ from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import RunLock
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, read_metrics
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import Choice, DataFacts, ResolvedSettings, resolve
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
 from jcl.train.build import build_learner
 
 

@@ -16,7 +16,7 @@ from jcl.errors import DataError, RunError, SettingsError
 from jcl.export.initial import LIBRARIES, initial_facts
 from jcl.export.reading import WeightsFile
 from jcl.paths import expand_user, hub_name, path_in
-from jcl.settings.resolve import DataFacts
+from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings, with_values
 
 

@@ -32,7 +32,7 @@ from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
 from jcl.runs.trackers import Tracker, open_tracker
-from jcl.settings.resolve import Choice, ResolvedSettings
+from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of, with_values
 from jcl.studies.distribution import online_quality
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options

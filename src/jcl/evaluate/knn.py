@@ -31,7 +31,7 @@ from jcl.evaluate.classification import (
 )
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks, labels_of
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedSettings
 
 
 @dataclass(frozen=True)

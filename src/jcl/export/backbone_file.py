@@ -15,7 +15,7 @@ from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import tensors_digest, to_safetensors
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedSettings
 
 FORMAT = "jcl-backbone-1"
 INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries

@@ -14,7 +14,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.export.hub import library_errors
 from jcl.export.loading import load_network, network_name, open_weights, stem_of
 from jcl.export.reading import WeightsFile
-from jcl.settings.resolve import InitialWeights, ResolvedSettings
+from jcl.settings.resolved import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
 
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths

@@ -13,7 +13,7 @@ from jcl.console import plain_names
 from jcl.evaluate.baselines import Estimate
 from jcl.evaluate.knn import KnnResult
 from jcl.runs.json_object import is_number
-from jcl.settings.resolve import Choice, ResolvedSettings
+from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.studies.distribution import ViewSpread
 
 

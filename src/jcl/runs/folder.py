@@ -17,7 +17,7 @@ from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import RunLock, is_locked
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
 RUN_ID = "run_id"

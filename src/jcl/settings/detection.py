@@ -177,19 +177,14 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
         if self.resume is not None and self.eval_only is not None:
             raise SettingsError("--resume and --eval-only exclude each other.")
         if self.resume is not None and settings:
-            raise SettingsError(f"--resume continues with the settings of the run; remove {_flag(settings)}.")
+            raise SettingsError(f"--resume continues with the settings of the run; remove {self.flag(min(settings))}.")
         settings -= {*CocoSettings.model_fields, "out", "device"}
         if self.eval_only is not None and settings:
-            raise SettingsError(f"--eval-only does not train; remove {_flag(settings)}.")
+            raise SettingsError(f"--eval-only does not train; remove {self.flag(min(settings))}.")
         if self.resume is None and self.eval_only is None and not {"task", "init"} <= self.values.keys():
             raise SettingsError("Give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
         if {"schedule", "iterations"} <= self.model_fields_set:
             raise SettingsError("--schedule and --iterations exclude each other.")
-
-
-def _flag(names: set[str]) -> str:
-    name = min(names)
-    return "--coco" if name == "folder" else f"--{name.replace('_', '-')}"
 
 
 class DetectTableOptions(Options):

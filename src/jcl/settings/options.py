@@ -33,6 +33,12 @@ class CliField:
     positional: bool = False
     setting: str = ""  # the dotted name of the run setting that the option sets
 
+    def names(self, field: str) -> tuple[str, ...]:
+        """The flags of a field, last the one that messages use; for an argument, its name in the usage line."""
+        if self.positional:
+            return (self.metavar or field.upper(),)
+        return self.flags or (f"--{field.replace('_', '-')}",)
+
 
 def option(default: Any, help: str, *flags: str, panel: str = "", metavar: str | None = None, setting: str = "") -> Any:
     """A field that is an option; `...` as the default makes it required."""
@@ -62,6 +68,11 @@ class Options(Section):
     def _expand_home(cls, value: Any) -> Any:
         """Shells leave `~` in `--out=~/runs` alone."""
         return expand_user(value) if isinstance(value, Path) else value
+
+    @classmethod
+    def flag(cls, name: str) -> str:
+        """What messages call a field."""
+        return cli_field(cls.model_fields[name]).names(name)[-1]
 
 
 class JsonOptions(Options):

@@ -12,10 +12,7 @@ from jcl.core.encoder import BackboneTraits, backbone_traits
 from jcl.core.registry import METHODS
 from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
-from jcl.settings.resolved import Choice as Choice
-from jcl.settings.resolved import DataFacts as DataFacts
-from jcl.settings.resolved import InitialWeights as InitialWeights
-from jcl.settings.resolved import ResolvedSettings as ResolvedSettings
+from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
 from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD
 

@@ -18,7 +18,7 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
-from jcl.settings.evaluation import Protocol
+from jcl.settings.commands import ProbeProtocol
 from jcl.settings.schema import Settings, affects_results, validated
 from jcl.studies.cells import Cell, distinct_values, short_name
 
@@ -71,7 +71,7 @@ class CellFolder:
             values, seed, settings = dict(planned["values"]), int(planned["seed"]), dict(planned["settings"])
         except (KeyError, TypeError, ValueError):
             raise RunError(f"{self.plan_file} is not a cell plan; remove it and run `jcl ablate` again.") from None
-        protocol: Protocol = "paper" if planned.get("protocol") == "paper" else "fast"
+        protocol: ProbeProtocol = "paper" if planned.get("protocol") == "paper" else "fast"
         return Cell(values, seed, validated(Settings, settings, str(self.plan_file)), protocol)
 
     def result(self) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ import yaml
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.runs.json_object import format_value
-from jcl.settings.evaluation import Protocol
+from jcl.settings.commands import ProbeProtocol
 from jcl.settings.schema import Settings, affects_results, parse_yaml, set_value, setting_names, values_of
 
 Axes = Mapping[str, Sequence[Any]]
@@ -38,7 +38,7 @@ class Cell:
     values: Mapping[str, Any]
     seed: int
     settings: Settings
-    protocol: Protocol = "fast"
+    protocol: ProbeProtocol = "fast"
 
     @property
     def name(self) -> str:

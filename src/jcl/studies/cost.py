@@ -26,10 +26,11 @@ from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import JclError
+from jcl.settings.commands import CostOptions, parse_integers
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolve import DataFacts, ResolvedSettings, passes_for_constant_memory, resolve
+from jcl.settings.resolve import passes_for_constant_memory, resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import with_values
-from jcl.settings.studies import CostOptions, parse_integers
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 

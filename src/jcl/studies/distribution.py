@@ -31,8 +31,8 @@ from jcl.evaluate.features import FeatureSettings, evaluation_mode
 from jcl.evaluate.quality import QualityFeatures
 from jcl.random import IMAGE_CHOICE, permutation
 from jcl.runs.atomic import write_atomically
+from jcl.settings.commands import ViewOptions
 from jcl.settings.resolved import ResolvedSettings
-from jcl.settings.studies import ViewOptions
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, ViewRecipe, centre_views
 

@@ -15,8 +15,7 @@ from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.distributed.device import choose_precision, to_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
-from jcl.settings.resolve import ResolvedSettings
-from jcl.settings.resolved import ResolvedViewSettings
+from jcl.settings.resolved import ResolvedSettings, ResolvedViewSettings
 from jcl.train.step import StepOptions
 from jcl.views import ViewRecipe, view_recipe
 

@@ -11,7 +11,7 @@ from jcl.core.method import StepFigures
 from jcl.data import BatchLoader, ImageBatch
 from jcl.errors import DataError
 from jcl.runs.checkpoint import Progress
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedSettings
 from jcl.train.schedule import backbone_share, covariance_scale, key_momentum, learning_rate
 from jcl.train.step import MAX_SKIPPED_IN_A_ROW, TrainingStep
 from jcl.train.trainer import Trainer, TrainingTask

@@ -16,7 +16,7 @@ from jcl.core.encoder import Stem, build_backbone
 from jcl.core.registry import METHODS
 from jcl.data import BatchLoader
 from jcl.errors import SettingsError
-from jcl.settings.resolve import ResolvedSettings
+from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import with_values
 from jcl.train.step import TrainingStep
 

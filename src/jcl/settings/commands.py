@@ -1,0 +1,335 @@
+"""Options of the commands; those of `jcl detect` are in `detection.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from jcl.errors import SettingsError
+from jcl.settings.options import (
+    DATA,
+    HARDWARE,
+    OUTPUT,
+    SETTINGS,
+    DeviceOptions,
+    DevicesOptions,
+    ForceOptions,
+    JsonOptions,
+    Options,
+    SeedOptions,
+    WorkersOptions,
+    argument,
+    cli_field,
+    option,
+    with_settings,
+)
+from jcl.settings.recipes import build_settings, recipe_names
+from jcl.settings.schema import BatchSize, Count, Positive, PositiveInt, Settings, parse_yaml
+
+ProbeProtocol = Literal["fast", "paper"]
+Target = Literal[
+    "torchvision", "timm", "detectron2", "mmdetection", "ultralytics", "safetensors", "onnx", "hub-folder", "hf"
+]
+
+_DATA = "A folder of images, a .npz file, .tar shards, or demo, cifar10, cifar100 or stl10."
+_WEIGHTS = "A run folder, a weights file or hf:USER/NAME."
+_BACKBONE = "torchvision or timm name of the network, if the file does not state it."
+
+# The settings with an option, and its panel in the help.
+RUN_SETTINGS = {
+    "data.location": "",
+    "method.name": "",
+    "model.backbone": "",
+    "model.init": "",
+    "views.image_size": "",
+    "train.epochs": "",
+    "train.batch_size": "",
+    "train.lr": "",
+    "method.num_keys": "",
+    "method.covariance_scale": "",
+    "method.temperature": "",
+    "train.seed": "",
+    "train.on_nan": SETTINGS,
+    "data.strict": DATA,
+    "data.subset": DATA,
+    "train.accumulate": HARDWARE,
+    "train.device": HARDWARE,
+    "record.track": OUTPUT,
+}
+
+
+@with_settings(RUN_SETTINGS)
+class RunOptions(Options):
+    """Options that determine the settings of a run."""
+
+    recipe: str | None = option(None, "Recipe (`jcl recipes`) or a file.")
+    assignments: tuple[str, ...] = option(
+        (), "Any setting (`jcl recipes --settings`).", "--set", metavar="SECTION.NAME=VALUE", panel=SETTINGS
+    )
+
+    def values(self) -> dict[str, Any]:
+        """The settings that were given, by dotted name: by options and by --set."""
+        assigned = _assigned(self.assignments)
+        values = dict(assigned)
+        for name, field in type(self).model_fields.items():
+            setting, value = cli_field(field).setting, getattr(self, name)
+            if not setting or value is None:
+                continue
+            if setting in assigned:
+                given = self.flag(name)
+                raise SettingsError(f"{setting} is given both with {given} and with --set; leave one of them out.")
+            values[setting] = value
+        return values
+
+    def settings(self, values: dict[str, Any] | None = None) -> Settings:
+        """The settings of a run with these `values` (default: those given); data sets with a recipe use their own.
+
+        Those are for training from scratch: with initial weights, everything is chosen as for your own images.
+        """
+        values = self.values() if values is None else values
+        named = "folder" if values.get("model.init") else _recipe_of(values.get("data.location"))
+        return build_settings(self.recipe or named, values=values)
+
+
+def _recipe_of(location: object) -> str:
+    """The recipe named after a known data set, else `folder`; the names of folders do not matter."""
+    from jcl.data.named import KNOWN_SETS
+
+    return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"
+
+
+def _assigned(texts: tuple[str, ...]) -> dict[str, Any]:
+    """The values given as `--set section.name=value`, read as YAML."""
+    values = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise SettingsError(f"--set takes SECTION.NAME=VALUE, but got {text!r}.")
+        try:
+            values[name.strip()] = parse_yaml(value)
+        except yaml.YAMLError:
+            raise SettingsError(f"--set cannot read the value in {text!r}; write lists as [1, 2, 3].") from None
+    return values
+
+
+class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
+    out: Path | None = option(None, "Run folder (default: in runs/).")
+    resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run.")
+    profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
+
+
+class ResumeOptions(DevicesOptions, JsonOptions):
+    run: Path = argument("RUN", "Folder of an unfinished run.")
+    device: str | None = option(None, "Device: auto, cpu, cuda, cuda:1, ... (default: the run's).", panel=HARDWARE)
+
+
+class DemoOptions(SeedOptions, JsonOptions):
+    out: Path | None = option(None, "Where to write (default: a new folder in runs/).")
+
+
+class EvaluationOptions(WorkersOptions, DeviceOptions, JsonOptions):
+    weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
+    data: str | None = argument("DATA", "Labeled data (default: the data of the run).", None)
+
+
+class FrozenOptions(EvaluationOptions):
+    no_untrained: bool = option(False, "Do not measure the untrained network for comparison.")
+
+
+class KnnOptions(FrozenOptions):
+    k: tuple[PositiveInt, ...] = option(
+        (), "Neighbors that vote; repeatable (default: 200, fewer for few images).", "-k"
+    )
+    temperature: tuple[Positive, ...] = option((0.1,), "Temperature of the votes; repeatable.")
+    batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
+
+
+class LinearOptions(SeedOptions, FrozenOptions):
+    protocol: ProbeProtocol = option(
+        "fast", "fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs."
+    )
+    lr: tuple[float, ...] = option((), "Learning rate; several make a grid (default: a grid; 30 for paper).")
+    weight_decay: tuple[float, ...] = option((), "Weight decay; several make a grid (default: a grid; 0 for paper).")
+    epochs: PositiveInt | None = option(None, "Epochs (default: depends on the number of images; 100 for paper).")
+    batch_size: BatchSize = option(256, "Images per forward pass; for paper, images per training step.")
+    least_crop: Annotated[float, Field(ge=0.01, le=1.0)] = option(
+        0.08, "Smallest fraction of an image in a training crop (paper)."
+    )
+    out: Path | None = option(None, "Folder for checkpoints (paper); the same command again resumes from it.")
+    per_class: bool = option(False, "Show the accuracy of each class too.", panel=OUTPUT)
+    compile: bool = option(False, "Compile the backbone (paper; pays off in long runs).", panel=HARDWARE)
+
+
+class FinetuneOptions(SeedOptions, EvaluationOptions):
+    weights: Path | None = argument("RUN_OR_WEIGHTS", _WEIGHTS, None)  # type: ignore[assignment]
+    labels: str = option("100%", "10%, 20-per-class, ...")
+    out: Path | None = option(None, "Folder (default: a new one in runs/).")
+    resume: Path | None = option(None, "Continue the fine-tuning in this folder.", metavar="FOLDER")
+    from_scratch: bool = option(False, "Start from random weights (a baseline).")
+    epochs: PositiveInt = option(50, "Training epochs.")
+    batch_size: BatchSize | None = option(None, "Images per step (default: by labels).")
+    lr: float | None = option(None, "Learning rate of the last backbone stage (default: scales with the batch).")
+    head_lr: float | None = option(None, "Learning rate of the new classifier (default: scales with the batch).")
+    layer_decay: float | None = option(None, "Ratio between the learning rates of consecutive stages (default: 0.7).")
+    weight_decay: float = option(1e-4, "Weight decay, not of norms and biases.")
+    warmup_epochs: float | None = option(None, "Warm-up epochs (default: a tenth).")
+    label_smoothing: float = option(0.0, "Label smoothing.")
+    jitter: bool = option(False, "Add color jitter to crops and flips.")
+    compile: bool = option(False, "Compile the backbone (pays off in long runs).", panel=HARDWARE)
+
+
+class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):
+    runs: tuple[Path, ...] = argument("RUN", "Run folders, finished or not.")
+    out: Path | None = option(None, "HTML file to write (default: report.html in the run folder).", "-o", "--out")
+    name: tuple[str, ...] = option((), "Name of a run on the page; repeatable, in the order of the runs.")
+    title: str | None = option(None, "Title of the page.")
+
+
+class NetworksOptions(Options):
+    weights: tuple[str, ...] = argument(
+        "RUN", "Runs, checkpoints of a run or weights files; the last may be the data (default: of the first run)."
+    )
+    views: str | None = option(None, "View recipe, such as moco-v2 (default: the first run's views).", metavar="RECIPE")
+
+
+class CompareOptions(NetworksOptions, WorkersOptions, DeviceOptions, JsonOptions):
+    images: Annotated[int, Field(ge=2)] = option(1000, "Number of images, drawn at random.")
+    views_per_image: Annotated[int, Field(ge=2)] = option(4, "Views of each image, for LiDAR.")
+
+
+class EmbedOptions(WorkersOptions, DeviceOptions, ForceOptions, JsonOptions):
+    weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
+    data: str = argument("DATA", _DATA)
+    out: Path = option(..., "File to write, .npz or .parquet.", "-o", "--out")
+    split: str = option("all", "train, test or all.")
+    batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
+    precision: Literal["float32", "bfloat16"] = option("float32", "Precision of the network.", panel=HARDWARE)
+
+
+class NeighboursOptions(DeviceOptions, ForceOptions, JsonOptions):
+    images: tuple[str, ...] = argument("IMAGE", "Image files, or names of images in the index.", ())
+    index: Path = option(..., "Features written by `jcl embed`.")
+    row: tuple[int, ...] = option((), "Row of the index to use as a query; repeatable.")
+    weights: Path | None = option(None, "Run or weights file (default: the one that made the index).")
+    k: PositiveInt = option(8, "Neighbors of each image.", "-k")
+    out: Path | None = option(None, "Also draw them to this .png file.", "-o", "--out")
+
+
+class AblateOptions(RunOptions, JsonOptions):
+    over: tuple[str, ...] = option((), "Setting to vary; several: a grid.", metavar="NAME=VALUES")
+    each_alone: bool = option(False, "Vary one setting at a time.")
+    seeds: str = option("1", "Seeds: 3, or 0,7,42.")
+    protocol: ProbeProtocol = option(
+        "fast", "Linear probe: fast, or the one of the paper's ablations (lr 10, 100 epochs)."
+    )
+    out: Path | None = option(None, "Folder (default: in runs/).")
+    at_once: PositiveInt = option(1, "Cells at once on a GPU or CPU.", panel=HARDWARE)
+    plan_only: bool = option(False, "Write the cells, but run none.")
+
+
+class AblateCellOptions(JsonOptions):
+    folder: Path = argument("CELL", "A folder in cells/ of an ablation.")
+    workers: Count | None = option(None, "Image decoding processes, unless set.", panel=HARDWARE)
+
+
+class PlotOptions(ForceOptions):
+    plot: Path | None = option(None, "Also plot to this .png file.", "-o", "--out", metavar="FILE", panel=OUTPUT)
+
+
+class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
+    batch_size: PositiveInt = option(512, "Views per forward pass.", panel=HARDWARE)
+    precision: str = option("auto", "Precision of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
+
+
+class DistributionOptions(NetworksOptions, ViewOptions):
+    of: Literal["backbone", "projection"] = option("backbone", "Features of the backbone or of the projection head.")
+    images: PositiveInt = option(32_768, "Number of images, drawn at random.")
+    views_per_image: PositiveInt = option(32, "Views of each image.")
+    split: str = option("train", "train or test.")
+    values: Path | None = option(None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT)
+
+
+class BoundOptions(ViewOptions):
+    run: Path | None = argument("RUN", "A run, a checkpoint of it or of MoCo's authors (default: Gaussian keys).", None)
+    data: str | None = argument("DATA", "Images (default: the data of the run).", None)
+    scales: str = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
+    dimensions: str = option("32,128", "Dimensions of Gaussian keys.", metavar="LIST")
+    spreads: str = option("0.1,0.2,0.4,0.6", "Spreads of Gaussian keys, between 0 and 1.", metavar="LIST")
+    temperatures: str = option("0.1,0.2", "Temperatures for Gaussian keys, or of MoCo's checkpoint.", metavar="LIST")
+    negatives: PositiveInt = option(4096, "Negatives for Gaussian keys; a run has its queue.")
+    draws: Annotated[int, Field(ge=100)] = option(16_384, "Gaussian keys drawn for each image.")
+    images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
+    keys: PositiveInt = option(256, "Views of each image of a run that serve as keys.")
+
+    def refuse_unused_options(self) -> None:
+        """Raise if an option was given that only the other kind of keys uses."""
+        gaussian = ("dimensions", "spreads", "negatives", "draws")
+        of_run = ("keys", "batch_size", "workers", "device", "precision")
+        for name in of_run if self.run is None else gaussian:
+            if name in self.model_fields_set:
+                needs = "needs a run" if self.run is None else "is for Gaussian keys, without a run"
+                raise SettingsError(f"{self.flag(name)} {needs}.")
+
+
+class CostOptions(PlotOptions, DeviceOptions, JsonOptions):
+    keys: str = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
+    recipe: str | None = option(None, "Recipe (default: the paper's on a GPU, a small network on a CPU).")
+    backbone: str | None = option(None, "Network, such as resnet18.")
+    image_size: PositiveInt | None = option(None, "Side of the views in pixels.")
+    batch_size: BatchSize | None = option(None, "Images per step.")
+    repeats: PositiveInt = option(5, "Timed steps per measurement.")
+
+
+def parse_numbers(text: str, name: str, valid: Callable[[float], bool], rule: str) -> list[float]:
+    """The distinct numbers of a list such as 0.1,0.2; `rule` describes the `valid` ones in the error."""
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise SettingsError(f"{name} takes comma-separated numbers, such as 1,2,4, but got {text!r}.") from None
+    if not all(math.isfinite(number) and valid(number) for number in numbers):
+        raise SettingsError(f"{name} must be {rule}, but got {text}.")
+    return list(dict.fromkeys(numbers))
+
+
+def parse_integers(text: str, name: str, minimum: int) -> list[int]:
+    """The distinct integers of a list such as 1,2,4."""
+    rule = f"integers of at least {minimum}"
+    return [int(number) for number in parse_numbers(text, name, lambda n: n.is_integer() and n >= minimum, rule)]
+
+
+class ImportOptions(ForceOptions):
+    file: Path = argument("FILE", "Weights of MoCo, JCL, torchvision, timm, lightly, solo-learn or detectron2.")
+    out: Path = option(..., "Backbone file to write.", "-o", "--out", metavar="OUT.safetensors")
+    backbone: str | None = option(None, _BACKBONE)
+    image_size: PositiveInt | None = option(None, "Image size in pixels (default: the usual one of the network).")
+
+
+class ExportOptions(ForceOptions):
+    weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
+    target: Target = option(..., "Library or format to write for.", "--to")
+    out: Path = option(..., "File to write; for hub-folder a folder, for hf USER/NAME.", "-o", "--out")
+    backbone: str | None = option(None, _BACKBONE)
+
+
+class RecipesOptions(Options):
+    name: str | None = argument("NAME", "Show the values of this recipe.", None)
+    settings: bool = option(False, "List every setting with its default, or with the recipe's value.")
+
+
+class CheckOptions(JsonOptions):
+    data: str = argument("DATA", _DATA)
+
+
+class ViewsOptions(RunOptions, ForceOptions, JsonOptions):
+    out: Path = option(Path("views.png"), "Picture to write.", "-o", "--out", metavar="OUT.png")
+
+
+class ShardOptions(SeedOptions, JsonOptions):
+    data: str = argument("DATA", _DATA)
+    out_folder: Path = argument("OUT", "New folder for the shards.")
+    images_per_shard: PositiveInt = option(5000, "Images in each tar file.")
