@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jcl.runs.folder import RunFolder
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from small_runs import TINY_BACKBONE, write_image_folder
 
 
@@ -39,7 +39,7 @@ def test_weights_of_an_unfinished_run_are_announced_once(call, unfinished, pretr
     finished = call("knn", pretrained, npz, "--json", "finished.json")
     assert finished == (0, call("knn", unfinished, npz)[1], "") and "top-5" not in finished[1]  # of three classes
     assert json.loads(Path("finished.json").read_text())["finished"] is True
-    with RunLock(unfinished, warn=pytest.fail):
+    with lock_folder(unfinished, warn=pytest.fail):
         assert "jcl resume" not in call("knn", unfinished, npz)[2]
 
 

@@ -20,7 +20,7 @@ from jcl.commands.ablation_cell import run_cell
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.studies.cells import full_name
@@ -316,7 +316,7 @@ def test_a_cell_waits_for_a_process_that_still_has_its_folder(npz, tmp_path):
     (cell,) = (tmp_path / "out/cells").iterdir()
     said = Console(file=io.StringIO(), width=1000)
     with contextlib.ExitStack() as held:
-        held.enter_context(RunLock(cell, warn=print))
+        held.enter_context(lock_folder(cell, warn=print))
         threading.Timer(0.7, held.close).start()
         run_cell(cell, console=said)
     assert said.file.getvalue().count("Waiting") == 1 and (cell / "result.json").exists()

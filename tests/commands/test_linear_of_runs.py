@@ -16,7 +16,7 @@ from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.evaluate.supervised import ClassifierTask
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from jcl.train.trainer import Trainer
 from small_runs import snapshot, write_image_folder
 from supervised_tools import finetune, measure_linear, same_tensors, stop_after, untrained_weights
@@ -234,7 +234,7 @@ def test_what_only_the_papers_probe_knows_is_not_ignored(weights, npz, given, op
 
 
 def test_one_process_at_a_time(weights, npz, tmp_path):
-    with RunLock(tmp_path / "probe", warn=print), pytest.raises(RunError, match=r"Process \d+ on"):
+    with lock_folder(tmp_path / "probe", warn=print), pytest.raises(RunError, match=r"Process \d+ on"):
         probed(weights, npz, tmp_path / "probe")
     assert not list((tmp_path / "probe").iterdir())
 

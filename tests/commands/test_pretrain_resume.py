@@ -14,7 +14,7 @@ from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.folder import RunFolder
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from run_tools import QUIET, assert_same, figures, state, stop_after
 from small_runs import tiny_settings, write_image_folder
 
@@ -62,7 +62,7 @@ def test_ranks_started_again_go_on_with_their_own_run_though_another_began_later
     monkeypatch.setenv("JCL_RESTARTS", "1")
     assert launch_environment().restarts == 0  # alone it is a leftover
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    with RunLock(other, warn=print):
+    with lock_folder(other, warn=print):
         assert_same(pretrain(settings_for(npz), console=QUIET), unbroken)
     assert (own / "summary.json").exists() and not (other / "summary.json").exists()
 

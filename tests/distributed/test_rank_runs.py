@@ -16,7 +16,7 @@ from jcl.commands.run import Run
 from jcl.random import DATA_ORDER, permutation
 from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints
 from jcl.runs.folder import read_skipped
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from launch_tools import JCL, LONG_VALUES, TORCHRUN, Launch, forked_ranks, settings_options, wait_until
 from run_tools import assert_same
 from small_runs import TINY_VALUES, write_image_folder
@@ -206,7 +206,7 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
         {"ranks": 2, "arguments": command(npz, tmp_path / "unmeasured", 2), "unmeasured": True},
         {"ranks": 2, "arguments": command(Path("photos"), tmp_path / "strange"), "places": machines},
     ]
-    with RunLock(nearly_done, warn=print):
+    with lock_folder(nearly_done, warn=print):
         done = forked_ranks(resumed + others)
     *ended, alone, few, uneven, occupied, measured, measured_alone, held, unmeasured, strange = done
     for (count, place), how in zip(places.items(), ended, strict=True):

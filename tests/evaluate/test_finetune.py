@@ -18,7 +18,7 @@ from jcl.evaluate.supervised import Classifier
 from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from jcl.settings.schema import validated
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 from supervised_tools import finetune, same_tensors, stop_after, untrained_weights
@@ -253,7 +253,7 @@ def test_one_process_at_a_time(weights, npz, unbroken, tmp_path, monkeypatch):
         stop_after(patch, 2, signal.SIGTERM)
         with pytest.raises(Interrupted):
             finetune(weights, str(npz), out=path, **SHORT)
-    with RunLock(path, warn=print), pytest.raises(RunError, match=r"Process \d+ on"):
+    with lock_folder(path, warn=print), pytest.raises(RunError, match=r"Process \d+ on"):
         resume_finetuning(path, workers=0, console=QUIET)
     assert_same(resume_finetuning(path, workers=0, console=QUIET), unbroken)
 

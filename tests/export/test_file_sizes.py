@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from jcl.data.arrays import open_npz
 from jcl.errors import DataError, RunError
 from jcl.evaluate.feature_file import read_feature_file
 from jcl.export.reading import read_weights
-from jcl.runs.checkpoint import newest_checkpoint, save_with_checksum, verify_checksum
+from jcl.runs.checkpoint import newest_checkpoint, read_tensors, save_with_checksum
 
 
 @pytest.fixture
@@ -62,17 +61,14 @@ def test_a_sparse_checkpoint_is_not_read(tmp_path: Path, length: int):
     file.write_bytes(length.to_bytes(8, "little") + b'{"sha256":"')
     os.truncate(file, 4 << 30)
     with pytest.raises(RunError, match=file.name):
-        verify_checksum(file)
+        read_tensors(file)
     assert newest_checkpoint(tmp_path) is None
 
 
 def test_a_checkpoint_with_a_tail_is_damaged_whatever_its_checksum(tmp_path: Path):
     file = tmp_path / "weights.safetensors"
     save_with_checksum(file, {"weight": torch.ones(3)}, {})
-    verify_checksum(file)
+    read_tensors(file)
     os.truncate(file, 4 << 30)  # hashing it would take seconds
-    with pytest.raises(RunError, match="size"):
-        verify_checksum(file)
-    save_file({}, file)
-    with pytest.raises(RunError):
-        verify_checksum(file)
+    with pytest.raises(RunError, match="cannot be read"):
+        read_tensors(file)

@@ -24,7 +24,7 @@ from jcl.runs.checkpoint import (
     save_with_checksum,
     search_checkpoints,
 )
-from jcl.runs.lock import RunLock, is_locked
+from jcl.runs.lock import is_locked, lock_folder
 from jcl.runs.metrics import MetricsWriter, read_metrics
 from launch_tools import settings_options
 from plain_user import refused_like_anybody
@@ -85,7 +85,7 @@ class TestLinks:
             for name in (".lock", "metrics.jsonl"):
                 (folder / name).unlink(missing_ok=True)
                 os.link(victim, folder / name) if how == "hard link" else os.mkfifo(folder / name)
-            with pytest.raises(RunError), RunLock(folder, print):
+            with pytest.raises(RunError), lock_folder(folder, print):
                 pass
             assert not is_locked(folder)
             record.write("train", 1, 0.1, {"loss": 1.0})
@@ -102,7 +102,7 @@ class TestLinks:
     def test_the_folder_itself_may_be_a_link(self, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "latest").symlink_to("run")
-        with RunLock(tmp_path / "latest", print):
+        with lock_folder(tmp_path / "latest", print):
             write_atomically(tmp_path / "latest" / "summary.json", b"new")
         assert (tmp_path / "run" / "summary.json").read_text() == "new"
 
@@ -296,7 +296,7 @@ class TestBackboneFile:
 
     def test_files_without_a_checksum_are_loaded(self, pretrained, tmp_path):
         tensors, metadata = read_tensors(pretrained / "backbone.safetensors")
-        metadata.pop("tensors_sha256")
+        metadata.pop("sha256")
         save_file(tensors, tmp_path / "old.safetensors", metadata)
         jcl.load_backbone(tmp_path / "old.safetensors")
 

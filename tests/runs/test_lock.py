@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.lock import RunLock, is_locked
+from jcl.runs.lock import is_locked, lock_folder
 
 HOLD = """
 import pathlib, sys, time
-from jcl.runs.lock import RunLock
-with RunLock(pathlib.Path(sys.argv[1]), print):
+from jcl.runs.lock import lock_folder
+with lock_folder(pathlib.Path(sys.argv[1]), print):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -38,34 +38,34 @@ def test_a_second_process_is_refused_by_name_and_a_killed_one_leaves_nothing(tmp
     try:
         said = rf"Process {process.pid} on '{socket.gethostname()}' is training in {tmp_path}/run;"
         for _ in range(2):
-            with pytest.raises(RunError, match=said), RunLock(tmp_path / "run", never):
+            with pytest.raises(RunError, match=said), lock_folder(tmp_path / "run", never):
                 pass
         assert (tmp_path / "run" / ".lock").exists()
     finally:
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-    with RunLock(tmp_path / "run", never):
+    with lock_folder(tmp_path / "run", never):
         assert str(os.getpid()) in (tmp_path / "run" / ".lock").read_text()
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_in_one_process_too(tmp_path):
-    with RunLock(tmp_path, never):
-        with pytest.raises(RunError, match=f"Process {os.getpid()} on"), RunLock(tmp_path, never):
+    with lock_folder(tmp_path, never):
+        with pytest.raises(RunError, match=f"Process {os.getpid()} on"), lock_folder(tmp_path, never):
             pass
-        with pytest.raises(RunError), RunLock(tmp_path, never):  # the refused one took nothing away
+        with pytest.raises(RunError), lock_folder(tmp_path, never):  # the refused one took nothing away
             pass
-    with pytest.raises(ZeroDivisionError), RunLock(tmp_path, never):
+    with pytest.raises(ZeroDivisionError), lock_folder(tmp_path, never):
         raise ZeroDivisionError
-    with RunLock(tmp_path, never):
+    with lock_folder(tmp_path, never):
         pass
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"[]", b"{}", b'{"pid": "x", "host": 1}', b"9" * 100_000])
 def test_what_the_file_says_is_not_trusted(tmp_path, content):
-    with RunLock(tmp_path, never):
+    with lock_folder(tmp_path, never):
         (tmp_path / ".lock").write_bytes(content)
-        with pytest.raises(RunError, match="Another process is training in"), RunLock(tmp_path, never):
+        with pytest.raises(RunError, match="Another process is training in"), lock_folder(tmp_path, never):
             pass
 
 
@@ -81,9 +81,9 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path, monkeypat
         original(descriptor, operation)
 
     monkeypatch.setattr("jcl.runs.lock.fcntl.flock", racing)
-    with RunLock(tmp_path, never):
+    with lock_folder(tmp_path, never):
         assert len(opened) == 2
-        with pytest.raises(RunError, match="is training in"), RunLock(tmp_path, never):
+        with pytest.raises(RunError, match="is training in"), lock_folder(tmp_path, never):
             pass
 
 
@@ -94,7 +94,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, number):
 
     monkeypatch.setattr("jcl.runs.lock.fcntl.flock", without_locks)
     said: list[str] = []
-    with RunLock(tmp_path, said.append):
+    with lock_folder(tmp_path, said.append):
         pass
     assert len(said) == 1 and "does not support locks" in said[0] and str(tmp_path) in said[0]
 
@@ -108,22 +108,22 @@ def test_a_network_file_system_locks_what_is_open_for_writing(tmp_path, monkeypa
         original(descriptor, operation)
 
     monkeypatch.setattr("jcl.runs.lock.fcntl.flock", as_on_a_network)
-    with RunLock(tmp_path, never), pytest.raises(RunError, match="is training in"), RunLock(tmp_path, never):
+    with lock_folder(tmp_path, never), pytest.raises(RunError, match="is training in"), lock_folder(tmp_path, never):
         pass
 
 
 def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(RunError, match="cannot be written: "), RunLock(tmp_path / "file" / "run", never):
+    with pytest.raises(RunError, match="cannot be written: "), lock_folder(tmp_path / "file" / "run", never):
         pass
     (tmp_path / "run" / ".lock").mkdir(parents=True)
-    with pytest.raises(RunError, match="cannot be written: "), RunLock(tmp_path / "run", never):
+    with pytest.raises(RunError, match="cannot be written: "), lock_folder(tmp_path / "run", never):
         pass
 
 
 def test_asking_who_holds_a_folder_neither_takes_nor_leaves_anything(tmp_path):
     folder = tmp_path / "run"
     assert not is_locked(folder) and not folder.exists()
-    with RunLock(folder, never):
+    with lock_folder(folder, never):
         assert is_locked(folder)
     assert not is_locked(folder) and list(folder.iterdir()) == []

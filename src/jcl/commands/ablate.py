@@ -28,7 +28,7 @@ from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.runs.json_object import write_object
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from jcl.settings.commands import AblateOptions, ProbeProtocol
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
@@ -68,7 +68,7 @@ class Plan:
         folder = AblationFolder(out or self.default_folder)
         refuse_inside_data(folder.path, self.cells[0].settings.data.location)
         folder.require_same_study(self.study)
-        with RunLock(folder.path, warn=partial(print_line, console)):
+        with lock_folder(folder.path, warn=partial(print_line, console)):
             folder.begin(self.study, self.cells)
             yield folder
 

@@ -23,7 +23,7 @@ from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, ClassifierTraining, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import new_folder
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
 
@@ -92,7 +92,7 @@ def resume_finetuning(path: Path, *, workers: int | None = None, console: Consol
     work = _Finetuning(settings, target, classification_task(target.data), workers, console)
     folder.check_labels(work.names)
     folder.refuse_links()
-    with RunLock(folder.path, warn=partial(print_line, console)), folder.resumable():
+    with lock_folder(folder.path, warn=partial(print_line, console)), folder.resumable():
         return work.run(folder, resumed=True)
 
 

@@ -28,7 +28,7 @@ from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
-from jcl.runs.lock import RunLock
+from jcl.runs.lock import lock_folder
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, read_metrics
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -233,7 +233,7 @@ class RunContext:
     def locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of the folder; the first rank holds the lock for all."""
         with contextlib.ExitStack() as stack:
-            lock = RunLock(folder, warn=self.log)
+            lock = lock_folder(folder, warn=self.log)
             fail_together(self.ranks, lambda: stack.enter_context(lock) if self.ranks.first else None)
             yield
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
-from jcl.runs.checkpoint import tensors_digest, to_safetensors
+from jcl.runs.checkpoint import to_safetensors
 from jcl.settings.resolved import ResolvedSettings
 
 FORMAT = "jcl-backbone-1"
@@ -83,4 +85,8 @@ def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
 
 def weights_digest(backbone: nn.Module) -> str:
     """SHA-256 of all parameters and buffers."""
-    return tensors_digest(weights_of(backbone))
+    digest = hashlib.sha256()
+    for name, value in sorted(weights_of(backbone).items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -76,8 +76,13 @@ class OpenFolder:
     def names(self) -> list[str]:
         return [entry.name for entry in os.scandir(self.descriptor)]
 
-    def remove(self, name: str) -> None:
-        os.unlink(name, dir_fd=self.descriptor)
+    def remove(self, name: str) -> bool:
+        """Remove a file; returns whether it could be removed."""
+        try:
+            os.unlink(name, dir_fd=self.descriptor)
+        except OSError:
+            return False
+        return True
 
     def remove_partial_files(self, unchanged_for: float = 0.0) -> None:
         """Remove partial files that killed processes left, unchanged for that many seconds."""
@@ -164,9 +169,8 @@ def atomic_open(
             os.replace(partial, path.name, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
             os.fsync(folder.descriptor)
         except BaseException as error:
-            with contextlib.suppress(OSError):
-                if folder is not None:
-                    folder.remove(partial)
+            if folder is not None:
+                folder.remove(partial)
             if not isinstance(error, OSError):
                 raise
             text = f"{path} could not be written: {error.strerror or error}. The previous file, if any, is unchanged."

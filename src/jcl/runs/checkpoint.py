@@ -6,11 +6,9 @@ snapshot copies the state to the host, which is all that training waits for, and
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -42,7 +40,6 @@ _SETTINGS = {
 _NEW_FIELDS = ("run", "lines")  # of `Progress`; checkpoints of older versions lack them
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECKSUM = "sha256"
-_TENSORS_CHECKSUM = "tensors_sha256"
 _ZEROS = b"0" * 64
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # quotes inside a value are escaped, so only the key matches
 _LENGTH_BYTES = 8  # a safetensors file starts with the length of its header
@@ -141,8 +138,7 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder 
         # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
         names = sorted(name for name in opened.names() if _NAME.fullmatch(name) and name <= path.name)
         for name in names[:-keep]:
-            with contextlib.suppress(OSError):  # tried again after the next checkpoint
-                opened.remove(name)
+            opened.remove(name)  # or after the next checkpoint
     return path
 
 
@@ -152,11 +148,7 @@ def _make_room(folder: OpenFolder) -> bool:
     others = [path for path in list_checkpoints(folder.path) if path != newest]
     if newest is None or not others:
         return False
-    try:
-        folder.remove(others[0].name)
-    except OSError:
-        return False
-    return True
+    return folder.remove(others[0].name)
 
 
 def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
@@ -247,104 +239,75 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
 
 
 def save_with_checksum(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str], folder: OpenFolder | None = None
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], folder: OpenFolder | None = None
 ) -> None:
-    """Write a safetensors file with a checksum and verify it on the disk before it replaces `path`.
+    """Write a safetensors file with a checksum and verify it on the disk before it replaces `path`."""
 
-    The SHA-256 is part of the metadata. It covers every byte of the file, with zeros in place of its own digits.
-    """
-    content = memoryview(save(tensors, metadata | {_CHECKSUM: _ZEROS.decode()}))
-    header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
-    digits = _DIGEST.search(content, 0, header_end)
-    assert digits is not None, "safetensors writes its header as compact JSON"
-    with atomic_open(path, check=lambda file: _verify_written(path, file), folder=folder) as file:
-        file.write(content[: digits.start(1)])
-        file.write(hashlib.sha256(content).hexdigest().encode())
-        file.write(content[digits.end(1) :])
+    def verify(file: BinaryIO) -> None:
+        if not has_valid_checksum(file):
+            raise RunError(f"{path} reads back differently from what was written; the disk may be failing.")
 
-
-def verify_checksum(path: Path, opened: BinaryIO | None = None) -> None:
-    """Raise unless the file has a checksum and its content matches it; `opened` is the file if it is open."""
-    try:
-        if opened is None:
-            _require_file(path)
-        with path.open("rb") if opened is None else contextlib.nullcontext(opened) as file:
-            length = file.read(_LENGTH_BYTES)
-            header = file.read(min(int.from_bytes(length, "little"), os.fstat(file.fileno()).st_size))
-            digits = _DIGEST.search(header)
-            if digits is None:
-                raise RunError(f"{path} is damaged or not a checkpoint of this tool: it has no checksum.")
-            digest = hashlib.sha256(length + header[: digits.start(1)] + _ZEROS + header[digits.end(1) :])
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
-    if digest.hexdigest().encode() != digits[1]:
-        raise RunError(f"{path} is damaged: its content does not match its checksum.")
-
-
-def _verify_written(path: Path, file: BinaryIO) -> None:
-    try:
-        verify_checksum(path, file)
-    except RunError:
-        raise RunError(f"{path} reads back differently from what was written; the disk may be failing.") from None
+    with atomic_open(path, check=verify, folder=folder) as file:
+        file.writelines(_safetensors_parts(tensors, metadata))
 
 
 def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with the digest of its tensors, which `read_tensors` verifies; equal content, equal bytes."""
-    content = save(dict(tensors), dict(metadata) | {_TENSORS_CHECKSUM: tensors_digest(tensors)})
+    """A safetensors file with a checksum; equal content, equal bytes."""
+    return b"".join(_safetensors_parts(tensors, metadata))
+
+
+def _safetensors_parts(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, memoryview]:
+    """The header, and the tensors without another copy.
+
+    The SHA-256 is part of the metadata. It covers every byte of the file, with zeros in place of its own digits.
+    """
+    content = memoryview(save(dict(tensors), dict(metadata) | {_CHECKSUM: _ZEROS.decode()}))
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     # safetensors writes the metadata in random order
-    header = json.dumps(json.loads(content[_LENGTH_BYTES:end]), sort_keys=True, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % _LENGTH_BYTES)
-    return len(header).to_bytes(_LENGTH_BYTES, "little") + header + content[end:]
+    text = json.dumps(json.loads(bytes(content[_LENGTH_BYTES:end])), sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    digest = hashlib.sha256(header)
+    digest.update(content[end:])
+    return _DIGEST.sub(b'"sha256":"%b"' % digest.hexdigest().encode(), header), content[end:]
 
 
-def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of named tensors on the CPU."""
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+def has_valid_checksum(file: BinaryIO) -> bool:
+    """Whether an open safetensors file has a checksum that its content matches."""
+    length = file.read(_LENGTH_BYTES)
+    header = file.read(min(int.from_bytes(length, "little"), _HEADER_LIMIT))
+    digits = _DIGEST.search(header)
+    if digits is None:
+        return False
+    digest = hashlib.sha256(length + header[: digits.start(1)] + _ZEROS + header[digits.end(1) :])
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest().encode() == digits[1]
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file. Their digest is verified if there is one."""
-    _require_file(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
-    if metadata.get(_TENSORS_CHECKSUM) not in (None, tensors_digest(tensors)):
-        raise RunError(f"{path} is damaged: its tensors do not match their checksum. Restore it from a backup.")
-    return tensors, metadata
-
-
-def _require_file(path: Path) -> None:
-    """Raise unless the header fits the size of the file, before anything else is read."""
+    """The tensors and the metadata of a safetensors file, whose checksum is verified if it has one."""
     if not path.is_file():  # reading a named pipe would block forever
         raise RunError(f"{path} cannot be read: {'not a regular file' if path.exists() else 'no such file'}.")
     try:
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if length > path.stat().st_size:
-                raise ValueError("the file is shorter than its header")
-            refuse_size(path, length, _HEADER_LIMIT, RunError)
-            header = json.loads(file.read(length))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
-        raise RunError(f"{path} cannot be read as a safetensors file: its header is damaged.") from None
-    if _LENGTH_BYTES + length + end != path.stat().st_size:
-        raise RunError(f"{path} cannot be read as a safetensors file: its size does not match its header.")
+            header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            refuse_size(path, min(header, path.stat().st_size), _HEADER_LIMIT, RunError)
+            with safe_open(path, framework="pt") as opened:  # compares the header with the size of the file
+                tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+            file.seek(0)
+            intact = _CHECKSUM not in metadata or has_valid_checksum(file)
+    except (OSError, SafetensorError) as error:
+        raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
+    if not intact:
+        raise RunError(f"{path} is damaged: its content does not match its checksum. Restore it from a backup.")
+    return tensors, metadata
 
 
 def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    verify_checksum(path)
     tensors, metadata = read_tensors(path)
+    if _CHECKSUM not in metadata:
+        raise RunError(f"{path} is damaged or not a checkpoint of this tool: it has no checksum.")
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
     if (named := _NAME.fullmatch(path.name)) and str(int(named[1])) != metadata.get("step"):

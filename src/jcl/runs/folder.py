@@ -16,7 +16,7 @@ from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, 
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
-from jcl.runs.lock import RunLock, is_locked
+from jcl.runs.lock import is_locked, lock_folder
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
@@ -96,7 +96,7 @@ class TrainingFolder:
     @contextlib.contextmanager
     def locked_for_training(self, warn: Callable[[str], None]) -> Iterator[None]:
         """Lock the folder for the duration of the block, and leave nothing behind if training never began."""
-        with new_folder(self.path), RunLock(self.path, warn), self.cleanup_unless_started(), self.resumable():
+        with new_folder(self.path), lock_folder(self.path, warn), self.cleanup_unless_started(), self.resumable():
             yield
 
     @contextlib.contextmanager

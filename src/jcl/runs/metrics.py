@@ -148,11 +148,6 @@ class NullMetricsWriter:
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         return {"kind": kind, "step": step, "epoch": epoch, **figures}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
-
 
 class _EventFile:
     """The TensorBoard events of a run. If they cannot be written, training continues without them.

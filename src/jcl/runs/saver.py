@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Self
 
@@ -29,10 +29,9 @@ class CheckpointSaver:
 
     def __init__(self, folder: Path, keep: int, warn: Callable[[str], None]) -> None:
         self._folder, self._keep, self._warn = folder, keep, warn
-        self._thread: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(1, "checkpoint")
+        self._written: Future[Path] | None = None  # until `report` has looked at it
         self._snapshot: Snapshot | None = None
-        self._written: Path | None = None
-        self._error: BaseException | None = None
         self._failing = False
         self._run = make_folder(folder.parent, create=False)
         self._identified = RUN_ID in self._run.names()
@@ -68,66 +67,56 @@ class CheckpointSaver:
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._written is not None and not self._written.done()
 
     def start(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Save the current state in the background, once the previous write has ended."""
         self.wait()
         self._snapshot = take_snapshot(learner, optimizer, progress, self._snapshot)
-        self._written, self._error = None, None
-        self._thread = threading.Thread(target=self._write, args=(self._snapshot,), name="checkpoint", daemon=True)
-        self._thread.start()
+        self._written = self._pool.submit(write_snapshot, self._folder, self._snapshot, self._keep, self._run)
 
     def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
         """Save the current state, wait for it, and raise if it cannot be written or the run folder was moved."""
         if self._removed():
             raise RunError(f"The folder {self._run.path} was removed or emptied; step {progress.step:,} is not saved.")
         self.start(learner, optimizer, progress)
-        self._join()
-        self._thread = None
+        assert self._written is not None
+        error, self._written = self._written.exception(), None
         if not self._run.in_place():
             now = self._run.current_path()
-            saved = self._error or f"Step {progress.step:,} is saved there. Move the folder back, or continue there."
+            saved = error or f"Step {progress.step:,} is saved there. Move the folder back, or continue there."
             raise RunError(
                 f"The folder {self._run.path} was moved{f' to {now}' if now else ''} during training. {saved}"
             )
-        if self._error is not None:
-            raise self._error
+        if error is not None:
+            raise error
 
     def wait(self) -> None:
         """Wait for the write in progress, and report on it."""
-        self._join()
+        if self._written is not None:
+            wait([self._written])
         self.report()
 
     def report(self) -> None:
         """Warn, once each, when checkpoints cannot be written and when they can be written again."""
-        if self._thread is None or self.busy:
+        if self._written is None or self.busy:
             return
-        self._thread = None
-        if self._error is not None and not isinstance(self._error, RunError):
-            raise self._error
-        if self._error is not None and not self._failing:
-            self._warn(f"{self._error} Training continues and tries again at the next checkpoint.")
-        if self._error is None and self._failing:
-            self._warn(f"Checkpoints can be written again: {self._written}.")
-        self._failing = self._error is not None
+        written, self._written = self._written, None
+        error = written.exception()
+        if error is not None and not isinstance(error, RunError):
+            raise error
+        if error is not None and not self._failing:
+            self._warn(f"{error} Training continues and tries again at the next checkpoint.")
+        if error is None and self._failing:
+            self._warn(f"Checkpoints can be written again: {written.result()}.")
+        self._failing = error is not None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._join()  # whatever ended training, a write in progress is completed
+        self._pool.shutdown()  # whatever ended training, a write in progress is completed
         self._run.__exit__()
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _write(self, snapshot: Snapshot) -> None:
-        try:
-            self._written = write_snapshot(self._folder, snapshot, self._keep, self._run)
-        except BaseException as error:
-            self._error = error
 
 
 class NullSaver:
@@ -144,8 +133,3 @@ class NullSaver:
     def wait(self) -> None: ...
 
     def report(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None: ...
