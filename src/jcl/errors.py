@@ -44,7 +44,11 @@ class Interrupted(JclError):
 
 
 class OtherRankFailed(JclError):
-    """Another rank failed and reports why; this one ends without a message."""
+    """Another rank failed and reports why; this one ends with the same exit code, without a message."""
+
+    def __init__(self, exit_code: int = 1) -> None:
+        super().__init__()
+        self.exit_code = exit_code
 
 
 def first_line(error: BaseException) -> str:

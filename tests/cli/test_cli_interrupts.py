@@ -86,7 +86,7 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
     often = ["--set", "record.checkpoint_every=1", "--set", "record.knn_every=0"]
     code, out, err = call("pretrain", npz, *TINY, *often, "--out", "my run")
     assert code == 75 and out == "" and "Traceback" not in err
-    assert "in step 12" in err and "step-000000008" in err and "`jcl resume 'my run'`" in err
+    assert "step-000000008" in err and "`jcl resume 'my run'`" in err
 
 
 def test_ctrl_c_before_the_summary_says_how_to_have_the_results(call, npz, monkeypatch):

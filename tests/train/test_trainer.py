@@ -12,12 +12,17 @@ from torch import nn
 
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
-from jcl.runs.metrics import MetricsWriter, read_metrics
-from jcl.runs.saver import CheckpointSaver
+from jcl.runs.folder import TrainingFolder
+from jcl.runs.metrics import read_metrics
 from jcl.signals import StopRequest
 from jcl.train import trainer
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer, TrainingClock, TrainingTask
+
+
+class FitFolder(TrainingFolder):
+    settings_name = "fit.json"
+    how_to_resume = "run it again"
 
 
 class Regression(TrainingTask):
@@ -66,20 +71,9 @@ def train(folder: Path, at=None, **options) -> Regression:
     if checkpoint is not None:
         progress = load_checkpoint(checkpoint, task.module, task.optimizer, torch.device("cpu"))
     folder.mkdir(exist_ok=True)
-    with (
-        MetricsWriter(folder, resumed_at=progress.step, tensorboard=False) as record,
-        CheckpointSaver(folder / "checkpoints", 2, print) as saver,
-    ):
-        Trainer(
-            task,
-            Display(Console(quiet=True), "fit"),
-            progress,
-            record=record,
-            saver=saver,
-            checkpoints=folder / "checkpoints",
-            resume_hint="run it again",
-            **({"log_every": 5} | options),
-        ).run()
+    loop = Trainer(task, Display(Console(quiet=True), "fit"), progress, **({"log_every": 5} | options))
+    with loop.writing_to(FitFolder(folder)):
+        loop.run()
     return task
 
 

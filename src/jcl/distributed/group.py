@@ -196,9 +196,7 @@ def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
         return result  # type: ignore[return-value]
     if error is not None and first == ranks.rank:
         raise error
-    other = OtherRankFailed()
-    other.exit_code = codes[first]
-    raise other
+    raise OtherRankFailed(codes[first])
 
 
 @contextlib.contextmanager

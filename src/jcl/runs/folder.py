@@ -62,7 +62,7 @@ class TrainingFolder:
 
     @property
     def first_files(self) -> tuple[Path, ...]:
-        """The files that exist before the first checkpoint."""
+        """The files and folders that exist before the first checkpoint."""
         return self.settings_file, self.metrics_file, self.id_file, self.skipped_file
 
     def refuse_occupied(self) -> None:
@@ -116,11 +116,9 @@ class TrainingFolder:
 
     def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
         """Remove the files of a training that has no checkpoint yet."""
-        if self.checkpoints.exists():
-            return
-        for file in self.first_files:
-            if file not in keep:
-                file.unlink(missing_ok=True)
+        for path in () if self.checkpoints.exists() else self.first_files:
+            if path not in keep:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def resumable(self) -> Iterator[None]:
@@ -128,9 +126,10 @@ class TrainingFolder:
         try:
             yield
         except KeyboardInterrupt:
-            if not self.checkpoints.exists():
+            newest = max(self.checkpoints.glob("step-*"), default=None)
+            if newest is None:
                 raise
-            raise Interrupted(f"Stopped at once; the newest checkpoint is kept; {self.how_to_resume}.") from None
+            raise Interrupted(f"Stopped at once; the newest checkpoint is {newest}; {self.how_to_resume}.") from None
 
     def stored_settings(self) -> dict[str, Any]:
         try:
@@ -173,13 +172,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def first_files(self) -> tuple[Path, ...]:
-        return *super().first_files, self.choices_file
-
-    def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
-        super().remove_unless_started(keep)
-        if not self.checkpoints.exists() and self.settings_file not in keep:
-            for folder in ("tensorboard", "wandb"):
-                shutil.rmtree(self.path / folder, ignore_errors=True)
+        return *super().first_files, self.choices_file, self.path / "tensorboard", self.path / "wandb"
 
     def create(self, settings: Settings) -> None:
         """Start a run here, unless the folder already holds one."""

@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -83,25 +82,23 @@ class TrainingTask(ABC):
 class Trainer:
     """Trains a task from `progress` to its last step.
 
-    Without `checkpoints` nothing is saved and signals keep their default handlers. `resume_hint` completes the
-    sentence "The state is saved; ...". A line of metrics is written every `log_every` steps; by default more often in
-    the first steps and in short runs. A checkpoint is written every `save_every` steps and every `save_seconds`
-    (0: never), and at the end.
+    Without a folder (see `writing_to`) nothing is saved and signals keep their default handlers. A line of metrics is
+    written every `log_every` steps; by default more often in the first steps and in short runs. A checkpoint is
+    written every `save_every` steps and every `save_seconds` (0: never), and at the end.
     """
 
     task: TrainingTask
     display: Display
     progress: Progress = field(default_factory=Progress)
     ranks: Ranks = ALONE
-    record: MetricsWriter | NullMetricsWriter = field(default_factory=NullMetricsWriter)
-    saver: CheckpointSaver | NullSaver = field(default_factory=NullSaver)
-    checkpoints: Path | None = None
-    resume_hint: str = ""
     log_every: int | Literal["auto"] = "auto"
     save_every: int = 0
     save_seconds: float = 0.0
 
     def __post_init__(self) -> None:
+        self.folder: TrainingFolder | None = None
+        self.record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
+        self.saver: CheckpointSaver | NullSaver = NullSaver()
         self.clock = TrainingClock(self.progress)
         self.total_steps = self.task.epochs * self.task.steps_per_epoch
         self._saved_at = time.perf_counter()
@@ -111,8 +108,8 @@ class Trainer:
         self, folder: TrainingFolder, keep: int = 2, *, tensorboard: bool = False, recorders: Sequence[Recorder] = ()
     ) -> Iterator[None]:
         """Write metrics and checkpoints to a folder, on the first rank, and keep the newest `keep` checkpoints."""
-        self.checkpoints, self.resume_hint = folder.checkpoints, folder.how_to_resume
-        with contextlib.ExitStack() as opened:
+        self.folder = folder
+        with folder.resumable(), contextlib.ExitStack() as opened:
             if self.ranks.first:
                 progress, warn = self.progress, self.display.warn
                 progress.run = folder.identify(progress.run)
@@ -130,32 +127,19 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last epoch. Whatever ends training early raises, after saving what can be saved."""
-        with Heartbeat(self.ranks) as self._heartbeat, self.display:
-            self._run()
-
-    def _run(self) -> None:
         stop = StopRequest(self.display.stopping)
-        try:
-            with contextlib.nullcontext() if self.checkpoints is None else stop:
-                self._train(stop)
-        except KeyboardInterrupt:
-            checkpoint = None if self.checkpoints is None else newest_checkpoint(self.checkpoints)
-            if checkpoint is None:
-                raise
-            raise Interrupted(
-                f"Stopped at once in step {self.progress.step:,}. The newest checkpoint is {checkpoint}; "
-                f"{self.resume_hint}."
-            ) from None
-        except LostContact as error:
-            raise self._lost_contact(error) from error
-        except DataError as error:
-            raise self._save_before(error) from None
-        except (RunError, Interrupted) as error:
-            if self.ranks.first:
-                raise
-            elsewhere = OtherRankFailed()  # raised on all ranks; the first one reports it
-            elsewhere.exit_code = error.exit_code
-            raise elsewhere from None
+        with Heartbeat(self.ranks) as self._heartbeat, self.display:
+            try:
+                with contextlib.nullcontext() if self.folder is None else stop:
+                    self._train(stop)
+            except LostContact as error:
+                raise self._lost_contact(error) from error
+            except DataError as error:
+                raise self._save_before(error) from None
+            except (RunError, Interrupted) as error:
+                if self.ranks.first:
+                    raise
+                raise OtherRankFailed(error.exit_code) from None  # raised on all ranks; the first one reports it
 
     def _train(self, stop: StopRequest) -> None:
         task, progress, steps = self.task, self.progress, self.task.steps_per_epoch
@@ -220,15 +204,15 @@ class Trainer:
         self.display.show(self.record.write("train", progress.step, self.task.epoch_at(progress.step), figures))
         self._check_finite()
         if problem := self.task.problem():
-            raise Diverged(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
+            raise self._diverged(problem)
 
     def _check_finite(self) -> None:
         """Raise if the loss is not finite. A non-finite sum stays so, hence checking the window's sum suffices."""
         if not bool(torch.isfinite(self.progress.window[0])):
-            raise Diverged(
-                f"The loss is not finite after step {self.progress.step:,}; {self._last_checkpoint()}. "
-                f"{self.task.advice}"
-            )
+            raise self._diverged(f"The loss is not finite after step {self.progress.step:,}")
+
+    def _diverged(self, problem: str) -> Diverged:
+        return Diverged(f"{problem}; {self._last_checkpoint()}. {self.task.advice}")
 
     def _stop_requested(self, stop: StopRequest) -> bool:
         """Whether any rank was asked to stop, or the run folder was moved; all ranks get the same answer."""
@@ -268,7 +252,7 @@ class Trainer:
                 raise
             raise RunError(
                 f"{error} Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}. "
-                f"Once that is fixed, {self.resume_hint}."
+                f"Once that is fixed, {self._how_to_resume}."
             ) from None
 
     def _stop(self, signal_name: str) -> None:
@@ -276,7 +260,7 @@ class Trainer:
         self.save_and_wait()
         raise Interrupted(
             f"{signal_name or 'Stop signal'} received: stopped after step {self.progress.step:,}. "
-            f"The state is saved; {self.resume_hint}."
+            f"The state is saved; {self._how_to_resume}."
         )
 
     def _save_before(self, error: DataError) -> JclError:
@@ -286,7 +270,7 @@ class Trainer:
         can save, without them.
         """
         everywhere = isinstance(error, CollectiveDataError)
-        can_save = self.checkpoints is not None and self.progress.step > 0
+        can_save = self.folder is not None and self.progress.step > 0
         if can_save and (everywhere or self.ranks.first):
             if everywhere:
                 self.save_and_wait()
@@ -294,7 +278,7 @@ class Trainer:
                 self._finish_saving()
             error = DataError(
                 f"{error} Training stopped after step {self.progress.step:,} and is saved; "
-                f"once the data is fixed, {self.resume_hint}."
+                f"once the data is fixed, {self._how_to_resume}."
             )
         return OtherRankFailed() if everywhere and not self.ranks.first else error
 
@@ -303,12 +287,16 @@ class Trainer:
         others = self._heartbeat.describe_other_ranks() if silent else "Another rank has ended."
         return (SilentRank if silent else LostContact)(
             f"{error} {others} Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; "
-            f"{self.resume_hint}."
+            f"{self._how_to_resume}."
         )
+
+    @property
+    def _how_to_resume(self) -> str:
+        return "start again" if self.folder is None else self.folder.how_to_resume
 
     def _last_checkpoint(self) -> str:
         self.saver.wait()
-        found = None if self.checkpoints is None else newest_checkpoint(self.checkpoints)
+        found = None if self.folder is None else newest_checkpoint(self.folder.checkpoints)
         return f"the newest checkpoint is {found}" if found else "there is no checkpoint yet"
 
 
