@@ -23,7 +23,7 @@ import torch._dynamo  # noqa: F401
 import jcl.commands.pretrain
 import jcl.commands.probes
 import jcl.settings.commands
-from jcl.data.batch import DecodedCache
+from jcl.data import loader
 from jcl.errors import DataError
 from launch_tools import descendants, wait_until
 
@@ -40,7 +40,7 @@ def become_rank(scenario: dict[str, Any], rank: int, port: int, said: int) -> No
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **scenario.get("environment", {})}
     if scenario.get("unkept"):
-        DecodedCache.bytes_needed = staticmethod(lambda *_: 2**62)
+        loader.CACHE_BYTES = 0
     if scenario.get("unmeasured") and rank == 1:
         jcl.commands.train_run.online_quality = lambda *_: _fail
     if "places" in scenario:

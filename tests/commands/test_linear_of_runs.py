@@ -127,7 +127,7 @@ def test_a_long_epoch_is_saved_in_the_middle(weights, npz, tmp_path, monkeypatch
 
 def test_images_that_cannot_be_read_are_not_counted_as_trained_on(weights, tmp_path, monkeypatch):
     """Nor are they forgotten by a stop in the only epoch, after which those before it are not met again."""
-    monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
+    monkeypatch.setattr("jcl.data.loader.CACHE_BYTES", 0)
     photos = write_image_folder(tmp_path / "photos" / "train", 24)
     write_image_folder(tmp_path / "photos" / "val", 6)
     for file in sorted(photos.glob("cats/*.png"))[::2]:

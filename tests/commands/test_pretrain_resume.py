@@ -145,7 +145,7 @@ def test_a_run_with_a_wide_head_and_two_queries_is_resumed(npz, tmp_path, monkey
 
 def test_broken_images_met_before_a_stop_stay_listed(image_folder, tmp_path, monkeypatch):
     """One epoch that is not kept in memory: what was met before the stop is not met again."""
-    monkeypatch.setattr("jcl.data.loader.DecodedCache.bytes_needed", lambda *_: 2**62)
+    monkeypatch.setattr("jcl.data.loader.CACHE_BYTES", 0)
     # They read images before the first step.
     monkeypatch.setattr("jcl.commands.train_run.online_knn", lambda *_: None)
     monkeypatch.setattr("jcl.commands.train_run.online_quality", lambda *_: dict)

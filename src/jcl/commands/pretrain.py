@@ -17,7 +17,7 @@ from jcl.commands.train_run import RunParts, build_parts, load_initial, machine_
 from jcl.console import StderrConsole, pluralize
 from jcl.data import ImageData
 from jcl.data.check import survey_headers
-from jcl.data.source import fingerprint_of_listing
+from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks, fail_together
 from jcl.distributed.launch import launch_environment
@@ -113,7 +113,7 @@ def _open_data(settings: Settings, context: RunContext) -> ImageData:
     ranks, console = context.ranks, context.console
     opened = fail_together(ranks, lambda: open_run_data(settings, console) if ranks.first else None)
     data = fail_together(ranks, lambda: opened or open_run_data(settings, console))
-    own = fingerprint_of_listing(data.train)
+    own = fingerprint(data.train, "listing")
     first = ranks.gather_objects(own)[0]
 
     def compare() -> None:

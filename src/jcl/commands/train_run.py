@@ -19,7 +19,7 @@ from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
-from jcl.data.source import fingerprint_of_content, fingerprint_of_files, fingerprint_of_listing
+from jcl.data.source import fingerprint
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, OutOfMemory, RunError, first_line
@@ -261,9 +261,9 @@ def _report_changed_images(progress: Progress, data: ImageData, log: Callable[[s
         if images is None:
             continue
         now = {
-            f"{kind} listing": ("number, names or labels", fingerprint_of_listing(images)),
-            f"{kind} files": ("file sizes", fingerprint_of_files(images)),
-            f"{kind} content": ("pixels (or their decoder)", fingerprint_of_content(images)),
+            f"{kind} listing": ("number, names or labels", fingerprint(images, "listing")),
+            f"{kind} files": ("file sizes", fingerprint(images, "files")),
+            f"{kind} content": ("pixels (or their decoder)", fingerprint(images, "content")),
         }
         progress.images |= {what: found for what, (_, found) in now.items()}
         changed = [words for what, (words, found) in now.items() if before.get(what, found) != found]

@@ -13,7 +13,6 @@ from jcl.data.source import ImageSource, UnreadableImage
 from jcl.random import WINDOWS, uniforms
 
 _PROBED_IMAGES: Final = 64
-_DEVICE_MEMORY_SHARE: Final = 0.3  # of the memory still free, so that the networks have room
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +29,12 @@ class ImageBatch:
     samples: Tensor
     local_rows: Tensor | None = None
 
+    @classmethod
+    def empty(cls, count: int, canvas: int) -> ImageBatch:
+        """Memory for images; no row holds one, so that all samples are -1."""
+        pixels = torch.empty(count, 3, canvas, canvas, dtype=torch.uint8)
+        return cls(pixels, torch.empty(count, 2, dtype=torch.int64), torch.full((count,), -1))
+
     def __len__(self) -> int:
         return len(self.samples)
 
@@ -45,6 +50,17 @@ class ImageBatch:
 
     def clone(self) -> ImageBatch:
         return self.map(torch.clone)
+
+    def gather(self, indices: Tensor) -> ImageBatch:
+        """The images read for these indices, of a batch that has every image of a source."""
+        samples = self.samples[indices]
+        return ImageBatch(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
+
+    def put(self, indices: list[int], images: ImageBatch) -> None:
+        """Store in such a batch what was read for these indices; an unreadable image is replaced by another."""
+        self.pixels[images.samples] = images.pixels
+        self.sizes[images.samples] = images.sizes
+        self.samples[torch.tensor(indices)] = images.samples
 
     def tensors(self) -> list[Tensor]:
         tensors = (self.pixels, self.sizes, self.samples, self.local_rows)
@@ -78,9 +94,7 @@ class ImageReader:
 
     def read(self, indices: Sequence[int]) -> Decoded:
         """Read the images; the result has no rows if none is readable."""
-        pixels = torch.empty(len(indices), 3, self.canvas, self.canvas, dtype=torch.uint8)
-        sizes = torch.empty(len(indices), 2, dtype=torch.int64)
-        batch = ImageBatch(pixels, sizes, torch.empty(len(indices), dtype=torch.int64))
+        batch = ImageBatch.empty(len(indices), self.canvas)
         return readable_rows(batch, self.read_into(indices, batch))
 
     def read_into(self, indices: Sequence[int], batch: ImageBatch) -> dict[str, str]:
@@ -146,54 +160,3 @@ def canvas_for(source: ImageSource, canvas: int, window: float | None = 0.5) -> 
         if largest >= canvas:
             return canvas
     return largest or canvas
-
-
-class ResidentImages:
-    """All images in memory, on the training device if they fit there, so that a batch is one gather.
-
-    pixels (n, 3, H, W) uint8; sizes (n, 2), by default H and W. `substitutes` (n,) maps an index to the image read for
-    it: itself unless it is unreadable.
-    """
-
-    def __init__(
-        self, pixels: Tensor, device: torch.device, sizes: Tensor | None = None, substitutes: Tensor | None = None
-    ) -> None:
-        sizes = torch.tensor(pixels.shape[2:]).expand(len(pixels), 2) if sizes is None else sizes
-        fits = device.type != "cuda" or pixels.numel() <= _DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]
-        self.device = device if fits else torch.device("cpu")
-        self.pixels = pixels.to(self.device)
-        self.sizes = sizes.to(self.device)
-        self.substitutes = None if substitutes is None else substitutes.to(self.device)
-
-    def batch(self, indices: Tensor) -> ImageBatch:
-        samples = indices if self.substitutes is None else self.substitutes[indices]
-        return ImageBatch(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
-
-
-class DecodedCache:
-    """Collects decoded images until it has every one, so that each file is decoded once in a run.
-
-    The operating system allocates the pages of the large tensor as they are filled.
-    """
-
-    def __init__(self, count: int, canvas: int) -> None:
-        self._pixels = torch.empty(count, 3, canvas, canvas, dtype=torch.uint8)
-        self._sizes = torch.empty(count, 2, dtype=torch.int64)
-        self._samples = torch.full((count,), -1, dtype=torch.int64)  # what was read for each index
-
-    @staticmethod
-    def bytes_needed(count: int, canvas: int) -> int:
-        return count * 3 * canvas * canvas
-
-    def add(self, requested: list[int], decoded: ImageBatch) -> None:
-        """Store what was decoded for the requested indices."""
-        self._pixels[decoded.samples] = decoded.pixels
-        self._sizes[decoded.samples] = decoded.sizes
-        self._samples[torch.tensor(requested)] = decoded.samples
-
-    def missing(self) -> list[int]:
-        """The indices not decoded yet."""
-        return torch.nonzero(self._samples < 0).flatten().tolist()
-
-    def to_resident(self, device: torch.device) -> ResidentImages:
-        return ResidentImages(self._pixels, device, self._sizes, self._samples)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from jcl.data.batch import Decoded, DecodedCache, ImageBatch, ImageReader, ResidentImages, canvas_for
+from jcl.data.batch import Decoded, ImageBatch, ImageReader, canvas_for
 from jcl.data.source import ArrayImages, ImageSource, NoReadableImages, UnreadableImage
 from jcl.data.workers import DecodingPool
 from jcl.distributed.group import ALONE, Ranks, catch_lost_contact
@@ -20,6 +20,7 @@ from jcl.random import DATA_ORDER, KEY_SHUFFLE, permutation
 
 CACHE_BYTES: Final = 2 * 1024**3
 """Decoded images are kept in memory from the first epoch on if all of them take no more than this."""
+_DEVICE_MEMORY_SHARE: Final = 0.3  # of the memory still free, so that the networks have room
 
 
 def refuse_large_batch(source: ImageSource, batch_size: int) -> None:
@@ -52,7 +53,7 @@ class BatchLoader:
         device: torch.device | str = "cpu",
         strict: bool = False,
         max_failed_share: float = 1.0,
-        cache_bytes: int = CACHE_BYTES,
+        cache_bytes: int | None = None,
         windows: bool = True,
         ranks: Ranks = ALONE,
         num_keys: int = 1,
@@ -66,15 +67,15 @@ class BatchLoader:
         self._source, self._seed, self._strict = source, seed, strict
         self._max_failed_share = max_failed_share
         self._device = torch.device(device)
-        self._resident: ResidentImages | None = None
-        self._store: DecodedCache | None = None
+        self._resident: ImageBatch | None = None  # every image
+        self._store: ImageBatch | None = None  # the same, being filled
         if isinstance(source, ArrayImages):
-            self._resident = ResidentImages(source.pixels, self._device)
+            self._resident = _to_device_if_it_fits(_all_images(source), self._device)
             canvas, workers = 0, 0
         else:
             canvas = canvas_for(source, canvas, 0.5 if windows else None)
-            if DecodedCache.bytes_needed(len(source), canvas) <= cache_bytes:
-                self._store = DecodedCache(len(source), canvas)
+            if len(source) * 3 * canvas * canvas <= (CACHE_BYTES if cache_bytes is None else cache_bytes):
+                self._store = ImageBatch.empty(len(source), canvas)
         reader = ImageReader(source, canvas, substitute=True, window=None, seed=seed if windows else None)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
         self._stream: Iterator[Decoded] = iter(())  # endless, so that workers do not pause between epochs
@@ -82,8 +83,8 @@ class BatchLoader:
 
     def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
         """Yield the batches of one epoch from step `start` on; ends the previous epoch."""
-        if self._store is not None and not self._store.missing():
-            self._resident, self._store = self._store.to_resident(self._device), None
+        if self._store is not None and not _missing(self._store):
+            self._resident, self._store = _to_device_if_it_fits(self._store, self._device), None
             self.close()  # every image is decoded, so the workers are done
         if self._resident is not None:
             return prefetch_to_device(self._device, self._resident_batches(self._resident, number, start))
@@ -106,14 +107,15 @@ class BatchLoader:
         order = order[start * self.batch_size : self.steps_per_epoch * self.batch_size]
         return torch.split(order, self.batch_size) if len(order) else ()
 
-    def _resident_batches(self, images: ResidentImages, epoch: int, start: int) -> Iterator[ImageBatch]:
-        for step, indices in enumerate(self._order(epoch, start, images.device), epoch * self.steps_per_epoch + start):
+    def _resident_batches(self, images: ImageBatch, epoch: int, start: int) -> Iterator[ImageBatch]:
+        device = images.pixels.device
+        for step, indices in enumerate(self._order(epoch, start, device), epoch * self.steps_per_epoch + start):
             if self._exchange is None:
-                yield images.batch(indices)
+                yield images.gather(indices)
             else:  # every rank has every image, so there is nothing to exchange
                 plan = self._exchange.plan(step)
-                batch = images.batch(indices[plan.rows.to(images.device)])
-                yield replace(batch, local_rows=plan.local_rows.to(images.device))
+                batch = images.gather(indices[plan.rows.to(device)])
+                yield replace(batch, local_rows=plan.local_rows.to(device))
 
     def _exchanged(
         self, exchange: ImageExchange, batches: Iterator[ImageBatch], epoch: int, start: int
@@ -148,16 +150,16 @@ class BatchLoader:
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
 
-    def _stored_batches(self, store: DecodedCache, epoch: int, start: int) -> Iterator[ImageBatch]:
+    def _stored_batches(self, store: ImageBatch, epoch: int, start: int) -> Iterator[ImageBatch]:
         """The batches of an epoch; then decode the images that it left out, to complete the store."""
         requests = list(self._requests(epoch, start, endless=False))
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
             batch = self._checked(decoded, len(indices))
-            store.add(indices, batch)
+            store.put(indices, batch)
             yield _copy_from_workers(batch, self._device)
-        requests = _in_batches(store.missing(), self._own_size)
+        requests = _in_batches(_missing(store), self._own_size)
         for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.add(indices, self._checked(decoded, len(indices)))
+            store.put(indices, self._checked(decoded, len(indices)))
 
     def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
         """This rank's indices of each batch from a step on, to the end of its epoch or without end."""
@@ -201,8 +203,8 @@ def read_all(
     """
     device = torch.device(device)
     if isinstance(source, ArrayImages):
-        images = ResidentImages(source.pixels, torch.device("cpu"))
-        return prefetch_to_device(device, map(images.batch, torch.split(torch.arange(len(source)), batch_size)))
+        rows = torch.split(torch.arange(len(source)), batch_size)
+        return prefetch_to_device(device, map(_all_images(source).gather, rows))
     reader = ImageReader(source, canvas_for(source, canvas), substitute=False)
     pool = DecodingPool(reader, workers, batch_size, pinned=device.type == "cuda")
 
@@ -220,6 +222,23 @@ def read_all(
                 raise NoReadableImages(source.description, own_skipped)
 
     return prefetch_to_device(device, decoded_batches())
+
+
+def _all_images(source: ArrayImages) -> ImageBatch:
+    sizes = torch.tensor(source.pixels.shape[2:]).expand(len(source), 2)
+    return ImageBatch(source.pixels, sizes, torch.arange(len(source)))
+
+
+def _to_device_if_it_fits(images: ImageBatch, device: torch.device) -> ImageBatch:
+    """Every image on the training device, so that a batch is one gather there."""
+    if device.type == "cuda" and images.pixels.numel() > _DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
+        return images
+    return images.to(device)
+
+
+def _missing(store: ImageBatch) -> list[int]:
+    """The indices not decoded yet."""
+    return torch.nonzero(store.samples < 0).flatten().tolist()
 
 
 def _record_skipped(decoded: Decoded, skipped: dict[str, str], strict: bool) -> None:

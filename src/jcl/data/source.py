@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -166,34 +165,15 @@ class ImageData:
     unused: str = ""
 
 
-def fingerprint(source: ImageSource) -> str:
-    """A hash of the number of images, all labels, up to 1,024 names and the pixels of up to 16 images."""
-    return _hash(itertools.chain(_listing_parts(source), _content_parts(source)))
+def fingerprint(source: ImageSource, *parts: Literal["listing", "content", "files"]) -> str:
+    """A hash of the images, by default of their listing and content; empty if there is nothing to hash.
 
-
-def fingerprint_of_listing(source: ImageSource) -> str:
-    """The same without the pixels, so that no image is read."""
-    return _hash(_listing_parts(source))
-
-
-def fingerprint_of_content(source: ImageSource) -> str:
-    """The pixels of up to 16 images; these may change with the version of the decoder."""
-    return _hash(_content_parts(source))
-
-
-def fingerprint_of_files(source: ImageSource) -> str:
-    """The names and sizes of up to 65,536 image files, empty for other sources; copies may have other times."""
-    size_of = getattr(source, "size_of", None)
-    if size_of is None:
-        return ""
-    return _hash(f"{source.name_of(row)}\0{size_of(row)}\0".encode() for row in _spaced(len(source), _HASHED_FILES))
-
-
-def _hash(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()[:16]
+    listing: their number, all labels and up to 1,024 names, so that no image is read. content: the pixels of up to 16
+    images, which may change with the version of the decoder. files: names and sizes of up to 65,536 image files.
+    """
+    readers = {"listing": _listing_parts, "content": _content_parts, "files": _file_parts}
+    content = b"".join(text for part in parts or ("listing", "content") for text in readers[part](source))
+    return hashlib.sha256(content).hexdigest()[:16] if content else ""
 
 
 def _listing_parts(source: ImageSource) -> Iterator[bytes]:
@@ -210,6 +190,12 @@ def _content_parts(source: ImageSource) -> Iterator[bytes]:
             yield source.read(index).contiguous().numpy().tobytes()
         except UnreadableImage as error:
             yield error.reason.encode()
+
+
+def _file_parts(source: ImageSource) -> Iterator[bytes]:
+    if size_of := getattr(source, "size_of", None):  # copies may have other times
+        for index in _spaced(len(source), _HASHED_FILES):
+            yield f"{source.name_of(index)}\0{size_of(index)}\0".encode()
 
 
 def _spaced(count: int, limit: int) -> range:

@@ -5,13 +5,12 @@ fit on the disk. Existing downloads are reused without checking whether the orig
 download again.
 """
 
-import contextlib
 import glob
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +18,7 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 from braceexpand import braceexpand
+from filelock import FileLock
 
 from jcl.console import pluralize
 from jcl.data.shards.index import read_description
@@ -95,8 +95,13 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
     if missing and not download:
         raise DataError(f"Downloads are disabled, but {missing[0]} is not in {folder} ({len(missing)} of {shards}).")
     if missing:
-        total = 0
-        with _locked(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder / ".lock").acquire()
+        except OSError as error:
+            raise DataError(f"The folder {folder} for downloaded shards is not writable: {error.strerror}.") from error
+        with lock:
+            total = 0
             for number, (url, file) in enumerate(files.items(), start=1):
                 if not file.is_file():
                     _fetch(url, file)
@@ -119,20 +124,6 @@ def _local_copy(url: str, folder: Path) -> Path:
     last = without_secrets(url).rpartition("/")[2]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", last).lstrip(".")[-100:]
     return folder / key / (name or "shard.tar")
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    import fcntl  # POSIX only, unlike the rest of this package
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise DataError(f"The folder {folder} for downloaded shards is not writable: {error.strerror}.") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _fetch(url: str, file: Path) -> None:

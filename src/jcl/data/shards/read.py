@@ -1,6 +1,7 @@
 """The images of WebDataset shards, read in any order."""
 
 import functools
+import io
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class ShardImages(EncodedImages):
                 raise OSError(f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
             if offset + size > shard_size:
                 raise OSError("the shard is truncated")
-            return _open_shard(self._index.shards[shard], shard_size, modified).read(offset, size)
+            return _read_at(_open_shard(self._index.shards[shard], shard_size, modified), offset, size)
         except OSError as error:
             reason = error.strerror.lower() if error.strerror else str(error)
             raise UnreadableImage(self.name_of(index), reason) from error
@@ -102,31 +103,24 @@ class ShardImages(EncodedImages):
         return int(np.searchsorted(self._index.ends, index, side="right"))
 
 
-class _OpenShard:
-    """An open tar file, closed when it is no longer used."""
-
-    def __init__(self, file: str, size: int, modified: int) -> None:
-        self._descriptor = os.open(file, os.O_RDONLY)
-        status = os.fstat(self._descriptor)
-        if (status.st_size, status.st_mtime_ns) != (size, modified):
-            raise OSError(f"the shard {Path(file).name} has changed since it was indexed; start again")
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
-
-    def read(self, offset: int, size: int) -> bytes:
-        content = os.pread(self._descriptor, size, offset)
-        while len(content) < size:  # a network file system may return less
-            more = os.pread(self._descriptor, size - len(content), offset + len(content))
-            if not more:
-                raise OSError("the shard has become shorter since it was indexed")
-            content += more
-        return content
+@functools.lru_cache(maxsize=_OPEN_FILES)  # per process rather than per source, so that a source pickles
+def _open_shard(file: str, size: int, modified: int) -> io.FileIO:
+    """An open tar file, closed when nothing uses it any more."""
+    opened = io.FileIO(file)
+    status = os.fstat(opened.fileno())
+    if (status.st_size, status.st_mtime_ns) != (size, modified):
+        raise OSError(f"the shard {Path(file).name} has changed since it was indexed; start again")
+    return opened
 
 
-# Per process rather than per source, so that a source pickles without open files.
-_open_shard = functools.lru_cache(maxsize=_OPEN_FILES)(_OpenShard)
+def _read_at(file: io.FileIO, offset: int, size: int) -> bytes:
+    content = b""
+    while len(content) < size:  # a network file system may return less
+        more = os.pread(file.fileno(), size - len(content), offset + len(content))
+        if not more:
+            raise OSError("the shard has become shorter since it was indexed")
+        content += more
+    return content
 
 
 def open_shards(
