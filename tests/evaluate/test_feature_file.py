@@ -104,8 +104,7 @@ def test_parquet_is_a_plain_table(tmp_path):
     assert json.loads(table.schema.metadata[b"jcl.info"]) == INFO.model_dump()
 
 
-def test_parquet_is_written_while_the_parts_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_file, "_ROW_GROUP", 4)
+def test_parquet_is_written_while_the_parts_come(tmp_path):
     file, sizes = tmp_path / "features.parquet", []
 
     def parts() -> Iterator[FeatureTable]:
@@ -118,7 +117,7 @@ def test_parquet_is_written_while_the_parts_come(tmp_path, monkeypatch):
 
     write_feature_file(file, parts())
     assert sizes == sorted(set(sizes)) and sizes[-1] > 10 * max(sizes[0], 1000)
-    assert pyarrow.parquet.ParquetFile(file).num_row_groups == 1000
+    assert pyarrow.parquet.ParquetFile(file).num_row_groups == 2000
     assert read_feature_file(file).features[:, 0].tolist() == [2 * (row // 2) for row in range(4000)]
 
 

@@ -72,8 +72,8 @@ def without_clock(folder: FinetuneFolder) -> dict:
 def test_the_parts_of_backbones(name, expected):
     backbone, _ = build_backbone(name)
     parts = backbone_parts(backbone)
-    assert [part.name for part in parts] == expected
-    listed = [id(parameter) for part in parts for parameter in part.parameters]
+    assert list(parts) == expected
+    listed = [id(parameter) for part in parts.values() for parameter in part]
     assert sorted(listed) == sorted(id(parameter) for parameter in backbone.parameters())
 
 

@@ -223,7 +223,8 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
 @command("detect-table", "detection.DetectTableOptions", group=EVALUATE)
 def detect_table(options: DetectTableOptions) -> None:
     """Put finished detectors side by side in a Markdown table, as in the paper's Table 2."""
-    from jcl.evaluate.detection.results import DetectionFolder, detection_table
+    from jcl.evaluate.detection.predict import detection_table
+    from jcl.evaluate.folders import DetectionFolder
 
     if len({folder.resolve() for folder in options.folders}) < len(options.folders):
         raise SettingsError("A folder is given twice.")

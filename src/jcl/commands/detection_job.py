@@ -20,7 +20,7 @@ from jcl.evaluate.detection.batches import Hardware
 from jcl.evaluate.detection.data import coco_files, load_coco, overfit_subset, training_subset
 from jcl.evaluate.detection.model import build_detector, build_optimizer, detector_body, prepare_for_training
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
-from jcl.evaluate.detection.results import DetectionFolder
+from jcl.evaluate.folders import DetectionFolder
 from jcl.export.loading import open_backbone
 from jcl.report.detections import detections_picture
 from jcl.runs.checkpoint import Progress, load_checkpoint

@@ -166,7 +166,7 @@ class _Finetuning:
         return folder
 
     def _announce(self, folder: FinetuneFolder) -> None:
-        settings, train, parts = self.settings, self.settings.train, backbone_parts(self.network.backbone)
+        settings, train, parts = self.settings, self.settings.train, list(backbone_parts(self.network.backbone))
         print_line(
             self.console,
             f"Fine-tuning {self.target.info.backbone} from "
@@ -178,6 +178,6 @@ class _Finetuning:
         lowest = float(train.lr) * settings.layer_decay ** (len(parts) - 1)
         print_line(
             self.console,
-            f"  learning rates: {lowest:.2g} ({parts[0].name}) to {train.lr:.2g} ({parts[-1].name}), "
+            f"  learning rates: {lowest:.2g} ({parts[0]}) to {train.lr:.2g} ({parts[-1]}), "
             f"{settings.head_lr:.2g} for the new layer",
         )

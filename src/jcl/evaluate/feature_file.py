@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from jcl.errors import DataError, SettingsError
 from jcl.paths import refuse_expansion
 from jcl.runs.atomic import atomic_open, refuse_overwrite
 
-_ROW_GROUP: Final = 4096  # rows of Parquet that are written and read at a time
 _INFO_KEY, _CLASSES_KEY = b"jcl.info", b"jcl.class_names"
 
 
@@ -172,48 +171,30 @@ def _parquet_schema(width: int) -> Any:
 def _write_parquet(stream: BinaryIO, parts: Iterable[FeatureTable]) -> None:
     arrow, writer = _import_pyarrow(), None
     with contextlib.ExitStack() as opened:
-        for group in _row_groups(parts):
-            width = group.info.feature_width
-            metadata = {_INFO_KEY: group.info.model_dump_json(), _CLASSES_KEY: json.dumps(group.class_names)}
+        for part in parts:
+            width = part.info.feature_width
+            metadata = {_INFO_KEY: part.info.model_dump_json(), _CLASSES_KEY: json.dumps(part.class_names)}
             schema = _parquet_schema(width).with_metadata(metadata)
             writer = writer or opened.enter_context(
                 arrow.parquet.ParquetWriter(stream, schema, use_dictionary=["class", "split"])
             )
-            classes = [group.class_of(row) for row in range(len(group))]
-            features = arrow.FixedSizeListArray.from_arrays(group.features.ravel(), width)
-            writer.write_table(arrow.table([group.names, group.labels, classes, group.splits, features], schema=schema))
-
-
-def _row_groups(parts: Iterable[FeatureTable]) -> Iterator[FeatureTable]:
-    """The parts joined to at least `_ROW_GROUP` rows."""
-    waiting: list[FeatureTable] = []
-    for part in parts:
-        waiting.append(part)
-        if sum(map(len, waiting)) >= _ROW_GROUP:
-            yield _concatenate(waiting)
-            waiting = []
-    if waiting:
-        yield _concatenate(waiting)
+            classes = [part.class_of(row) for row in range(len(part))]
+            features = arrow.FixedSizeListArray.from_arrays(part.features.ravel(), width)
+            writer.write_table(arrow.table([part.names, part.labels, classes, part.splits, features], schema=schema))
 
 
 def _read_parquet(file: Path) -> FeatureTable:
     """Read row group by row group: at once, Arrow takes several times the memory."""
+    parts = []
     with _import_pyarrow().parquet.ParquetFile(file) as content:
-        metadata, count = content.schema_arrow.metadata, content.metadata.num_rows
+        metadata = content.schema_arrow.metadata
         info = FeatureInfo.model_validate_json(metadata[_INFO_KEY])
         class_names = TypeAdapter(tuple[str, ...] | None).validate_json(metadata[_CLASSES_KEY])
         schema = _parquet_schema(info.feature_width)
-        features, labels = np.empty((count, info.feature_width), np.float32), np.empty(count, np.int64)
-        names: list[str] = []
-        splits: list[str] = []
         for number in range(content.num_row_groups):
             group = content.read_row_group(number).select(schema.names).cast(schema)
-            part = slice(len(names), len(names) + len(group))
-            values = group["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            features[part] = values.reshape(len(group), -1)
-            labels[part] = group["label"].to_numpy()
-            names += group["name"].to_pylist()
-            splits += group["split"].to_pylist()
-    if len(names) != count:
-        raise ValueError("fewer rows than the file states")
-    return FeatureTable(features, names, labels, splits, class_names, info)
+            features = group["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            names, splits = group["name"].to_pylist(), group["split"].to_pylist()
+            labels = group["label"].to_numpy()
+            parts.append(FeatureTable(features.reshape(len(group), -1), names, labels, splits, class_names, info))
+    return _concatenate(parts)

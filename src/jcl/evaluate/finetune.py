@@ -6,7 +6,7 @@ linear layer, which starts from random weights, its own `head_lr`.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import torch
 from pydantic import Field, field_validator
@@ -45,62 +45,37 @@ def default_batch_size(images: int) -> int:
     return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
 
 
-class BackbonePart(NamedTuple):
-    """Parameters that share a learning rate, named after the first module among them."""
-
-    name: str
-    parameters: list[nn.Parameter]
-    module: nn.Module | None = None  # None for parameters outside of sub-modules, or of several of them
-
-    @property
-    def has_weights(self) -> bool:
-        return self.module is not None and any(parameter.ndim > 1 for parameter in self.parameters)
-
-
-def backbone_parts(backbone: nn.Module) -> list[BackbonePart]:
-    """The parts of a backbone from the image to the head.
+def backbone_parts(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of a backbone by part, from the image to the head; a part has the name of its module.
 
     They are its sub-modules with weights, in order; while there are fewer than four, the largest one is split into its
     sub-modules. So a ResNet has its stem and four stages, a vision transformer its embedding and its blocks. Norms, and
     parameters outside of sub-modules, belong to the part before them.
     """
-    modules = _split(BackbonePart("", [], backbone))
-    while len(parts := _joined(modules)) < _MIN_PARTS:
-        divisible = [part for part in modules if len(_split(part)) > 1]
+    modules = _submodules("", backbone)
+    while len(starts := [name for name, module in modules.items() if _has_weights(module)]) < _MIN_PARTS:
+        divisible = [name for name, module in modules.items() if len(_submodules(name, module)) > 1]
         if not divisible:
             break
-        largest = max(divisible, key=lambda part: sum(parameter.numel() for parameter in part.parameters))
-        place = modules.index(largest)
-        modules[place : place + 1] = _split(largest)
+        largest = max(divisible, key=lambda name: sum(value.numel() for value in modules[name].parameters()))
+        modules |= _submodules(largest, modules.pop(largest))
+    names, parameters = zip(*backbone.named_parameters(), strict=True)
+    owners = [next((start for start in starts if name.startswith(f"{start}.")), "") for name in names]
+    part, parts = next(filter(None, owners), ""), dict[str, list[nn.Parameter]]()
+    for owner, parameter in zip(owners, parameters, strict=True):
+        part = owner or part
+        parts.setdefault(part, []).append(parameter)
     return parts
 
 
-def _split(part: BackbonePart) -> list[BackbonePart]:
-    """A module's own parameters, then its sub-modules that have parameters."""
-    if part.module is None:
-        return []
-    own = list(part.module.parameters(recurse=False))
-    parts = [BackbonePart(part.name, own)] if own else []
-    for name, child in part.module.named_children():
-        if parameters := list(child.parameters()):
-            parts.append(BackbonePart(f"{part.name}.{name}".lstrip("."), parameters, child))
-    return parts
+def _submodules(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    """The sub-modules that have parameters, by their full names."""
+    children = {f"{name}.{child}".lstrip("."): value for child, value in module.named_children()}
+    return {child: value for child, value in children.items() if next(value.parameters(), None) is not None}
 
 
-def _joined(modules: list[BackbonePart]) -> list[BackbonePart]:
-    """Join each module that has weights with the others that follow it; what precedes the first joins the first."""
-    runs: list[list[BackbonePart]] = []
-    for part in modules:
-        if not runs or (part.has_weights and any(other.has_weights for other in runs[-1])):
-            runs.append([])
-        runs[-1].append(part)
-    return [
-        BackbonePart(
-            next((part.name for part in run if part.has_weights), run[0].name),
-            [parameter for part in run for parameter in part.parameters],
-        )
-        for run in runs
-    ]
+def _has_weights(module: nn.Module) -> bool:
+    return any(parameter.ndim > 1 for parameter in module.parameters())
 
 
 def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
@@ -110,12 +85,10 @@ def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch
     """
     lr = float(settings.train.lr)
     parts = backbone_parts(network.backbone)
-    scaled = [(part, settings.layer_decay**depth) for depth, part in enumerate(reversed(parts))]
-    scaled.append((BackbonePart("fc", list(network.fc.parameters())), settings.head_lr / lr))
+    scaled = [(name, part, settings.layer_decay**depth) for depth, (name, part) in enumerate(reversed(parts.items()))]
     groups = []
-    for part, scale in scaled:
+    for name, part, scale in [*scaled, ("fc", list(network.fc.parameters()), settings.head_lr / lr)]:
         for decay, vectors in ((settings.train.weight_decay, False), (0.0, True)):
-            parameters = [parameter for parameter in part.parameters if (parameter.ndim <= 1) == vectors]
-            if parameters:
-                groups.append({"params": parameters, "lr_scale": scale, "weight_decay": decay, "part": part.name})
+            if parameters := [parameter for parameter in part if (parameter.ndim <= 1) == vectors]:
+                groups.append({"params": parameters, "lr_scale": scale, "weight_decay": decay, "part": name})
     return torch.optim.SGD(groups, lr=lr, momentum=settings.train.momentum)

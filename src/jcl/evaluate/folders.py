@@ -1,4 +1,4 @@
-"""The folders of fine-tuning and of the paper's linear probe."""
+"""The folders of fine-tuning, the paper's linear probe and COCO detectors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.json_object import describe_differences, read_object
+from jcl.settings.detection import DetectionSettings
+from jcl.settings.schema import validated
 
 _CLASSIFIER_FORMAT = "jcl-classifier-1"
 
@@ -110,6 +112,40 @@ class ProbeFolder(ClassifierFolder):
             return Scores(**stored)
         except (KeyError, TypeError):
             raise RunError(f"{self.scores_file} is damaged; remove it and repeat the command.") from None
+
+
+class DetectionFolder(TrainingFolder):
+    """`detect.json` (the settings), `metrics.jsonl` and `checkpoints/`; at the end `results-bbox.json` and the like in
+    COCO's results format, `detections.png` and `summary.json`.
+    """
+
+    kind = "detector"
+    settings_name = "detect.json"
+    result_name = "task"
+    resume_with = "jcl detect --resume"
+
+    def __init__(self, path: Path | str) -> None:
+        super().__init__(path)
+        self.picture_file = self.path / "detections.png"
+
+    def refuse_occupied(self) -> None:
+        super().refuse_occupied()
+        if self.summary_file.exists():
+            raise RunError(f"{self.summary_file} already exists; choose another folder with --out.")
+
+    def create(self, settings: DetectionSettings) -> None:
+        self.refuse_occupied()
+        write_atomically(self.settings_file, settings.model_dump_json(indent=2).encode() + b"\n")
+
+    def settings(self) -> DetectionSettings:
+        return validated(DetectionSettings, self.stored_settings(), str(self.settings_file))
+
+    def results_file(self, kind: str) -> Path:
+        return self.path / f"results-{kind}.json"
+
+    def write_results(self, results: dict[str, list[dict[str, Any]]]) -> None:
+        for kind, entries in results.items():
+            write_atomically(self.results_file(kind), json.dumps(entries).encode() + b"\n")
 
 
 def _lines(names: list[str]) -> bytes:

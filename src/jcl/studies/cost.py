@@ -10,10 +10,11 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from jcl.console import format_bytes, pluralize
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
-from jcl.errors import JclError
 from jcl.settings.commands import CostOptions, parse_integers
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import passes_for_constant_memory, resolve
@@ -38,7 +38,7 @@ Step = Callable[[], object]
 BASELINE = "moco-v2"
 COMPARED = ("jcl", "multi-key", "multi-key-backprop")
 _DATASET_SIZE = 1_000_000  # assumed when "auto" is resolved; no images are read
-OUT_OF_MEMORY, KILLED = "out of memory", "killed (signal 9)"
+OUT_OF_MEMORY, KILLED = "out of memory", "killed, probably out of memory"
 _FLAT_GROWTH = 0.001  # of the baseline's memory per key: 3 % with 32 keys
 
 
@@ -136,12 +136,6 @@ class CostReport:
                 grows = f"{format_bytes(line[0])} per key (R² of a linear fit: {line[1]:.3f})"
                 lines.append(f"{METHODS[method].title}: {'constant memory' if flat else grows}.")
         return lines
-
-    def killed(self) -> str:
-        """What is known if measurements were killed, or nothing."""
-        if all(cell.failure != KILLED for cell in self.cells):
-            return ""
-        return "A measuring process was killed (signal 9), often because memory ran out."
 
     def warning(self) -> str:
         """A warning if more keys often do not take longer by more than the noise, or nothing."""
@@ -283,41 +277,21 @@ def run_in_subprocess(work: Callable[..., Any], *arguments: Any) -> Any:
 
     Nothing measured before affects the process, and all of its memory is freed. Everything passed must pickle.
     """
-    context: Any = multiprocessing.get_context("spawn")
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(sender, work, arguments), daemon=True)
-    process.start()
-    sender.close()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     try:
-        answer = receiver.recv()
-    except EOFError:
-        process.join()
-        if process.exitcode != -signal.SIGKILL:  # the system sends it when memory runs out, but so may others
-            raise JclError(f"A measuring process exited with code {process.exitcode}; see its output.") from None
-        answer = KILLED
-    finally:
-        receiver.close()
-        process.terminate()
-        process.join()
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
+        with ProcessPoolExecutor(1, context, initializer=_prepare_process) as pool:
+            return pool.submit(work, *arguments).result()
+    except BrokenProcessPool:
+        return KILLED
+    except (RuntimeError, MemoryError) as error:
+        # The CPU allocator raises a plain RuntimeError.
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error):
+            return OUT_OF_MEMORY
+        raise
 
 
-def _send_result(sender: Any, work: Callable[..., Any], arguments: Sequence[Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+def _prepare_process() -> None:
     with contextlib.suppress(OSError):  # if memory runs out, the system should kill this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["KINETO_LOG_LEVEL"] = "99"
-    answer: Any
-    try:
-        answer = work(*arguments)
-    except (torch.OutOfMemoryError, MemoryError):
-        answer = OUT_OF_MEMORY
-    except (JclError, RuntimeError) as error:
-        # The CPU allocator raises a plain RuntimeError.
-        answer = OUT_OF_MEMORY if "DefaultCPUAllocator" in str(error) else error
-    sender.send(answer)

@@ -13,8 +13,7 @@ from pycocotools.cocoeval import COCOeval
 from jcl.errors import SettingsError
 from jcl.evaluate.detection import data
 from jcl.evaluate.detection.data import read_coco
-from jcl.evaluate.detection.predict import OTHER_SIGMA, _scorer, coco_scores, to_coco
-from jcl.evaluate.detection.results import detection_table
+from jcl.evaluate.detection.predict import OTHER_SIGMA, _scorer, coco_scores, detection_table, to_coco
 from small_coco import edit
 
 TASK = {"bbox": "box", "segm": "mask", "keypoints": "keypoint"}

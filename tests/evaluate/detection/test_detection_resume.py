@@ -12,8 +12,8 @@ from jcl.commands.detect import detect, resume_detection
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection import batches
 from jcl.evaluate.detection.predict import KINDS
-from jcl.evaluate.detection.results import DetectionFolder
 from jcl.evaluate.detection.training import DetectionTask
+from jcl.evaluate.folders import DetectionFolder
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.settings.detection import DetectOptions
 from small_coco import small_options, write_coco

@@ -1,4 +1,4 @@
-"""Predictions of a detector in COCO's results format, and COCO's metrics of them, computed by pycocotools."""
+"""Predictions of a detector in COCO's results format, COCO's metrics of them, and a table of several detectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,10 @@ _FIGURES = {  # the first ones of COCO's summary; it has no keypoints of small p
     "segm": [f"mask_{name}" for name in ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")],
     "keypoints": [f"keypoint_{name}" for name in ("ap", "ap50", "ap75", "ap_medium", "ap_large")],
 }
+_MODELS = {"box": "Faster R-CNN", "mask": "Mask R-CNN", "keypoint": "Keypoint R-CNN"}
+_TABLE_FIGURES = {"ap": "AP", "ap50": "AP50", "ap75": "AP75"}
+_TABLE_COLUMNS = ("label", "backbone", "iterations", "batch_size", "seed")
+_COLUMNS_IF_DIFFERENT = ("heads", "lr", "accumulate")
 
 
 @torch.inference_mode()
@@ -123,3 +128,26 @@ def _indexed(index: Any, content: dict[str, Any], **changes: Any) -> Any:
     dataset.dataset = copy.deepcopy(content | changes)  # pycocotools writes into its arguments
     dataset.createIndex()
     return dataset
+
+
+def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> str:
+    """A Markdown table: one row per initialization, schedule and seed, with AP, AP50 and AP75 of each task.
+
+    Detectors of a task that would share a row have their folder appended to the label.
+    """
+    tasks = [task for task in _MODELS if any(summary["task"] == task for summary in summaries)]
+    different = (name for name in _COLUMNS_IF_DIFFERENT if len({summary.get(name) for summary in summaries}) > 1)
+    columns = (*_TABLE_COLUMNS, *different)
+    header = ["initialisation", *columns[1:]]
+    header += [f"{_MODELS[task]} {figure}" for task in tasks for figure in _TABLE_FIGURES.values()]
+    keys = [tuple(str(summary.get(name, "")) for name in columns) for summary in summaries]
+    cells = [(summary["task"], *key) for summary, key in zip(summaries, keys, strict=True)]
+    rows: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for summary, folder, key, cell in zip(summaries, folders, keys, cells, strict=True):
+        unique = key if cells.count(cell) == 1 else (f"{key[0]} ({folder})", *key[1:])
+        rows.setdefault(unique, {})[summary["task"]] = summary
+    lines = [header, ["---"] * len(header)]
+    for key, row in rows.items():
+        values = [row.get(task, {}).get(f"{task}_{figure}") for task in tasks for figure in _TABLE_FIGURES]
+        lines.append([*key, *("" if value is None else f"{value:.2f}" for value in values)])
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
