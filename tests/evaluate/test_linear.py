@@ -9,6 +9,8 @@ from sklearn.linear_model import LogisticRegression
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import stratified_split
 from jcl.evaluate.linear import ProbeGrid, linear_probe, standardizer, train_probes
+from jcl.settings.commands import LinearOptions
+from jcl.settings.schema import validated
 
 SMALL_GRID = ProbeGrid((0.003, 0.03), (0.0, 1e-3, 1e-1))
 
@@ -212,12 +214,10 @@ def test_edges_of_the_grid():
     assert ProbeGrid((0.1,), (0.5,)).edges((0.1, 0.5)) == ()
 
 
-@pytest.mark.parametrize(
-    ("rates", "decays"), [((0.0,), (0.0,)), ((), (0.0,)), ((1.0,), (-1.0,)), ((math.nan,), (0.0,))]
-)
-def test_grids_that_make_no_sense(rates, decays):
-    with pytest.raises(SettingsError, match="must be"):
-        ProbeGrid(rates, decays)
+@pytest.mark.parametrize("grid", [{"lr": (0.0,)}, {"weight_decay": (-1.0,)}, {"lr": (math.nan,)}])
+def test_grids_that_make_no_sense(grid):
+    with pytest.raises(SettingsError, match=next(iter(grid))):
+        validated(LinearOptions, {"weights": "w"} | grid, "the options")
 
 
 def test_what_cannot_be_probed_is_a_sentence(problem):

@@ -17,13 +17,7 @@ from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.linear import paper_settings, probe_optimizer
-from jcl.evaluate.supervised import (
-    Classifier,
-    ClassifierTask,
-    ClassifierTraining,
-    crop_and_flip,
-    training_loader,
-)
+from jcl.evaluate.supervised import Classifier, ClassifierTask, crop_and_flip
 from jcl.export import BackboneInfo
 from jcl.settings.commands import LinearOptions
 from jcl.train.display import Display
@@ -56,12 +50,12 @@ def backbone():
     return build_backbone("tiny_cnn")[0]
 
 
-def probe_training(task, network, train, device):
-    return ClassifierTraining(
+def probe_task(task, network, train, device):
+    return ClassifierTask(
         title="probe",
         network=network,
         optimizer=probe_optimizer(network, train),
-        task=task,
+        data=task,
         preprocessing=PREPROCESSING,
         recipe=crop_and_flip(PREPROCESSING),
         train=train,
@@ -88,7 +82,7 @@ def test_the_learning_rate_drops_at_60_and_80_percent(epochs, drops):
 
 
 def test_settings_that_make_no_sense_are_a_sentence():
-    with pytest.raises(SettingsError, match=r"train\.lr"):
+    with pytest.raises(SettingsError, match="lr"):
         paper_settings(lr=0.0)
 
 
@@ -117,8 +111,8 @@ def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
     layer.load_state_dict(network.fc.state_dict())
     optimizer = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 4], 0.1)
-    training = probe_training(task, network, train, CPU)
-    with training_loader(training) as loader:
+    probe = probe_task(task, network, train, CPU)
+    with probe.loader as loader:
         for epoch in range(5):
             for number, batch in enumerate(loader.epoch(epoch)):
                 make = ViewMaker(
@@ -130,8 +124,7 @@ def test_the_loop_is_what_torch_does_with_its_own_parts(task, backbone):
                 F.cross_entropy(layer(features), task.train.labels[batch.samples]).backward()
                 optimizer.step()
             schedule.step()
-    with training_loader(training) as loader:
-        Trainer(ClassifierTask(training, loader), Display(QUIET, "probe")).run()
+        Trainer(probe, Display(QUIET, "probe")).run()
     torch.testing.assert_close(network.fc.weight, layer.weight, rtol=0, atol=1e-6)
     torch.testing.assert_close(network.fc.bias, layer.bias, rtol=0, atol=1e-6)
 
@@ -163,9 +156,8 @@ def test_a_gpu_learns_too_and_never_waits_within_an_epoch(task, backbone, compil
     device = torch.device("cuda")
     assert paper_probe(backbone, task, train, device=device).scores.top1 > 80
     network = Classifier(backbone, 128, 3, frozen=True, seed=0).to(device)
-    training = probe_training(task, network, train, device)
-    with training_loader(training) as loader:
-        probe = ClassifierTask(training, loader)
+    probe = probe_task(task, network, train, device)
+    with probe.loader as loader:
         batches = list(loader.epoch(0))
         probe.step(batches[0], 0, 1.0)
         torch.cuda.set_sync_debug_mode("error")

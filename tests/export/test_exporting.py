@@ -25,7 +25,7 @@ from torch import nn
 import jcl
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.export import export_backbone, import_backbone
-from jcl.export.exporting import same_features
+from jcl.export.backbone_file import same_features
 from jcl.export.layouts import from_detectron2, to_detectron2
 
 pytestmark = pytest.mark.usefixtures("empty_starts")

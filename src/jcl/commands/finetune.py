@@ -20,7 +20,7 @@ from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.supervised import Classifier, ClassifierTraining, crop_and_flip, train_and_evaluate
+from jcl.evaluate.supervised import Classifier, ClassifierTask, crop_and_flip, train_and_evaluate
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import new_folder
 from jcl.runs.lock import lock_folder
@@ -132,11 +132,11 @@ class _Finetuning:
         settings, network, task = self.settings, self.network, self.task
         preprocessing, device = self.target.info.preprocessing, self.target.device
         self._announce(folder)
-        training = ClassifierTraining(
+        work = ClassifierTask(
             title="fine-tuning",
             network=network,
             optimizer=finetune_optimizer(network, settings),
-            task=task,
+            data=task,
             preprocessing=preprocessing,
             recipe=crop_and_flip(preprocessing, jitter=settings.jitter),
             train=settings.train,
@@ -144,7 +144,7 @@ class _Finetuning:
             workers=self.workers,
             label_smoothing=settings.label_smoothing,
         )
-        scores, progress, unreadable = train_and_evaluate(training, self.console, folder, resumed=resumed)
+        scores, progress, unreadable = train_and_evaluate(work, self.console, folder, resumed=resumed)
         save_backbone(network.backbone, self.target.info, folder.backbone_file)
         folder.save_classifier(network.fc, task.class_names)
         summary = {

@@ -33,7 +33,7 @@ from jcl.evaluate.linear import (
     paper_settings,
     probe_optimizer,
 )
-from jcl.evaluate.supervised import Classifier, ClassifierResult, ClassifierTraining, crop_and_flip, train_and_evaluate
+from jcl.evaluate.supervised import Classifier, ClassifierResult, ClassifierTask, crop_and_flip, train_and_evaluate
 from jcl.export.backbone_file import weights_digest
 from jcl.runs.json_object import write_object
 from jcl.settings.commands import KnnOptions, LinearOptions
@@ -189,18 +189,18 @@ class PaperProbe:
         width, classes = target.info.feature_width, len(self.task.classes)
         network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
         network = to_device(network, target.device)
-        training = ClassifierTraining(
+        work = ClassifierTask(
             title="linear probe",
             network=network,
             optimizer=probe_optimizer(network, train),
-            task=self.task,
+            data=self.task,
             preprocessing=target.info.preprocessing,
             recipe=crop_and_flip(target.info.preprocessing, min_scale=self.options.least_crop),
             train=train,
             device=target.device,
             workers=self.options.worker_count,
         )
-        found = train_and_evaluate(training, self.console, folder, resumed=resumed)
+        found = train_and_evaluate(work, self.console, folder, resumed=resumed)
         if folder is not None:
             folder.save_classifier(network.fc, self.task.class_names)
         return found

@@ -1,24 +1,7 @@
 """Evaluation of pooled features by neighbours, linear probes, fine-tuning and detection."""
 
-from jcl.evaluate.classification import hold_out_split, label_amount, label_subset, stratified_split
-from jcl.evaluate.features import Features, FeatureSettings, extract_features
-from jcl.evaluate.knn import KnnResult, knn_accuracy
-from jcl.evaluate.linear import LinearResult, ProbeGrid, linear_probe
-from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
-
-__all__ = [
-    "FeatureSettings",
-    "Features",
-    "KnnResult",
-    "LinearResult",
-    "Neighbours",
-    "ProbeGrid",
-    "extract_features",
-    "hold_out_split",
-    "knn_accuracy",
-    "label_amount",
-    "label_subset",
-    "linear_probe",
-    "nearest_neighbours",
-    "stratified_split",
-]
+from jcl.evaluate.features import FeatureSettings as FeatureSettings
+from jcl.evaluate.features import extract_features as extract_features
+from jcl.evaluate.knn import knn_accuracy as knn_accuracy
+from jcl.evaluate.linear import linear_probe as linear_probe
+from jcl.evaluate.neighbours import nearest_neighbours as nearest_neighbours

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from jcl.errors import DataError, RunError, SettingsError
+from jcl.errors import DataError, RunError
 from jcl.evaluate.classification import Scores, labelled_rows, scores, stratified_split
 from jcl.evaluate.supervised import Classifier
 from jcl.random import PROBE_ORDER, permutation
-from jcl.settings.schema import Settings, TrainSettings, validated
+from jcl.settings.schema import TrainSettings, validated
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -42,12 +42,6 @@ class ProbeGrid:
 
     learning_rates: tuple[float, ...] = LEARNING_RATES
     weight_decays: tuple[float, ...] = WEIGHT_DECAYS
-
-    def __post_init__(self) -> None:
-        if not self.learning_rates or not all(0 < lr < math.inf for lr in self.learning_rates):
-            raise SettingsError(f"Learning rates must be above 0, but got {list(self.learning_rates)}.")
-        if not self.weight_decays or not all(0 <= decay < math.inf for decay in self.weight_decays):
-            raise SettingsError(f"Weight decays must be at least 0, but got {list(self.weight_decays)}.")
 
     @property
     def cells(self) -> list[tuple[float, float]]:
@@ -243,7 +237,7 @@ def paper_settings(
         "seed": seed,
         "compile": compiled,
     }
-    return validated(Settings, {"train": values}, "the linear probe").train
+    return validated(TrainSettings, values, "the linear probe")
 
 
 def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:

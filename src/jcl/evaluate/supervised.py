@@ -72,9 +72,9 @@ class Classifier(nn.Module):
         return self
 
 
-@dataclass(frozen=True)
-class ClassifierTraining:
-    """A classifier on its device and everything needed to train and evaluate it.
+@dataclass(eq=False)
+class ClassifierTask(TrainingTask):
+    """Cross-entropy on augmented views, with everything needed to train a classifier on its device and to evaluate it.
 
     `title` is shown beside the progress bar. Each parameter group of the optimizer uses the learning rate times its own
     `lr_scale`.
@@ -83,7 +83,7 @@ class ClassifierTraining:
     title: str
     network: Classifier
     optimizer: torch.optim.Optimizer
-    task: ClassificationTask
+    data: ClassificationTask
     preprocessing: FeatureSettings
     recipe: ViewRecipe
     train: TrainSettings
@@ -91,47 +91,46 @@ class ClassifierTraining:
     workers: int
     label_smoothing: float = 0.0
 
-    @property
-    def precision(self) -> torch.dtype:
-        return choose_precision(self.train.precision, self.device)
-
-
-class ClassifierTask(TrainingTask):
-    """Cross-entropy on augmented views."""
-
-    def __init__(self, training: ClassifierTraining, loader: BatchLoader) -> None:
-        self.training, self.loader = training, loader
-        self.module, self.optimizer = training.network.trainable, training.optimizer
-        self.epochs, self.steps_per_epoch = training.train.epochs, loader.steps_per_epoch
-        self.batch_size = loader.batch_size
-        self.targets = class_positions(training.task.labels, training.task.classes).to(training.device)
-        compiled = training.train.compile is True
-        options = StepOptions(training.device, training.precision, compiled, recorded=False)
-        self._make_views = view_function(training.recipe, training.train.seed, options)
-        self._step = torch.zeros((), dtype=torch.int64, device=training.device)  # a tensor avoids recompilation
-        training.network.train()
+    def __post_init__(self) -> None:
+        images, train = self.data.train, self.train
+        self.loader = BatchLoader(  # decoded as large as test images
+            images,
+            batch_size=min(int(train.batch_size), len(images)),
+            canvas=self.preprocessing.canvas,
+            seed=train.seed,
+            workers=self.workers,
+            device=self.device,
+        )
+        self.module, self.epochs = self.network.trainable, train.epochs
+        self.steps_per_epoch, self.batch_size = self.loader.steps_per_epoch, self.loader.batch_size
+        self.targets = class_positions(self.data.labels, self.data.classes).to(self.device)
+        self.precision, compiled = choose_precision(train.precision, self.device), train.compile is True
+        options = StepOptions(self.device, self.precision, compiled, recorded=False)
+        self._make_views = view_function(self.recipe, train.seed, options)
+        self._step = torch.zeros((), dtype=torch.int64, device=self.device)  # a tensor avoids recompilation
+        self.network.train()
         if compiled:
-            training.network.backbone.compile(dynamic=False)
+            self.network.backbone.compile(dynamic=False)
 
     def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         return self.loader.epoch(epoch, start=start)
 
     def learning_rate(self, step: int) -> float:
-        return learning_rate(self.training.train, step, self.steps_per_epoch)
+        return learning_rate(self.train, step, self.steps_per_epoch)
 
     def step(self, batch: ImageBatch, step: int, lr: float) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         # Dropout and stochastic depth draw by the step, so that a resumed training draws the same.
-        torch.manual_seed(int(hash_words(self.training.train.seed, RANDOM_LAYERS, step)))
+        torch.manual_seed(int(hash_words(self.train.seed, RANDOM_LAYERS, step)))
         self._step.fill_(step)
         rows = torch.arange(len(batch.samples), device=batch.samples.device)
         numbers = torch.zeros_like(rows)
         views = self._make_views(self._step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
         targets = self.targets[batch.samples]
-        with autocast(targets.device, self.training.precision):
-            logits = self.training.network(views)
-        loss = F.cross_entropy(logits, targets, label_smoothing=self.training.label_smoothing)
+        with autocast(self.device, self.precision):
+            logits = self.network(views)
+        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
         self.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         self.optimizer.step()
@@ -151,19 +150,18 @@ class ClassifierResult(NamedTuple):
 
 
 def train_and_evaluate(
-    training: ClassifierTraining, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
+    task: ClassifierTask, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
 ) -> ClassifierResult:
     """Train to the last epoch, then evaluate on the test images; without a folder nothing is written."""
-    progress = Progress()
+    progress, test, loader = Progress(), task.data.test, task.loader
     if folder is not None and resumed:
         checkpoint = checkpoint_to_resume(folder.checkpoints, partial(print_line, console))
         if checkpoint is not None:
-            progress = load_checkpoint(checkpoint, training.network.trainable, training.optimizer, training.device)
+            progress = load_checkpoint(checkpoint, task.module, task.optimizer, task.device)
     if progress.step == 0:
-        check_test_images(training.task.test, training.workers, console)
-    with contextlib.ExitStack() as open_files, training_loader(training) as loader:
-        task = ClassifierTask(training, loader)
-        trainer = Trainer(task, Display(console, training.title), progress)
+        _check_test_images(test, task.workers, console)
+    with contextlib.ExitStack() as open_files, loader:
+        trainer = Trainer(task, Display(console, task.title), progress)
         if folder is not None:
             open_files.enter_context(trainer.writing_to(folder))
             trainer.save_seconds = CHECKPOINT_SECONDS
@@ -171,18 +169,13 @@ def train_and_evaluate(
             open_files.callback(_list_skipped, folder, loader, console)
         trainer.run()
     warn_skipped(console, loader.skipped)
-    logits = training.preprocessing.extract(
-        training.network,
-        training.task.test,
-        device=training.device,
-        precision=training.precision,
-        workers=training.workers,
+    logits = task.preprocessing.extract(
+        task.network, test, device=task.device, precision=task.precision, workers=task.workers
     )
     warn_skipped(console, logits.skipped)
-    found = scores(logits.values, logits.labels, training.task.classes)
-    return ClassifierResult(
-        found, progress, len(loader.skipped if folder is None else read_skipped(folder.skipped_file))
-    )
+    found = scores(logits.values, logits.labels, task.data.classes)
+    skipped = loader.skipped if folder is None else read_skipped(folder.skipped_file)
+    return ClassifierResult(found, progress, len(skipped))
 
 
 def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, jitter: bool = False) -> ViewRecipe:
@@ -200,25 +193,12 @@ def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, ji
     )
 
 
-def check_test_images(images: ImageSource, workers: int, console: Console) -> None:
+def _check_test_images(images: ImageSource, workers: int, console: Console) -> None:
     """Print which test images cannot be read, before a long training rather than after it; raise if none can."""
     skipped: dict[str, str] = {}
     for _ in read_all(images, canvas=_QUICK_CANVAS, batch_size=256, workers=workers, skipped=skipped):
         pass
     warn_skipped(console, skipped, "To be left out of the test")
-
-
-def training_loader(training: ClassifierTraining) -> BatchLoader:
-    """Training images, decoded as large as test images, in batches of the given size or of all images."""
-    train, images = training.train, training.task.train
-    return BatchLoader(
-        images,
-        batch_size=min(int(train.batch_size), len(images)),
-        canvas=training.preprocessing.canvas,
-        seed=train.seed,
-        workers=training.workers,
-        device=training.device,
-    )
 
 
 def _list_skipped(folder: ClassifierFolder, loader: BatchLoader, console: Console) -> None:

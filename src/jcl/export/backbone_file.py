@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -90,3 +91,13 @@ def weights_digest(backbone: nn.Module) -> str:
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def same_features(
+    network: nn.Module, other: Callable[[Tensor], Tensor], image_size: int, tolerance: float = 1e-5
+) -> bool:
+    """Whether two networks in evaluation mode give the same features of random images, relative to the largest."""
+    images = torch.randn(3, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        ours, theirs = network(images), other(images)
+    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= tolerance * ours.abs().max())

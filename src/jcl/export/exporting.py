@@ -20,7 +20,14 @@ from torch import Tensor, nn
 
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import JclError, RunError, SettingsError
-from jcl.export.backbone_file import INFO_KEY, BackboneInfo, backbone_bytes, save_backbone, weights_of
+from jcl.export.backbone_file import (
+    INFO_KEY,
+    BackboneInfo,
+    backbone_bytes,
+    same_features,
+    save_backbone,
+    weights_of,
+)
 from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card, upload_repository
 from jcl.export.layouts import resnet_name, to_detectron2
 from jcl.export.loading import LoadedBackbone, open_backbone
@@ -30,7 +37,6 @@ from jcl.runs.atomic import make_folder, refuse_overwrite, write_atomically
 from jcl.runs.checkpoint import to_safetensors
 from jcl.runs.folder import RunFolder
 
-_TOLERANCE = 1e-5  # of features, relative to the largest
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
 _SMALL_STEM = "use --to torchvision, safetensors or onnx, or pre-train with --set model.stem=imagenet"
 _SUFFIXES = {
@@ -163,30 +169,59 @@ def for_timm(job: ExportJob) -> Content:
 
 
 def for_detectron2(job: ExportJob) -> Content:
-    """The file that detectron2's own converter makes of torchvision weights."""
+    """The file that detectron2's own converter makes of torchvision weights, and settings for it.
+
+    detectron2's defaults are for BGR images and other ResNets.
+    """
     weights, name = weights_of(job.network), _require_resnet(job, "detectron2")
-    arrays = {to_detectron2(name): value.numpy() for name, value in weights.items()}
-    buffer = io.BytesIO()
+    buffer, arrays = io.BytesIO(), {to_detectron2(part): value.numpy() for part, value in weights.items()}
     _ArrayPickler(buffer, protocol=4).dump({"model": arrays, "__author__": "jcl", "matching_heuristics": True})
-    return buffer.getvalue(), _detectron2_config(name, job)
+    depth, groups, width = _resnet_shape(name, weights)
+    mean, std = _scaled_to_255(job.info)
+    config = f"""MODEL:
+  WEIGHTS: {str(job.out)!r}
+  PIXEL_MEAN: {mean}
+  PIXEL_STD: {std}
+  BACKBONE: {{FREEZE_AT: 0}}  # as in MoCo and JCL
+  RESNETS:
+    DEPTH: {depth}
+    STRIDE_IN_1X1: False
+    NORM: SyncBN
+    NUM_GROUPS: {groups}
+    WIDTH_PER_GROUP: {width}
+    RES2_OUT_CHANNELS: {64 if depth in ("18", "34") else 256}
+INPUT:
+  FORMAT: RGB"""
+    return buffer.getvalue(), config
 
 
 def for_mmdetection(job: ExportJob) -> Content:
     """A checkpoint as mmdetection writes them, with torchvision's names after `backbone.`."""
-    name, info = _require_resnet(job, "mmdetection"), job.info
+    weights, name = weights_of(job.network), _require_resnet(job, "mmdetection")
     if name.startswith("wide"):
         raise SettingsError(f"mmdetection has no {name}; {_ALWAYS}.")
-    outputs, inputs = weights_of(job.network)["layer1.0.conv2.weight"].shape[:2]
-    kind = "'ResNet'" if outputs == inputs else f"'ResNeXt', groups={outputs // inputs}, base_width={inputs}"
-    mean, std = ([round(255 * value, 3) for value in values] for values in (info.mean, info.std))
-    state = {f"backbone.{part}": value for part, value in weights_of(job.network).items()}
+    depth, groups, width = _resnet_shape(name, weights)
+    kind = "'ResNet'" if groups == 1 else f"'ResNeXt', groups={groups}, base_width={width}"
+    mean, std = _scaled_to_255(job.info)
     config = f"""model = dict(
     data_preprocessor=dict(mean={mean}, std={std}, bgr_to_rgb=True),
     backbone=dict(
-        type={kind}, depth={_depth(name)}, style='pytorch', frozen_stages=-1, norm_eval=False,
+        type={kind}, depth={depth}, style='pytorch', frozen_stages=-1, norm_eval=False,
         norm_cfg=dict(type='SyncBN', requires_grad=True),
         init_cfg=dict(type='Pretrained', checkpoint={str(job.out)!r}, prefix='backbone.')))"""
-    return _torch_bytes(state, info, "state_dict"), config
+    state = {f"backbone.{part}": value for part, value in weights.items()}
+    return _torch_bytes(state, job.info, "state_dict"), config
+
+
+def _resnet_shape(name: str, weights: dict[str, Tensor]) -> tuple[str, int, int]:
+    """The depth of a ResNet, the groups of its convolutions and the width of each."""
+    outputs, inputs = weights["layer1.0.conv2.weight"].shape[:2]
+    return str(re.findall(r"res(?:net|next)(\d+)", name)[0]), outputs // inputs, inputs
+
+
+def _scaled_to_255(info: BackboneInfo) -> tuple[list[float], list[float]]:
+    mean, std = ([round(255 * value, 3) for value in values] for values in (info.mean, info.std))
+    return mean, std
 
 
 def for_ultralytics(job: ExportJob) -> Content:
@@ -267,7 +302,7 @@ def for_hub(job: ExportJob) -> Content:
         for file, content in files.items():
             (Path(folder) / file).write_bytes(content)
         opened = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    if not same_features(job.network, opened, info.image_size):
+    if not same_features(job.network, opened.eval(), info.image_size):
         raise RunError(f"timm gives other features for this {info.backbone}, so nothing was written; {_ALWAYS}.")
     address = f"hf-hub:{repository}" if repository else f"local-dir:{job.out}"
     return files, f"timm.create_model({address!r}, pretrained=True)", _preprocessing(info)
@@ -303,10 +338,6 @@ def _require_resnet(job: ExportJob, library: str) -> str:
     return name
 
 
-def _depth(name: str) -> str:
-    return str(re.findall(r"res(?:net|next)(\d+)", name)[0])
-
-
 def _require_timm_name(job: ExportJob) -> str:
     """The name of timm's equal network."""
     try:
@@ -337,37 +368,7 @@ def _is_same_network(network: nn.Module, info: BackboneInfo, name: str) -> bool:
         other.load_state_dict(network.state_dict())
     except (JclError, RuntimeError):
         return False
-    return same_features(network, other, info.image_size)
-
-
-def same_features(network: nn.Module, other: nn.Module, image_size: int) -> bool:
-    """Whether two networks give the same features of random images."""
-    images = torch.randn(2, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        ours, theirs = network.eval()(images), other.eval()(images)
-    return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= _TOLERANCE * ours.abs().max())
-
-
-def _detectron2_config(name: str, job: ExportJob) -> str:
-    """Settings for detectron2, whose defaults are for BGR images and other ResNets."""
-    outputs, inputs = weights_of(job.network)["layer1.0.conv2.weight"].shape[:2]
-    depth = _depth(name)
-    lines = [
-        "MODEL:",
-        f"  WEIGHTS: {str(job.out)!r}",
-        f"  PIXEL_MEAN: {[round(255 * value, 3) for value in job.info.mean]}",
-        f"  PIXEL_STD: {[round(255 * value, 3) for value in job.info.std]}",
-        "  BACKBONE: {FREEZE_AT: 0}  # as in MoCo and JCL",
-        "  RESNETS:",
-        f"    DEPTH: {depth}",
-        "    STRIDE_IN_1X1: False",
-        "    NORM: SyncBN",
-    ]
-    if (outputs, inputs) != (64, 64):
-        lines += [f"    NUM_GROUPS: {outputs // inputs}", f"    WIDTH_PER_GROUP: {inputs}"]
-    if depth in ("18", "34"):
-        lines.append("    RES2_OUT_CHANNELS: 64")
-    return "\n".join([*lines, "INPUT:", "  FORMAT: RGB"])
+    return same_features(network, other.eval(), info.image_size)
 
 
 def _state_dict(job: ExportJob) -> bytes:

@@ -123,28 +123,20 @@ def library_errors(problem: str, advice: str = "") -> Iterator[None]:
 
 def model_card(name: str, info: BackboneInfo, source: Path, repository: str = "") -> str:
     """The README: training settings and accuracies if `source` is a run folder, and how to load the model."""
-    timm_name = f"hf-hub:{repository}" if repository else "local-dir:PATH_OF_THIS_FOLDER"
-    jcl_name = f"hf:{repository}" if repository else "PATH_OF_THIS_FOLDER"
-    folder = RunFolder(source)
+    folder, own_path = RunFolder(source), "PATH_OF_THIS_FOLDER"
     tags = ["timm", "image-feature-extraction", "jcl"]
     training = "The source of its weights is not recorded."
     if source.is_dir() and folder.holds_run():
         tags += ["self-supervised-learning", "contrastive-learning"]
         training = _training(folder.settings(), folder)
     front = {"library_name": "timm", "pipeline_tag": "image-feature-extraction", "tags": tags}
-    front_text, (mean, std) = yaml.safe_dump(front, sort_keys=False), (list(info.mean), list(info.std))
-    version = jcl.__version__
-    values = {"front": front_text, "info": info, "version": version, "training": training, "mean": mean, "std": std}
-    return _CARD.format(name=name, timm_name=timm_name, jcl_name=jcl_name, **values)
-
-
-_CARD = """---
-{front}---
+    return f"""---
+{yaml.safe_dump(front, sort_keys=False)}---
 
 # {name}
 
 A {name} without classifier: images of {info.image_size} px to {info.feature_width} pooled features. Exported by jcl
-{version}.
+{jcl.__version__}.
 
 {training}
 
@@ -153,12 +145,13 @@ A {name} without classifier: images of {info.image_size} px to {info.feature_wid
 ```python
 import timm
 
-model = timm.create_model("{timm_name}", pretrained=True)
+model = timm.create_model("{f"hf-hub:{repository}" if repository else f"local-dir:{own_path}"}", pretrained=True)
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 features = model.eval()(transform(image).unsqueeze(0))  # (1, {info.feature_width})
 ```
 
-or `jcl.load_backbone("{jcl_name}")`. Images are RGB in [0, 1], normalized with mean {mean} and std {std}.
+or `jcl.load_backbone("{f"hf:{repository}" if repository else own_path}")`. Images are RGB in [0, 1], normalized with
+mean {list(info.mean)} and std {list(info.std)}.
 
 ## License
 

@@ -254,20 +254,19 @@ def _check_match(
         problems.append("they are for another image size, which --image-size sets")
     if problems:
         raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
-    if special := [part for part in expected if part in found and not _is_plain(found[part])]:
-        raise RunError(
-            f"{weights.path} has sparse, quantized, complex or meta tensors ({_first(special)}); "
-            "save them as dense float tensors."
-        )
     for part in filter(found.__contains__, expected):
-        value = found[part].to(expected[part].dtype)  # which may overflow
-        if not value.isfinite().all() or (part.endswith("running_var") and (value < 0).any()):
-            raise RunError(f"{part} in {weights.path} has NaN, infinite or negative values; the file cannot be used.")
+        if not _is_usable(found[part], expected[part].dtype, part.endswith("running_var")):
+            raise RunError(
+                f"{part} in {weights.path} has NaN, infinite or negative values, or is sparse, quantized, complex or "
+                "meta; save the weights as dense float tensors."
+            )
 
 
-def _is_plain(value: Tensor) -> bool:
-    dense = value.layout == torch.strided and not value.is_quantized and not value.is_nested
-    return dense and not value.is_meta and not value.is_complex()
+def _is_usable(value: Tensor, dtype: torch.dtype, is_variance: bool) -> bool:
+    if value.layout != torch.strided or value.is_quantized or value.is_meta or value.is_complex():
+        return False
+    value = value.to(dtype)  # which may overflow
+    return bool(value.isfinite().all()) and not (is_variance and bool((value < 0).any()))
 
 
 def _part_of_file(name: str, prefix: str) -> str:

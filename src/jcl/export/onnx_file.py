@@ -6,14 +6,13 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from jcl.errors import RunError, SettingsError
-from jcl.export.backbone_file import BackboneInfo
+from jcl.export.backbone_file import BackboneInfo, same_features
 
 OPSET = 18
 _TOLERANCE = 1e-4  # of features, relative to the largest
@@ -21,11 +20,19 @@ _TOLERANCE = 1e-4  # of features, relative to the largest
 
 def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     """The network as the content of an ONNX file."""
-    onnx = _import("onnx")
-    _import("onnxscript")
+    try:
+        import onnx
+        import onnxscript  # noqa: F401  PyTorch's exporter needs it
+    except ImportError:
+        raise SettingsError(
+            "Writing ONNX files needs onnx and onnxscript; run: pip install 'joint-contrastive-learning[onnx]'."
+        ) from None
     images = torch.zeros(2, 3, info.image_size, info.image_size)
     try:
-        with _quiet():
+        with contextlib.ExitStack() as quiet:
+            quiet.enter_context(warnings.catch_warnings(action="ignore"))
+            quiet.callback(logging.disable, logging.root.manager.disable)
+            logging.disable(logging.WARNING)
             program = torch.onnx.export(
                 network,
                 (images,),
@@ -51,8 +58,7 @@ def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
         "mean": json.dumps(info.mean),
         "std": json.dumps(info.std),
     }
-    for key, value in metadata.items():
-        model.metadata_props.add(key=key, value=value)
+    onnx.helper.set_model_props(model, metadata)
     onnx.checker.check_model(model)
     content: bytes = model.SerializeToString()
     return content
@@ -64,39 +70,16 @@ def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> bool:
         import onnxruntime
     except ImportError:
         return False
-    images = torch.randn(3, 3, info.image_size, info.image_size, generator=torch.Generator().manual_seed(0))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    (features,) = session.run(["features"], {"images": images.numpy()})
-    with torch.inference_mode():
-        wanted = network(images)
-    difference = float((torch.from_numpy(features) - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))
-    if not difference <= _TOLERANCE:
-        raise RunError(f"Features of onnxruntime and PyTorch differ by {difference:.1e}; nothing was written.")
+
+    def features(images: Tensor) -> Tensor:
+        return torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
+
+    if not same_features(network, features, info.image_size, _TOLERANCE):
+        raise RunError("onnxruntime gives other features than PyTorch; nothing was written.")
     return True
-
-
-def _import(library: str) -> Any:
-    try:
-        return __import__(library)
-    except ImportError:
-        raise SettingsError(
-            f"Writing ONNX files needs {library}; run: pip install 'joint-contrastive-learning[onnx]'."
-        ) from None
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's logging and warnings."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _remove_source_locations(model: Any) -> None:

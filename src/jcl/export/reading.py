@@ -5,7 +5,6 @@ The first bytes of a file decide what it is rather than its name: `.pth`, `.ckpt
 
 from __future__ import annotations
 
-import pickle
 import re
 import warnings
 from collections.abc import Mapping
@@ -93,10 +92,11 @@ def _read_hub_folder(path: Path) -> WeightsFile:
 def _load_torch_file(path: Path) -> Any:
     """What `torch.save` wrote, if it is tensors and plain containers."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the age of the file
+        with warnings.catch_warnings(action="ignore"):  # about the age of the file
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except OSError:
+        raise
+    except Exception as error:  # depends on where the file was truncated or damaged
         if named := re.search(r"GLOBAL (\S+)", str(error)):
             raise RunError(
                 f"{path} was not opened: it holds more than tensors, and unpickling it would run {named[1]}. If you "
@@ -104,14 +104,9 @@ def _load_torch_file(path: Path) -> Any:
                 f"{path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'), or use "
                 ".state_dict() instead of ['state_dict'] if it holds a whole model."
             ) from None
-    except OSError:
-        raise
-    except Exception as error:  # depends on where the file was truncated or damaged
-        if "TorchScript" in str(error):
-            raise RunError(
-                f"{path} is a TorchScript program; save its weights with torch.save(model.state_dict(), 'weights.pth')."
-            ) from None
-    raise RunError(f"{path} cannot be read as a torch.save file; it is damaged, truncated or another format.")
+    raise RunError(
+        f"{path} cannot be read as a torch.save file; it is damaged, truncated, TorchScript or another format."
+    )
 
 
 def _find_weights(path: Path, content: object) -> WeightsFile:

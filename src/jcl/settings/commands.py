@@ -29,7 +29,7 @@ from jcl.settings.options import (
     with_settings,
 )
 from jcl.settings.recipes import build_settings, recipe_names
-from jcl.settings.schema import BatchSize, Count, Positive, PositiveInt, Settings, parse_yaml
+from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Settings, parse_yaml
 
 ProbeProtocol = Literal["fast", "paper"]
 Target = Literal[
@@ -153,8 +153,8 @@ class LinearOptions(SeedOptions, FrozenOptions):
     protocol: ProbeProtocol = option(
         "fast", "fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs."
     )
-    lr: tuple[float, ...] = option((), "Learning rate; several make a grid (default: a grid; 30 for paper).")
-    weight_decay: tuple[float, ...] = option((), "Weight decay; several make a grid (default: a grid; 0 for paper).")
+    lr: tuple[Positive, ...] = option((), "Learning rate; several make a grid (default: a grid; 30 for paper).")
+    weight_decay: tuple[NotNegative, ...] = option((), "Weight decay; several: a grid (default: a grid; 0 for paper).")
     epochs: PositiveInt | None = option(None, "Epochs (default: depends on the number of images; 100 for paper).")
     batch_size: BatchSize = option(256, "Images per forward pass; for paper, images per training step.")
     least_crop: Annotated[float, Field(ge=0.01, le=1.0)] = option(
