@@ -46,9 +46,9 @@ def ranks_do(tmp_path: Path, monkeypatch) -> Iterator[Callable[[str], Path]]:
         signal.signal(number, handler)
 
 
-def test_each_rank_runs_the_command_without_devices(ranks_do):
+def test_each_rank_runs_the_command(ranks_do):
     starts = ranks_do("exit 0")
-    launch(["pretrain", "photos", "--devices", "2", "--devices=3", "--out", "run"], 2)
+    launch(["pretrain", "photos", "--out", "run"], 2)
     assert sorted(starts.read_text().splitlines()) == [f"{rank} -m jcl pretrain photos --out run" for rank in (0, 1)]
 
 

@@ -118,9 +118,9 @@ def _run(function: CommandFunction, options: Options) -> None:
     if isinstance(data := getattr(options, "data", None), str):
         refuse_swapped(getattr(options, "weights", None), data)
         warn_ambiguous_data(data)
-    if (devices := getattr(options, "devices", 1)) > 1:
-        from jcl.distributed.launch import launch
+    from jcl.distributed.launch import is_launched, launch
 
+    if (devices := getattr(options, "devices", 1)) > 1 and not is_launched():
         launch(sys.argv[1:], devices)
         return
     figures = function(options)

@@ -15,7 +15,7 @@ from rich.console import Console
 from jcl.commands.run import run_context
 from jcl.commands.run_data import refuse_inside_data
 from jcl.commands.target import EvaluationTarget, data_location, open_target
-from jcl.console import StderrConsole, print_line
+from jcl.console import StderrConsole, print_line, warn_skipped
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
@@ -56,23 +56,25 @@ def measure_knn(
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
         workers = max(1, default_workers() // ranks.count) if options.workers is None else options.workers
-        console = console or StderrConsole()
         data, k = target.data, options.k or [default_knn_k(len(target.data.train))]
         if data.train.labels is None:
             raise no_labels(data)
-        if ranks.first and (data.test is None or data.test.labels is None):
-            print_line(console, "No labeled test set: some training images are held out as queries.")
+        if data.test is None or data.test.labels is None:
+            context.log("No labeled test set: some training images are held out as queries.")
 
-        def measure(target: EvaluationTarget, console: Console) -> list[KnnResult]:
-            features = partial(
-                target.features, batch_size=options.batch_size, workers=workers, console=console, progress=progress
-            )
-            return evaluate_knn(data, features, k=k, temperature=options.temperature, device=device, ranks=ranks)
+        skipped: dict[str, str] = {}
+
+        def measure(target: EvaluationTarget) -> list[KnnResult]:
+            extract = partial(target.info.preprocessing.extract, target.backbone, device=device)
+            features = partial(extract, batch_size=options.batch_size, workers=workers, progress=progress)
+            settings = {"k": k, "temperature": options.temperature}
+            return evaluate_knn(data, features, **settings, device=device, ranks=ranks, skipped=skipped)
 
         def measure_untrained(target: EvaluationTarget) -> list[float]:
-            return [one.top1 for one in measure(target, Console(quiet=True))]
+            return [one.top1 for one in measure(target)]
 
-        results = [replace(one, run_state=target.run_state) for one in measure(target, console)]
+        results = [replace(one, run_state=target.run_state) for one in measure(target)]
+        warn_skipped(context.console, skipped)
         if options.no_untrained:
             return results
         found = target.untrained(measure_untrained, ranks, knn=[[*k], options.temperature])

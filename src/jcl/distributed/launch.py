@@ -78,15 +78,19 @@ class _RankError(NamedTuple):
 _LOST, _NAMED, _OWN = range(3)
 
 
+def is_launched() -> bool:
+    """Whether our launcher has started this process."""
+    return ERROR_FOLDER in os.environ
+
+
 def report_to_launcher(error: JclError, rank: int) -> bool:
     """Write the error that ends this rank to a file for our launcher; False if that did not start it."""
-    folder = os.environ.get(ERROR_FOLDER)
-    if folder is None:
+    if not is_launched():
         return False
     from jcl.distributed.group import LostContact, SilentRank
 
     priority = _NAMED if isinstance(error, SilentRank) else _LOST if isinstance(error, LostContact) else _OWN
-    partial = Path(folder) / f"{rank}.partial"  # a rank may be killed while it writes
+    partial = Path(os.environ[ERROR_FOLDER]) / f"{rank}.partial"  # a rank may be killed while it writes
     try:
         partial.write_text(json.dumps(_RankError(rank, str(error), error.exit_code, priority)), encoding="utf-8")
         partial.replace(partial.with_suffix(".json"))
@@ -96,7 +100,7 @@ def report_to_launcher(error: JclError, rank: int) -> bool:
 
 
 def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> None:
-    """Run `jcl ARGUMENTS`, without its `--devices`, as `devices` ranks.
+    """Run `jcl ARGUMENTS` as `devices` ranks.
 
     When a rank is killed or stops answering, all are restarted and resume the run. An error that a rank reports would
     only recur, so it ends all ranks. For several machines use torchrun, which is the same launcher.
@@ -105,12 +109,11 @@ def launch(arguments: Sequence[str], devices: int, max_restarts: int = 3) -> Non
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cpu_cores() // devices)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SECONDS_TO_SAVE))
     logging.disable(logging.CRITICAL)  # the elastic launcher's messages repeat what the ranks report
-    command = ["-m", "jcl", *_without_devices(arguments)]
     left, restarts = max_restarts, 0
     while True:
         started = time.monotonic()
         try:
-            return _launch_once(command, devices, restarts)
+            return _launch_once(["-m", "jcl", *arguments], devices, restarts)
         except RankFailed as failure:
             if not failure.retry:
                 raise
@@ -180,14 +183,3 @@ def _failure(errors: list[_RankError], codes: Mapping[int, int]) -> RankFailed:
     if code < 0 and not (errors and errors[0].priority == _NAMED):
         return RankFailed(f"Rank {killed[0]} was killed by {signal.Signals(-code).name}.", 128 - code, retry=True)
     return RankFailed(errors[0].message, errors[0].exit_code, retry=True)
-
-
-def _without_devices(arguments: Sequence[str]) -> list[str]:
-    """The arguments of one rank: without `--devices`."""
-    kept, rest = [], iter(arguments)
-    for argument in rest:
-        if argument == "--devices":
-            next(rest, None)
-        elif not argument.startswith("--devices="):
-            kept.append(argument)
-    return kept
