@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.console import StderrConsole, pluralize, print_line
+from jcl.console import StderrConsole, print_line
 from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageSource
 from jcl.data.source import class_name
@@ -26,7 +26,7 @@ from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import read_moco_checkpoint
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
-from jcl.runs.folder import RunFolder, TrainingFolder, add_skipped, new_folder
+from jcl.runs.folder import RunFolder, TrainingFolder, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import lock_folder
 from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, read_metrics
@@ -130,18 +130,6 @@ def read_classes(folder: RunFolder) -> dict[str, tuple[int, float]]:
         values = {str(row["name"]): (row["images"], row["top1"]) for row in rows}
         return {name: row for name, row in values.items() if all(map(is_number, row))}
     return {}
-
-
-def write_skipped(folder: RunFolder, skipped: dict[str, str], log: Callable[[str], None], *, resumed: bool) -> None:
-    """List unreadable images with the reasons; a resumed run adds to its list."""
-    if not skipped:
-        return
-    try:
-        listed = add_skipped(folder.skipped_file, skipped, overwrite=not resumed)
-    except RunError as error:
-        log(f"Skipped {pluralize(len(skipped), 'unreadable image')}, but {error}")
-        return
-    log(f"Skipped {pluralize(len(listed), 'unreadable image')}; the reasons are in {folder.skipped_file}.")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_skipped, write_summary
+from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_summary
 from jcl.console import pluralize, shell_quote
 from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS, ContrastiveLearner
@@ -152,7 +152,7 @@ def _train(
     finally:
         parts.loader.close()
         if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
-            write_skipped(folder, unreadable | parts.loader.skipped, context.log, resumed=resumed)
+            folder.list_skipped(unreadable | parts.loader.skipped, context.log, overwrite=not resumed)
 
     def write_results() -> None:
         save_backbone(backbone, backbone_info(settings, parts.feature_width), folder.backbone_file)

@@ -81,26 +81,20 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Replace every `BatchNorm1d` and `BatchNorm2d` in `module` by its grouped form, with the same state.
+    """Turn every `BatchNorm1d` and `BatchNorm2d` in `module` into its grouped form.
 
-    A shared layer stays shared. Raises an error for other kinds of batch norm, and for layers without weights or
-    running statistics.
+    Raises an error for other kinds of batch norm, and for layers without weights or running statistics.
     """
-    replaced: dict[nn.Module, GroupedBatchNorm] = {}
-    for parent in list(module.modules()):
-        for name, child in parent._modules.items():
-            if not isinstance(child, nn.modules.batchnorm._BatchNorm) or isinstance(child, GroupedBatchNorm):
-                continue
-            kind = GROUPED.get(type(child))
-            if kind is None or not child.affine or not child.track_running_stats or child.momentum is None:
-                raise SettingsError(
-                    f"The backbone has a {type(child).__name__} layer, which cannot be split into BN groups; "
-                    "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
-                )
-            if child not in replaced:
-                replaced[child] = kind(child.num_features, child.eps, child.momentum).to(child.weight)
-                replaced[child].load_state_dict(child.state_dict())
-            setattr(parent, name, replaced[child])
+    for layer in module.modules():
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or isinstance(layer, GroupedBatchNorm):
+            continue
+        kind = GROUPED.get(type(layer))
+        if kind is None or not layer.affine or not layer.track_running_stats or layer.momentum is None:
+            raise SettingsError(
+                f"The backbone has a {type(layer).__name__} layer, which cannot be split into BN groups; "
+                "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
+            )
+        layer.__class__ = kind  # adds no attribute, and keeps parameters and hooks as they are
     return module
 
 

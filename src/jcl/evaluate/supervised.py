@@ -20,13 +20,12 @@ from torch.nn import functional as F
 from jcl.console import print_line, warn_skipped
 from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
 from jcl.distributed.device import autocast, choose_precision
-from jcl.errors import RunError
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
-from jcl.runs.folder import add_skipped, read_skipped
+from jcl.runs.folder import read_skipped
 from jcl.settings.schema import TrainSettings
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
@@ -166,7 +165,7 @@ def train_and_evaluate(
             open_files.enter_context(trainer.writing_to(folder))
             trainer.save_seconds = CHECKPOINT_SECONDS
             # However training ends: a resumed training may not read them again.
-            open_files.callback(_list_skipped, folder, loader, console)
+            open_files.callback(folder.list_skipped, loader.skipped, partial(print_line, console))
         trainer.run()
     warn_skipped(console, loader.skipped)
     logits = task.preprocessing.extract(
@@ -199,10 +198,3 @@ def _check_test_images(images: ImageSource, workers: int, console: Console) -> N
     for _ in read_all(images, canvas=_QUICK_CANVAS, batch_size=256, workers=workers, skipped=skipped):
         pass
     warn_skipped(console, skipped, "To be left out of the test")
-
-
-def _list_skipped(folder: ClassifierFolder, loader: BatchLoader, console: Console) -> None:
-    try:
-        add_skipped(folder.skipped_file, loader.skipped)
-    except RunError as error:
-        print_line(console, str(error))

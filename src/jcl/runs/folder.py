@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from jcl.console import escape_controls, shell_quote
+from jcl.console import escape_controls, pluralize, shell_quote
 from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, RunError, SettingsError
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
@@ -130,6 +130,17 @@ class TrainingFolder:
             if newest is None:
                 raise
             raise Interrupted(f"Stopped at once; the newest checkpoint is {newest}; {self.how_to_resume}.") from None
+
+    def list_skipped(self, skipped: Mapping[str, str], log: Callable[[str], None], *, overwrite: bool = False) -> None:
+        """Add unreadable images to `skipped.txt` with the reasons; with `overwrite` those of before are dropped."""
+        if not skipped:
+            return
+        try:
+            listed = add_skipped(self.skipped_file, skipped, overwrite=overwrite)
+        except RunError as error:
+            log(f"Skipped {pluralize(len(skipped), 'unreadable image')}, but {error}")
+        else:
+            log(f"Skipped {pluralize(len(listed), 'unreadable image')}; the reasons are in {self.skipped_file}.")
 
     def stored_settings(self) -> dict[str, Any]:
         try:

@@ -72,7 +72,8 @@ class MetricsWriter:
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
-        self._recorders = [*recorders, *([_EventFile(self._folder, resumed_at, warn)] if tensorboard else [])]
+        self._recorders = recorders
+        self._events = _EventFile(self._folder, resumed_at) if tensorboard else None
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         """Append a line; figures that are not finite become null, since JSON has no such number."""
@@ -85,6 +86,13 @@ class MetricsWriter:
         self._write_pending()
         for recorder in self._recorders:
             recorder.write(kind, step, epoch, figures)
+        if self._events is not None:
+            try:
+                self._events.write(kind, step, epoch, figures)
+            except OSError as error:
+                self._events = None
+                reason = f"TensorBoard events could not be written: {error.strerror}."
+                self._warn(f"{reason} Training continues without them; metrics.jsonl has the same figures.")
         return line
 
     def __enter__(self) -> Self:
@@ -120,19 +128,12 @@ class MetricsWriter:
         if not content:
             return
         with self._folder.append(self.path.name) as file:
-            size = os.fstat(file.fileno()).st_size
-            end = min(self._end, size)
-            if size > end:
-                file.truncate(end)
-            try:
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[file.write(rest) :]
-            except OSError:
-                with contextlib.suppress(OSError):
-                    file.truncate(end)
-                raise
-            self._end = end + len(content)
+            self._end = min(self._end, os.fstat(file.fileno()).st_size)
+            file.truncate(self._end)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.write(rest) :]
+            self._end += len(content)
 
 
 class NullMetricsWriter:
@@ -150,42 +151,27 @@ class NullMetricsWriter:
 
 
 class _EventFile:
-    """The TensorBoard events of a run. If they cannot be written, training continues without them.
+    """The TensorBoard events of a run. TensorBoard's own writer would print a trace when the disk is full."""
 
-    TensorBoard's own writer works in a thread, which prints a trace when the disk is full.
-    """
+    def __init__(self, run: OpenFolder, resumed_at: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-    def __init__(self, run: OpenFolder, resumed_at: int, warn: Callable[[str], None]) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
-        self._run, self._folder, self._warn = run, run.path / "tensorboard", warn
+        self._run, self._folder = run, run.path / "tensorboard"
         self._name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._failed = False
-        self._append(file_version="brain.Event:2")
         # Readers drop events from this step on that earlier files hold.
-        self._append(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START))
+        start = Event(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
+        self._waiting = [Event(file_version="brain.Event:2", wall_time=time.time()), start]
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in figures.items()]
-        self._append(step=step, summary=Summary(value=values))
-
-    def _append(self, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if self._failed:
-            return
-        try:
-            with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._name) as file:
-                RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())
-        except OSError as error:
-            self._failed = True
-            self._warn(
-                f"TensorBoard events in {self._folder} could not be written: {error.strerror}. "
-                "Training continues without them; metrics.jsonl has the same figures."
-            )
+        values = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in figures.items()]
+        self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
+        with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._name) as file:
+            while self._waiting:
+                RecordWriter(file).write(self._waiting.pop(0).SerializeToString())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
