@@ -28,7 +28,7 @@ def test_choices_hold_together_for_any_size_of_data(images):
         if isinstance(value, str)
     }
     batch, groups = settings.train.batch_size, settings.model.bn_groups
-    assert 2 <= batch <= min(256, images // 8)
+    assert 8 <= batch <= min(256, max(8, images // 8))
     assert batch % groups == 0 and (groups == 1 or batch // groups >= 32)
     assert 256 <= settings.method.queue_size <= 65536
     assert settings.method.queue_size <= max(256, images * 3 // 4)

@@ -195,9 +195,11 @@ def _batch_size(values: Values, facts: DataFacts) -> tuple[int, str]:
         raise SettingsError(
             f"{few} too few to choose a batch size; give --batch-size, or better more images (a few hundred at least)."
         )
-    batch = min(largest, _power_of_two_below(facts.images // 8))
+    batch = min(largest, max(8, _power_of_two_below(facts.images // 8)))
     if batch == largest:
         return batch, "MoCo's"
+    if batch > facts.images // 8:
+        return batch, f"minimum batch size, for batch norm; there are only {facts.images:,} images"
     return batch, f"at most an eighth of the {facts.images:,} images, so that an epoch has several steps"
 
 
