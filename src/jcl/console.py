@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,13 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
 def join_words(words: Sequence[str]) -> str:
     """`map`, `map and views`, `map, neighbours and views`."""
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+
+
+def list_some(words: Iterable[str], limit: int) -> str:
+    """`cats, dogs and 3 more`: the first `limit` words."""
+    words = list(words)
+    more = len(words) - limit
+    return ", ".join(words[:limit]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def unique_names(names: Sequence[str], separator: str) -> list[str]:

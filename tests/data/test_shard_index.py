@@ -37,7 +37,7 @@ def test_cached_index_is_used_while_it_is_valid(file: Path, own_cache: Path):
     (kept,) = (own_cache / "jcl" / "shards").iterdir()
     with np.load(kept) as arrays:
         content = dict(arrays)
-    content["names_text"] = np.frombuffer(b"x.png1.png", dtype=np.uint8)
+    content["names"] = np.frombuffer(b"x.png\x001.png\x00", dtype=np.uint8)
     np.savez(kept, **content)
     again = opened(file)
     assert names(first) == ["0.png", "1.png"] and names(again) == ["x.png", "1.png"]
@@ -61,7 +61,7 @@ def test_damaged_cache_is_replaced(file: Path, own_cache: Path):
     kept.write_bytes(kept.read_bytes()[:100])
     assert names(opened(file)) == ["0.png", "1.png"]
     with np.load(kept) as arrays:
-        assert arrays["names_text"].tobytes() == b"0.png1.png"
+        assert arrays["names"].tobytes() == b"0.png\x001.png\x00"
 
 
 @pytest.mark.usefixtures("always_cached")

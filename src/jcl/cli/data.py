@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from jcl.cli.app import DATA, err, out
 from jcl.cli.options import command
 from jcl.cli.printing import check_output, echo, escape_cell, progress_bar, text_table
-from jcl.console import format_bytes, pluralize, print_line, shell_quote
+from jcl.console import format_bytes, list_some, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport, SplitReport
@@ -159,5 +159,4 @@ def _problems(split: SplitReport) -> list[str]:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return ", ".join(name.replace("\n", "\\n") for name in names[:_SHOWN]) + more
+    return list_some((name.replace("\n", "\\n") for name in names), _SHOWN)

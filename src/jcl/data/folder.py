@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from jcl.console import join_words, pluralize, shell_quote
+from jcl.console import join_words, list_some, pluralize, shell_quote
 from jcl.data.decode import EncodedImages, open_image
 from jcl.data.listing import Listing, NameTable, has_images, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
@@ -158,8 +158,7 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
     )
     listing = replace(listing, files=files, unsupported=unsupported)
     if missing := sorted(wanted - {_class_of(name) for name in files}):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        problem = f"The folder {root} has no images of the class {', '.join(missing[:3])}{more}; each class of the "
+        problem = f"The folder {root} has no images of the class {list_some(missing, 3)}; each class of the "
         raise DataError(
             ". ".join([f"{problem}class list needs a sub-folder of that name", *_describe_skipped(listing)])
         )

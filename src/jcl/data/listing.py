@@ -4,13 +4,12 @@ import errno
 import heapq
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from jcl.errors import DataError
 
@@ -22,27 +21,27 @@ _SKIPPED_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # othe
 
 
 class NameTable(Sequence[str]):
-    """Many names in two arrays, so that millions of them are sent to a worker in milliseconds.
+    """Many names in one text, so that millions of them are sent to a worker in milliseconds.
 
     A list of strings would take ten times the memory in every worker.
     """
 
-    def __init__(self, text: bytes, ends: NDArray[np.int64]) -> None:
+    def __init__(self, text: bytes) -> None:
+        """`text` has a zero byte after each name."""
         self.text = text
-        self.ends = ends
+        self._ends = np.flatnonzero(np.frombuffer(text, np.uint8) == 0)
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> "NameTable":
-        encoded = [os.fsencode(name) for name in names]
-        return cls(b"".join(encoded), np.cumsum([len(name) for name in encoded], dtype=np.int64))
+    def of(cls, names: Iterable[str]) -> "NameTable":
+        return cls(b"".join(os.fsencode(name.replace("\0", "?")) + b"\0" for name in names))
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self._ends)
 
     def __getitem__(self, index: int) -> str:  # type: ignore[override]  # no slices
         index = range(len(self))[index]
-        start = int(self.ends[index - 1]) if index else 0
-        return os.fsdecode(self.text[start : int(self.ends[index])])
+        start = int(self._ends[index - 1]) + 1 if index else 0
+        return os.fsdecode(self.text[start : int(self._ends[index])])
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jcl.console import list_some
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
 
@@ -77,9 +78,8 @@ def format_value(value: Any) -> str:
 def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """How `before` differs from `now`, as in "lr = 30 instead of 10 and 2 more"; empty if they are equal."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    shown = [f"{name} = {_value(before, name)} instead of {_value(now, name)}" for name in names[:_MAX_DIFFERENCES]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    different = (f"{name} = {_value(before, name)} instead of {_value(now, name)}" for name in names)
+    return list_some(different, _MAX_DIFFERENCES)
 
 
 def _value(values: Mapping[str, Any], name: str) -> str:

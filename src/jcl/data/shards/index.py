@@ -43,19 +43,15 @@ _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x2
 class ShardIndex:
     """A set of shards and the n images in them, shard by shard in stored order.
 
-    stamps (s, 2): size and modification time of each shard; ends (s,): the cumulative number of images; damage: why a
-    shard could not be read to its end, or empty; names, offsets (n,), sizes (n,): the images; labels (n,): index into
-    `label_texts`, -1 for none.
+    stamps (s, 2): size and modification time of each shard; damage: why a shard could not be read to its end, or empty;
+    images (n, 4): shard, offset, size, and index into `label_texts` or -1.
     """
 
     shards: NameTable
     stamps: NDArray[np.int64]
-    ends: NDArray[np.int64]
     damage: NameTable
     names: NameTable
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    labels: NDArray[np.int64]
+    images: NDArray[np.int64]
     label_texts: NameTable
 
 
@@ -82,21 +78,15 @@ def _load(file: Path) -> ShardIndex | None:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             content: dict[str, Any] = dict(arrays)
-        for name in [name.removesuffix("_text") for name in content if name.endswith("_text")]:
-            content[name] = NameTable(content.pop(f"{name}_text").tobytes(), content.pop(f"{name}_ends"))
-        return ShardIndex(**content)
+        return ShardIndex(**{name: NameTable(a.tobytes()) if a.ndim == 1 else a for name, a in content.items()})
     except Exception:  # NumPy raises many kinds for damaged files
         return None
 
 
 def _save(index: ShardIndex, file: Path) -> None:
     """Save atomically; errors are ignored, because the cache is optional."""
-    arrays: dict[str, Any] = {}
-    for name, value in vars(index).items():
-        if isinstance(value, NameTable):
-            arrays[f"{name}_text"], arrays[f"{name}_ends"] = np.frombuffer(value.text, np.uint8), value.ends
-        else:
-            arrays[name] = value
+    columns = vars(index).items()
+    arrays = {name: np.frombuffer(v.text, np.uint8) if isinstance(v, NameTable) else v for name, v in columns}
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -109,21 +99,19 @@ def _save(index: ShardIndex, file: Path) -> None:
 
 
 def _build(shards: NameTable, stamps: NDArray[np.int64]) -> ShardIndex:
-    ends: list[int] = []
     damage: list[str] = []
     names: list[str] = []
-    rows: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int, int]] = []
     texts: dict[str, int] = {}
-    for shard in shards:
+    for number, shard in enumerate(shards):
         images, reason = _read_shard(Path(shard))
         for image, text in images:
+            label = -1 if text is None else texts.setdefault(text, len(texts))
             names.append(image.name)
-            rows.append((image.offset, image.size, -1 if text is None else texts.setdefault(text, len(texts))))
-        ends.append(len(names))
+            rows.append((number, image.offset, image.size, label))
         damage.append(reason)
-    offsets, sizes, labels = np.array(rows, dtype=np.int64).reshape(-1, 3).T.copy()
-    shard_columns = (shards, stamps, np.array(ends, dtype=np.int64), NameTable.of(damage))
-    return ShardIndex(*shard_columns, NameTable.of(names), offsets, sizes, labels, NameTable.of(list(texts)))
+    columns = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    return ShardIndex(shards, stamps, NameTable.of(damage), NameTable.of(names), columns, NameTable.of(texts))
 
 
 class _Member(NamedTuple):
@@ -144,27 +132,25 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
     damage = ""
     try:
         with _HeaderFile(file) as stream:
-            try:
-                for member in _members(stream):
-                    if member.extension in IMAGE_EXTENSIONS:
-                        images.append(member)
-                    elif member.extension in (".cls", ".json"):
-                        text = _label(stream, member)
-                        if text and (member.extension == ".cls" or member.stem not in texts):
-                            texts[member.stem] = text
-            except tarfile.TarError as error:
-                damage = str(error)
-                start = os.pread(stream.fileno(), 512, 0)
-                if not images and start[:2] in _COMPRESSED:
-                    message = f"The shard {file} is compressed ({_COMPRESSED[start[:2]]}); decompress it first."
-                    raise DataError(message) from None
-                if not images and len(start) == 512 and start[257:262] != b"ustar":
-                    message = f"The file {file} is not a tar file; shards are plain tar files of images."
-                    raise DataError(message) from None
-            except OSError as error:
-                damage = f"read error: {error.strerror}"
+            start = os.pread(stream.fileno(), tarfile.BLOCKSIZE, 0)
+            for member in _members(stream):
+                if member.extension in IMAGE_EXTENSIONS:
+                    images.append(member)
+                elif member.extension in (".cls", ".json"):
+                    text = _label(stream, member)
+                    if text and (member.extension == ".cls" or member.stem not in texts):
+                        texts[member.stem] = text
+    except tarfile.TarError as error:
+        damage = str(error)
+        if not images and start[:2] in _COMPRESSED:
+            kind = _COMPRESSED[start[:2]]
+            raise DataError(f"The shard {file} is compressed ({kind}); decompress it first.") from None
+        if not images and len(start) == tarfile.BLOCKSIZE and start[257:262] != b"ustar":
+            raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.") from None
     except OSError as error:
-        raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
+        if not images:
+            raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
+        damage = f"read error: {error.strerror}"
     # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
     samples = {image.key for image in images if image.stem == image.key}
     kept = [image for image in images if image.stem == image.key or image.key not in samples]

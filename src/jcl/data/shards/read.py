@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jcl.console import pluralize
+from jcl.console import list_some, pluralize
 from jcl.data.decode import EncodedImages
 from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
@@ -55,13 +55,12 @@ class ShardImages(EncodedImages):
 
     def name_of(self, index: int) -> str:
         """The shard and the name in it, with unprintable characters replaced."""
-        shard = Path(self._index.shards[self._shard_of(index)]).name
+        shard = Path(self._index.shards[int(self._index.images[index, 0])]).name
         return _printable(f"{shard}/{self._index.names[index]}")
 
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
-        offset, size = int(self._index.offsets[index]), int(self._index.sizes[index])
-        shard = self._shard_of(index)
+        shard, offset, size, _ = self._index.images[index].tolist()
         shard_size, modified = self._index.stamps[shard].tolist()
         try:
             if size == NOT_A_FILE:
@@ -88,19 +87,17 @@ class ShardImages(EncodedImages):
     def warnings(self) -> list[str]:
         """What a user should know about damaged shards and missing labels."""
         found = []
-        for shard, reason in list(self.damage.items())[:1]:
-            more = f" and {len(self.damage) - 1:,} more" if len(self.damage) > 1 else ""
-            found.append(f"The shard {shard}{more} is damaged; only its readable part is used ({reason}).")
-        if folders := self.folders_inside():
-            more = f" and {len(folders) - 2:,} more" if len(folders) > 2 else ""
+        if self.damage:
+            reason = next(iter(self.damage.values()))
             found.append(
-                f"No labels: folders in shards ({', '.join(folders[:2])}{more}) are not used as classes, and kNN needs "
+                f"The shard {list_some(self.damage, 1)} is damaged; only its readable part is used ({reason})."
+            )
+        if folders := self.folders_inside():
+            found.append(
+                f"No labels: folders in shards ({list_some(folders, 2)}) are not used as classes, and kNN needs "
                 "labels. If they are classes, unpack the shards and pack the folder with `jcl shard FOLDER OUT`."
             )
         return found
-
-    def _shard_of(self, index: int) -> int:
-        return int(np.searchsorted(self._index.ends, index, side="right"))
 
 
 @functools.lru_cache(maxsize=_OPEN_FILES)  # per process rather than per source, so that a source pickles
@@ -164,9 +161,8 @@ def _images(
 ) -> ShardImages:
     images = ShardImages(files, described, train)
     if not len(images):
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         why = "".join(f"; {shard}: {reason}" for shard, reason in list(images.damage.items())[:3])
-        raise DataError(f"The shard {files[0]}{more} contains no images (.jpg, .png, ...){why}.")
+        raise DataError(f"The shard {list_some(map(str, files), 1)} contains no images (.jpg, .png, ...){why}.")
     for shard, reason in images.damage.items() if strict else ():
         raise DataError(f"The shard {shard} is damaged: {reason}. Replace it, or omit --strict to use what is left.")
     return images
@@ -174,7 +170,8 @@ def _images(
 
 def _damage(index: ShardIndex, expected_counts: Mapping[str, int]) -> dict[str, str]:
     damage = {}
-    for shard, reason, count in zip(index.shards, index.damage, np.diff(index.ends, prepend=0).tolist(), strict=True):
+    counts = np.bincount(index.images[:, 0], minlength=len(index.shards)).tolist()
+    for shard, reason, count in zip(index.shards, index.damage, counts, strict=True):
         name = Path(shard).name
         expected = expected_counts.get(name, count)
         missing = f"it has {count:,} of {expected:,} images" if count != expected else ""
@@ -194,7 +191,7 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
         known = {name: number for number, name in enumerate(class_names or ())}
         numbers = [known[text] for text in texts]
     # The last entry is for index -1, no label.
-    return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.labels])
+    return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.images[:, 3]])
 
 
 def _printable(name: str) -> str:
