@@ -67,8 +67,9 @@ def measure_knn(
         def measure(target: EvaluationTarget) -> list[KnnResult]:
             extract = partial(target.info.preprocessing.extract, target.backbone, device=device)
             features = partial(extract, batch_size=options.batch_size, workers=workers, progress=progress)
-            settings = {"k": k, "temperature": options.temperature}
-            return evaluate_knn(data, features, **settings, device=device, ranks=ranks, skipped=skipped)
+            return evaluate_knn(
+                data, features, k=k, temperature=options.temperature, device=device, ranks=ranks, skipped=skipped
+            )
 
         def measure_untrained(target: EvaluationTarget) -> list[float]:
             return [one.top1 for one in measure(target)]

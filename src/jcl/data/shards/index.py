@@ -77,16 +77,19 @@ def _load(file: Path) -> ShardIndex | None:
     """The cached index; None if there is none, or it is damaged or of another version."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            content: dict[str, Any] = dict(arrays)
-        return ShardIndex(**{name: NameTable(a.tobytes()) if a.ndim == 1 else a for name, a in content.items()})
+            columns: dict[str, Any] = {
+                name: NameTable(array.tobytes()) if array.ndim == 1 else array for name, array in arrays.items()
+            }
+        return ShardIndex(**columns)
     except Exception:  # NumPy raises many kinds for damaged files
         return None
 
 
 def _save(index: ShardIndex, file: Path) -> None:
     """Save atomically; errors are ignored, because the cache is optional."""
-    columns = vars(index).items()
-    arrays = {name: np.frombuffer(v.text, np.uint8) if isinstance(v, NameTable) else v for name, v in columns}
+    arrays: dict[str, Any] = dict(vars(index))
+    for name, column in arrays.items():
+        arrays[name] = np.frombuffer(column.text, np.uint8) if isinstance(column, NameTable) else column
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
