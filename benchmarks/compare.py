@@ -7,8 +7,8 @@ Every row and seed missing from the file is trained, probed and added to it, so 
 several machines. A stopped run in `--out` is resumed. Settings, epochs and images must be those of the file. At the
 end a table is printed: mean and standard deviation over the seeds.
 
-The encoder takes three units for a query (forward and backward) and one for a key, so JCL with one query and five keys
-costs as much as MoCo v2 with twice the epochs.
+The encoder takes three units for a query (forward and backward), fewer for a small one by its pixels, and one for a
+key, so JCL with one query and five keys costs as much as MoCo v2 with twice the epochs.
 
 To search settings without the test images, add rows of your own and hold out training images:
 
@@ -243,7 +243,8 @@ def measure(row: Row, seed: int, arguments: argparse.Namespace, processes: Proce
         command = jcl_command("bound", folder, "--scales", SCALES, "--device", arguments.device, "--json", bound)
         processes.run(command, bound.with_suffix(".txt"))
     alone = arguments.at_once == 1
-    lines, method = read_metrics(metrics_file), RunFolder(folder).settings().method
+    lines, settings = read_metrics(metrics_file), RunFolder(folder).settings()
+    method, views = settings.method, settings.views
     own = [line for line in lines if line["kind"] == "train" and (not resumed or line["step"] > before)]
     return {
         "measured_on": described(arguments.device),
@@ -253,6 +254,8 @@ def measure(row: Row, seed: int, arguments: argparse.Namespace, processes: Proce
         "images_per_second": median(line["images_per_second"] for line in own) if alone and own else None,
         "num_keys": method.num_keys,
         "num_queries": method.num_queries,
+        "num_local_queries": method.num_local_queries,
+        "local_share": (views.local_size / views.image_size) ** 2,  # of the pixels of a view
         "pretrain": read_object(training),
         "linear": read_object(probe),
         **({"bound": last_checkpoint(read_object(bound))} if arguments.bound else {}),

@@ -1,6 +1,7 @@
 """Images a second of the whole training step, against the encoder alone.
 
-    python benchmarks/pretrain.py [--case NAME] [--keys 5 32] [--queries 2] [--images FOLDER --workers 16] [--json FILE]
+    python benchmarks/pretrain.py [--case NAME] [--keys 5 32] [--queries 2] [--local-queries 6] [--json FILE]
+    python benchmarks/pretrain.py --case resnet50-224-b256 --images FOLDER --workers 16
     python benchmarks/pretrain.py --case resnet50-224-b256 --accumulate 4 [--checkpoint-activations]
 
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
@@ -70,7 +71,8 @@ Values = dict[str, Any]  # settings by their dotted names
 def case_settings(
     case: Case, method: str, num_keys: int, num_queries: int, changes: Values | None = None
 ) -> ResolvedSettings:
-    values: Values = {"train.batch_size": case.batch_size, "data.canvas": case.canvas} | (changes or {})
+    values: Values = {"train.batch_size": case.batch_size, "data.canvas": case.canvas, "method.num_local_queries": 0}
+    values |= changes or {}
     if case.backbone:
         values |= AUTO | {"model.backbone": case.backbone}
     if method == "jcl":
@@ -193,6 +195,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
     parser.add_argument("--queries", type=int, default=1, help="queries an image of JCL")
+    parser.add_argument("--local-queries", type=int, default=0, help="small crops of half the size, as queries of JCL")
     parser.add_argument("--inductor", action="append", default=[], metavar="NAME", help="switch on in the compiler")
     parser.add_argument("--accumulate", type=int, default=1, help="measure a step of so many micro-batches too")
     parser.add_argument("--checkpoint-activations", action="store_true", help="and with activation checkpointing")
@@ -228,7 +231,7 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
     figures = {f"{case.name}_forward_backward_ms": both, f"{case.name}_forward_ms": forward}
     moco = None if arguments.skip_moco else measure_step(case, "moco-v2", 1, 1, repeats)[0]
 
-    def add_row(method: str, queries: int, keys: int, found: Measured) -> tuple[float, float]:
+    def add_row(method: str, queries: float, keys: int, found: Measured) -> tuple[float, float]:
         taken, memory = found.milliseconds, found.peak_bytes
         rate, share = case.batch_size / taken * 1000, (queries * both + keys * forward) / taken
         slower, larger = (taken / moco.milliseconds, memory / moco.peak_bytes) if moco else (math.nan, math.nan)
@@ -252,23 +255,25 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
 
     if moco is not None:
         add_row("moco-v2", 1, 1, moco)
-    queries = arguments.queries
+    queries, local = arguments.queries, arguments.local_queries
+    equivalent = queries + local / 4  # a local query has a quarter of the pixels
     for count in arguments.keys:
-        found, step = measure_step(case, "jcl", count, queries, repeats)
+        found, step = measure_step(case, "jcl", count, queries, repeats, {"method.num_local_queries": local})
         method = f"jcl M'={count}" if queries == 1 else f"jcl Q={queries} M'={count}"
-        promised = add_row(method, queries, count, found)
+        method += f" L={local}" if local else ""
+        promised = add_row(method, equivalent, count, found)
         if count == 5 and arguments.images:
             fed = measure_fed_step(case, step, arguments.images, arguments.workers, arguments.seconds)
             now = Measured(fed, torch.cuda.max_memory_allocated(), found.seconds_until_ready)
-            promised = add_row(f"{method} from files", queries, count, now)
-        if count == 5 and queries == 1:
+            promised = add_row(f"{method} from files", equivalent, count, now)
+        if count == 5 and equivalent == 1:
             print_promise(case, *promised)
         del step  # and with it its memory, which would count for the next one
-        changes: Values = {"train.accumulate": arguments.accumulate}
+        changes: Values = {"train.accumulate": arguments.accumulate, "method.num_local_queries": local}
         changes |= {"train.checkpoint_activations": True} if arguments.checkpoint_activations else {}
-        if changes != {"train.accumulate": 1}:
+        if arguments.accumulate > 1 or arguments.checkpoint_activations:
             parts = measure_step(case, "jcl", count, queries, repeats, changes)[0]
-            add_row(f"{method} in {arguments.accumulate}", queries, count, parts)
+            add_row(f"{method} in {arguments.accumulate}", equivalent, count, parts)
             ratio = parts.peak_bytes / found.peak_bytes
             figures[f"{case.name}_keys_{count}_memory_ratio"] = ratio
             print(f"  peak memory against the whole batch: ratio {ratio:.2f}")

@@ -159,7 +159,7 @@ def test_results_are_saved_as_they_come_and_failures_reported(compare, words, co
     code, printed = compared(words, "--at-once", "3")
     assert "jcl, seed 0: no good" in code
     assert sorted(json.loads((tmp_path / "found.json").read_text())["rows"]) == sorted(compare.ROWS.keys() - {"jcl"})
-    assert printed.count("| 80.00 % | 85.00 % |") == 7
+    assert printed.count("| 80.00 % | 85.00 % |") == len(compare.ROWS) - 1
 
 
 def test_table_pairs_seeds_and_has_a_plot(compare, tmp_path, monkeypatch):
@@ -186,7 +186,7 @@ def test_kept_results_are_readable(compare, file):
 
 def test_kept_results_can_be_continued_with_the_settings_of_today(compare, monkeypatch, tmp_path):
     file = BENCHMARKS / "results/cifar10-compare.json"
-    words = ["cifar.npz", "--out", str(tmp_path), "--json", str(file), "--rows", "moco-v2", "--seeds", "0", "9"]
+    words = ["cifar.npz", "--out", str(tmp_path), "--json", str(file), "--rows", "jcl", "--seeds", "0", "9"]
     monkeypatch.setattr(sys, "argv", ["compare.py", *words])
     arguments, header = compare.parse_arguments(), json.loads(file.read_text()) | {"rows": {}}
-    assert [(row.name, seed) for row, seed in compare.missing_runs(arguments, header)] == [("moco-v2", 9)]
+    assert [(row.name, seed) for row, seed in compare.missing_runs(arguments, header)] == [("jcl", 9)]

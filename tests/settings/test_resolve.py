@@ -149,15 +149,24 @@ def test_images_of_ones_own_are_treated_as_the_recipe_for_such_images_says(recip
     assert named.model_copy(update=same) == own
 
 
-@pytest.mark.parametrize(("method", "views"), [("jcl", (2, 3)), ("multi-key", (2, 3)), ("moco-v2", (1, 1))])
-def test_small_images_get_a_second_query_where_there_are_several_keys(method, views):
-    settings = chosen(50_000, 32, method__name=method)[0].method
-    assert (settings.num_queries, settings.num_keys) == views
-    mine = chosen(50_000, 32, method__num_queries=1)[0].method
-    assert (mine.num_queries, mine.num_keys) == (1, 5)
-    as_in_the_paper, told = chosen(50_000, 32, method__num_keys=7)
-    assert (as_in_the_paper.method.num_queries, as_in_the_paper.method.num_keys) == (1, 7)
-    assert "number of keys" in {each.name: each.reason for each in told}["method.num_queries"]
+@pytest.mark.parametrize(
+    ("values", "views"),
+    [
+        ({}, (1, 6, 2)),
+        ({"method__name": "multi-key"}, (1, 6, 2)),
+        ({"method__name": "moco-v2"}, (1, 6, 1)),
+        ({"method__num_queries": 2}, (2, 6, 3)),
+        ({"method__num_keys": 7}, (1, 6, 7)),
+        ({"method__num_local_queries": 0}, (2, 0, 3)),
+        ({"method__num_local_queries": 0, "method__num_queries": 1}, (1, 0, 5)),
+        ({"model__backbone": "tiny_cnn"}, (2, 0, 3)),
+    ],
+)
+def test_small_images_get_local_queries(values, views):
+    settings = chosen(50_000, 32, **values)[0]
+    method = settings.method
+    assert (method.num_queries, method.num_local_queries, method.num_keys) == views
+    assert settings.views.local_scale == (0.08, 0.6)
 
 
 @pytest.mark.parametrize(

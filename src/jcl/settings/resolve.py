@@ -14,7 +14,7 @@ from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
 from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
-from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD
+from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, LOCAL_SCALE
 
 
 def canvas_side(image_size: int, min_scale: float) -> int:
@@ -118,8 +118,11 @@ def _image_size(values: Values, facts: DataFacts) -> tuple[int, str]:
 
 @_rule("method.num_local_queries")
 def _num_local_queries(values: Values, facts: DataFacts) -> tuple[int, str]:
-    resnet = "resne" in values["model.backbone"]  # other networks may not take crops of another size
-    return (4, _MEASURED_ON_PHOTOGRAPHS) if resnet and _few_photographs(values, facts) else (0, "")
+    if "resne" not in values["model.backbone"]:  # other networks may not take crops of another size
+        return 0, ""
+    if _small(values):
+        return 6, _AS_CIFAR
+    return (4, _MEASURED_ON_PHOTOGRAPHS) if _few_photographs(values, facts) else (0, "")
 
 
 @_rule("views.local_size")
@@ -127,6 +130,12 @@ def _local_size(values: Values, facts: DataFacts) -> tuple[int, str]:
     used = values["method.num_local_queries"] > 0
     patch = max(1, _traits(values).patch_size) if used else 1
     return max(patch, values["views.image_size"] // 2 // patch * patch), "half of the views" if used else ""
+
+
+@_rule("views.local_scale")
+def _local_scale(values: Values, facts: DataFacts) -> tuple[tuple[float, float], str]:
+    scale, reason = ((0.08, 0.6), _AS_CIFAR) if _small(values) else (LOCAL_SCALE, _MEASURED_ON_PHOTOGRAPHS)
+    return scale, reason if values["method.num_local_queries"] else ""
 
 
 @_rule("views.recipe")
@@ -307,8 +316,10 @@ def _num_queries(values: Values, facts: DataFacts) -> tuple[int, str]:
     if _single_key(values) or not (_small(values) or _few_photographs(values, facts)):
         return 1, ""
     if values["method.num_keys"] != "auto":
-        return 1, "as in the paper, because the number of keys was given; otherwise there would be two"
-    return 2, _AS_CIFAR if _small(values) else _MEASURED_ON_PHOTOGRAPHS
+        return 1, "as in the paper, because the number of keys was given"
+    if _small(values):
+        return (1 if values["method.num_local_queries"] else 2), _AS_CIFAR
+    return 2, _MEASURED_ON_PHOTOGRAPHS
 
 
 @_rule("method.num_keys")
@@ -317,6 +328,8 @@ def _num_keys(values: Values, facts: DataFacts) -> tuple[int, str]:
         return 1, ""
     if values["method.num_queries"] > 1:
         return 3, "with a second query, more keys gain little"
+    if _small(values) and values["method.num_local_queries"]:
+        return 2, _AS_CIFAR
     return 5, "the paper's"
 
 

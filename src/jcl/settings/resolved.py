@@ -9,6 +9,7 @@ from jcl.console import join_words, pluralize
 from jcl.settings.schema import (
     BatchSize,
     Count,
+    CropFraction,
     DataSettings,
     Fraction,
     MethodSettings,
@@ -27,6 +28,7 @@ from jcl.settings.schema import (
     ViewName,
     ViewSettings,
 )
+from jcl.views.recipe import LOCAL_SCALE
 
 
 class ResolvedDataSettings(DataSettings):
@@ -39,6 +41,7 @@ class ResolvedViewSettings(ViewSettings):
     recipe: ViewName = "moco-v2"
     image_size: PositiveInt
     local_size: PositiveInt = 1
+    local_scale: tuple[CropFraction, CropFraction] = LOCAL_SCALE
     mean: Triple
     std: PositiveTriple
 

@@ -93,7 +93,7 @@ class ViewSettings(Section):
     vertical_flip_probability: Probability | None = Field(None, description="Vertical flip (default: the recipe's).")
     rotation_probability: Probability | None = Field(None, description="Right-angle rotation (default: the recipe's).")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
-    local_scale: tuple[CropFraction, CropFraction] = Field((0.05, 0.25), description="Fraction of an image in them.")
+    local_scale: tuple[CropFraction, CropFraction] | Auto = Field("auto", description="Fraction of an image in them.")
     mean: Triple | Auto = Field("auto", description="Mean of the channels, for normalization.")
     std: PositiveTriple | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
 

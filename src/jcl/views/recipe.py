@@ -8,6 +8,7 @@ from jcl.errors import SettingsError
 
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+LOCAL_SCALE: Final = (0.05, 0.25)
 _OPERATIONS: Final = ("jitter", "gray", "blur", "solarize", "flip", "vertical_flip", "rotation")
 _PROBABILITIES: Final = tuple(f"{name}_probability" for name in _OPERATIONS)
 
@@ -42,7 +43,7 @@ class ViewRecipe:
     vertical_flip_probability: float = 0.0
     rotation_probability: float = 0.0
     local_size: int = 0
-    local_scale: tuple[float, float] = (0.05, 0.25)
+    local_scale: tuple[float, float] = LOCAL_SCALE
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
