@@ -24,8 +24,7 @@ from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from jcl.commands.detection_job import build_body
 from jcl.evaluate.detection.batches import Hardware, PackedImages, batch_keys, make_target, read_image, training_batches
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_files, load_coco, training_subset
-from jcl.evaluate.detection.model import build_detector, build_optimizer, prepare_for_training
-from jcl.evaluate.detection.training import DetectionTask
+from jcl.evaluate.detection.model import DetectionTask, build_detector, build_optimizer, prepare_for_training
 from jcl.settings.detection import ITERATIONS, CocoSettings, DetectionSettings
 
 WARMUP = 20  # iterations that are not timed: workers start and kernels are chosen

@@ -4,6 +4,9 @@ A message says what is wrong, where, and what to do. The command line prints it 
 other exception is a bug and keeps its traceback.
 """
 
+import importlib
+from typing import Any
+
 
 class JclError(Exception):
     """An error that the user can fix, such as an invalid setting or an unreadable file; the base of all jcl errors."""
@@ -54,3 +57,14 @@ class OtherRankFailed(JclError):
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, without a full stop."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def import_extra(module: str, extra: str, purpose: str) -> Any:
+    """Import a module of a library that only an extra of this package installs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise SettingsError(
+            f"{purpose} needs {module.partition('.')[0]}, which is not installed; "
+            f"run: pip install 'joint-contrastive-learning[{extra}]'."
+        ) from None

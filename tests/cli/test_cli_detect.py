@@ -12,7 +12,7 @@ import torch
 import torchvision
 
 from jcl.commands.detection_job import build_body
-from jcl.evaluate.detection.training import DetectionTask
+from jcl.evaluate.detection.model import DetectionTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from launch_tools import wait_until
@@ -191,7 +191,7 @@ def test_starts_and_values_that_do_not_work(refused, coco, tmp_path):
 FAILING = """
 import torch
 from jcl.cli import main
-from jcl.evaluate.detection.training import DetectionTask
+from jcl.evaluate.detection.model import DetectionTask
 
 def fail(*_):
     raise ZeroDivisionError

@@ -14,7 +14,7 @@ import jcl
 from jcl.commands.run import Run
 from jcl.core.encoder import build_backbone
 from jcl.errors import SettingsError
-from jcl.export.initial import initial_facts, initial_tensors, read_initial
+from jcl.export.loading import initial_facts, initial_tensors, read_initial
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import with_values
@@ -194,7 +194,7 @@ def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet):
 import sys
 from jcl.errors import JclError
 from jcl.errors import SettingsError
-from jcl.export.initial import read_initial
+from jcl.export.loading import read_initial
 from jcl.settings.recipes import build_settings
 for case in ("imagenet resnet18", "timm resnet18", "imagenet resnet34", "timm resnet34", "imagenet x"):
     init, backbone = case.split()

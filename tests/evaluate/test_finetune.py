@@ -12,9 +12,14 @@ from rich.console import Console
 from jcl.commands.finetune import load_classifier, resume_finetuning
 from jcl.core.encoder import build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
-from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.supervised import Classifier
+from jcl.evaluate.supervised import (
+    Classifier,
+    FinetuneSettings,
+    backbone_parts,
+    default_batch_size,
+    finetune_optimizer,
+)
 from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
 from jcl.runs.checkpoint import list_checkpoints, read_tensors

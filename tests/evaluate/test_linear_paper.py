@@ -16,8 +16,7 @@ from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import FeatureSettings
-from jcl.evaluate.linear import paper_settings, probe_optimizer
-from jcl.evaluate.supervised import Classifier, ClassifierTask, crop_and_flip
+from jcl.evaluate.supervised import Classifier, ClassifierTask, crop_and_flip, paper_settings, probe_optimizer
 from jcl.export import BackboneInfo
 from jcl.settings.commands import LinearOptions
 from jcl.train.display import Display

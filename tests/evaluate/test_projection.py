@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from jcl.commands.report_sample import principal_components, tsne
 from jcl.evaluate.neighbours import unit_rows
-from jcl.evaluate.projection import principal_components, tsne
 
 
 def groups(count: int = 120, classes: int = 6) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from sample_networks import assert_features, open_source
 import jcl
 from jcl.errors import RunError, SettingsError
 from jcl.export import export_backbone
-from jcl.export.initial import read_initial
+from jcl.export.loading import read_initial
 from small_runs import tiny_settings
 
 pytestmark = pytest.mark.usefixtures("empty_starts")

@@ -23,7 +23,7 @@ from jcl.distributed.device import choose_device
 from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.classification import classification_task
-from jcl.export.initial import read_initial
+from jcl.export.loading import read_initial
 from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, read_skipped

@@ -16,7 +16,7 @@ from jcl.distributed.group import fail_together
 from jcl.errors import RunError
 from jcl.evaluate.detection.batches import training_batches
 from jcl.evaluate.detection.data import coco_module
-from jcl.evaluate.detection.training import DetectionTask
+from jcl.evaluate.detection.model import DetectionTask
 from jcl.evaluate.folders import DetectionFolder
 from jcl.runs.atomic import make_folder
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint

@@ -18,9 +18,17 @@ from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
 from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
-from jcl.evaluate.finetune import FinetuneSettings, backbone_parts, default_batch_size, finetune_optimizer
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.supervised import Classifier, ClassifierTask, crop_and_flip, train_and_evaluate
+from jcl.evaluate.supervised import (
+    Classifier,
+    ClassifierTask,
+    FinetuneSettings,
+    backbone_parts,
+    crop_and_flip,
+    default_batch_size,
+    finetune_optimizer,
+    train_and_evaluate,
+)
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import new_folder
 from jcl.runs.lock import lock_folder

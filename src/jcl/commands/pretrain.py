@@ -23,7 +23,7 @@ from jcl.distributed.group import ALONE, Ranks, fail_together
 from jcl.distributed.launch import launch_environment
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.folders import DetectionFolder, FinetuneFolder, ProbeFolder
-from jcl.export.initial import read_initial
+from jcl.export.loading import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.resolve import fit_to_ranks, resolve

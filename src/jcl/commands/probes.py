@@ -24,16 +24,16 @@ from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
-from jcl.evaluate.linear import (
-    LEARNING_RATES,
-    WEIGHT_DECAYS,
-    LinearResult,
-    ProbeGrid,
-    linear_probe,
+from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, LinearResult, ProbeGrid, linear_probe
+from jcl.evaluate.supervised import (
+    Classifier,
+    ClassifierResult,
+    ClassifierTask,
+    crop_and_flip,
     paper_settings,
     probe_optimizer,
+    train_and_evaluate,
 )
-from jcl.evaluate.supervised import Classifier, ClassifierResult, ClassifierTask, crop_and_flip, train_and_evaluate
 from jcl.export.backbone_file import weights_digest
 from jcl.runs.json_object import write_object
 from jcl.settings.commands import KnnOptions, LinearOptions

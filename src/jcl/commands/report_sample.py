@@ -22,10 +22,8 @@ from jcl.errors import DataError
 from jcl.evaluate.features import Features, evaluation_mode
 from jcl.evaluate.knn import KnnResult, knn_accuracy
 from jcl.evaluate.linear import ProbeGrid, linear_probe
-from jcl.evaluate.neighbours import nearest_neighbours
-from jcl.evaluate.projection import principal_components, tsne
-from jcl.export.initial import read_initial
-from jcl.export.loading import open_backbone
+from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
+from jcl.export.loading import open_backbone, read_initial
 from jcl.random import REPORT_SAMPLE, permutation
 from jcl.report.contents import ExampleViews, FeatureMap, NamedImage, NeighbourRow, SampleResults
 from jcl.report.figures import draw_views
@@ -196,3 +194,37 @@ def _image(source: ImageSource, sample: int) -> NamedImage:
 def _label(source: ImageSource, sample: int) -> str | None:
     label = UNLABELLED if source.labels is None else int(source.labels[sample])
     return None if label == UNLABELLED else class_name(source, label)
+
+
+def principal_components(features: Tensor) -> Tensor:
+    """The first two principal components (n, 2) of the unit rows of `features` (n, d), in float64.
+
+    The sign of each is chosen so that its largest entry is positive.
+    """
+    rows = unit_rows(features.cpu())
+    centred = rows - rows.mean(0)
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    components = torch.zeros(len(rows), 2, dtype=torch.float64)
+    found = centred @ directions[:2].T
+    components[:, : found.shape[1]] = found
+    largest = components.gather(0, components.abs().argmax(0, keepdim=True))
+    return components * torch.where(largest < 0, -1.0, 1.0)
+
+
+def tsne(features: Tensor, perplexity: float = 30.0) -> Tensor | None:
+    """Exact t-SNE (n, 2) of the unit rows of `features` (n, d), for a few hundred rows.
+
+    None if scikit-learn is not installed or there are fewer than five rows.
+    """
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        return None
+    count, start = len(features), principal_components(features)
+    if count < 5:
+        return None
+    start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)  # scikit-learn's own start is NaN if all rows are equal
+    model = TSNE(
+        perplexity=min(perplexity, (count - 1) / 3), init=start.numpy(), method="exact", max_iter=400, random_state=0
+    )
+    return torch.from_numpy(model.fit_transform(unit_rows(features.cpu()).numpy()))

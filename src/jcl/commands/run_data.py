@@ -13,7 +13,7 @@ from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_
 from jcl.data.named import DEMO_SET, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.export.initial import LIBRARIES, initial_facts
+from jcl.export.loading import LIBRARIES, initial_facts
 from jcl.export.reading import WeightsFile
 from jcl.paths import expand_user, hub_name, path_in
 from jcl.settings.resolved import DataFacts

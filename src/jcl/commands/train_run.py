@@ -26,7 +26,7 @@ from jcl.errors import Interrupted, OutOfMemory, RunError, first_line
 from jcl.evaluate.baselines import baseline_warning
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
-from jcl.export.initial import initial_tensors, read_initial
+from jcl.export.loading import initial_tensors, read_initial
 from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder

@@ -7,6 +7,7 @@ equal bytes.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter
 
 from jcl.data import UNLABELLED
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError, SettingsError, import_extra
 from jcl.paths import refuse_expansion
 from jcl.runs.atomic import atomic_open, refuse_overwrite
 
@@ -150,15 +151,9 @@ def _concatenate(parts: Sequence[FeatureTable]) -> FeatureTable:
 
 
 def _import_pyarrow() -> Any:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise SettingsError(
-            "Parquet files need pyarrow, which is not installed; run: "
-            "pip install 'joint-contrastive-learning[parquet]', or use a .npz file."
-        ) from None
-    return pyarrow
+    arrow = import_extra("pyarrow", "parquet", "A .parquet file, unlike .npz,")
+    importlib.import_module("pyarrow.parquet")
+    return arrow
 
 
 def _parquet_schema(width: int) -> Any:

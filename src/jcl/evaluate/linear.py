@@ -1,12 +1,8 @@
-"""Linear probes: a grid of them on cached, standardized features, and the settings of the paper's probe.
+"""A grid of linear probes on cached, standardized features.
 
 The grid combines learning rates and weight decays. The probes of all its cells are one tensor and see the same
 batches. Their losses are added, so their gradients are independent and a batch is one matrix product. The best cell is
 chosen on held-out training images and trained again on all of them; the test images are used once, at the end.
-
-The paper's probe (section 4.1; MoCo) is a linear layer trained on random crops through a frozen backbone: batches of
-256, SGD with momentum 0.9 and no weight decay, learning rate 30 (10 in the ablation), divided by ten after 60 % and
-80 % of 100 epochs. The only difference: the last incomplete batch of an epoch is dropped.
 """
 
 from __future__ import annotations
@@ -21,11 +17,9 @@ from torch.nn import functional as F
 
 from jcl.errors import DataError, RunError
 from jcl.evaluate.classification import Scores, labelled_rows, scores, stratified_split
-from jcl.evaluate.supervised import Classifier
 from jcl.random import PROBE_ORDER, permutation
-from jcl.settings.schema import TrainSettings, validated
 
-LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 WEIGHT_DECAYS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)
 BATCH_SIZE = 256
 _MOMENTUM = 0.9
@@ -33,7 +27,6 @@ _IMAGES_SEEN = 1_000_000  # in all epochs together
 _MIN_EPOCHS, _MAX_EPOCHS = 10, 100
 _ROWS_PER_PASS = 1024
 _MEMORY_SHARE = 0.5  # of the free device memory, for features
-_PAPER_MILESTONES = (0.6, 0.8)  # of the epochs
 
 
 @dataclass(frozen=True)
@@ -218,29 +211,3 @@ def _logits(probes: Probes, features: Tensor) -> Iterator[Tensor]:
     """Logits (m, k, c) of some rows at a time."""
     for rows in torch.split(features, _ROWS_PER_PASS):
         yield probes(rows.to(probes.weights.device))
-
-
-def paper_settings(
-    *, lr: float = 30.0, epochs: int = 100, batch_size: int = 256, seed: int = 0, compiled: bool = False
-) -> TrainSettings:
-    """The paper's probe as training settings; the milestones scale with the epochs."""
-    values = {
-        "epochs": epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "momentum": 0.9,
-        "weight_decay": 0.0,
-        "schedule": "step",
-        "schedule_by": "epoch",
-        "milestones": tuple(max(1, round(share * epochs)) for share in _PAPER_MILESTONES),
-        "decay": 0.1,
-        "seed": seed,
-        "compile": compiled,
-    }
-    return validated(TrainSettings, values, "the linear probe")
-
-
-def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
-    """SGD over the layer only."""
-    group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
-    return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=float(train.weight_decay))

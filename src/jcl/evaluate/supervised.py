@@ -1,4 +1,11 @@
-"""Training a classifier on labelled, augmented views: what the paper's linear probe and fine-tuning share.
+"""Training a classifier on labelled, augmented views: the paper's linear probe, and fine-tuning.
+
+The paper's probe (section 4.1; MoCo) is a linear layer on a frozen backbone: batches of 256, SGD with momentum 0.9 and
+no weight decay, learning rate 30 (10 in the ablation), divided by ten after 60 % and 80 % of 100 epochs. The only
+difference: the last incomplete batch of an epoch is dropped.
+
+Fine-tuning trains the last part of the backbone with `lr`, each part before it with `layer_decay` times the rate of its
+successor, and the new linear layer, which starts from random weights, with its own `head_lr`.
 
 Everything random is a function of the seed and the step, so a stopped and resumed training continues bit for bit on a
 CPU. No epoch is selected: the network after the last one is evaluated.
@@ -10,9 +17,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import Field, field_validator
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,13 +28,13 @@ from torch.nn import functional as F
 from jcl.console import print_line, warn_skipped
 from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
 from jcl.distributed.device import autocast, choose_precision
-from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
+from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, label_amount, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import read_skipped
-from jcl.settings.schema import TrainSettings
+from jcl.settings.schema import Fraction, Positive, Section, TrainSettings, validated
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
 from jcl.train.step import StepOptions, view_function
@@ -34,7 +42,30 @@ from jcl.train.trainer import Trainer, TrainingTask
 from jcl.views import ViewRecipe
 
 CHECKPOINT_SECONDS = 120.0
+_PAPER_MILESTONES = (0.6, 0.8)  # of the epochs
+_MIN_PARTS = 4
+_MAX_BATCH_SIZE = 128
 _QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
+
+
+class FinetuneSettings(Section):
+    """Everything that defines a fine-tuning."""
+
+    weights: str
+    data: str | None = None  # None: what the run was trained on
+    labels: str = "100%"
+    from_scratch: bool = False
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.7
+    head_lr: Positive
+    label_smoothing: Fraction = 0.0
+    jitter: bool = False
+    train: TrainSettings
+
+    @field_validator("labels")
+    @classmethod
+    def _check_labels(cls, text: str) -> str:
+        label_amount(text)
+        return text
 
 
 class Classifier(nn.Module):
@@ -190,6 +221,86 @@ def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, ji
         mean=preprocessing.mean,
         std=preprocessing.std,
     )
+
+
+def paper_settings(
+    *, lr: float = 30.0, epochs: int = 100, batch_size: int = 256, seed: int = 0, compiled: bool = False
+) -> TrainSettings:
+    """The paper's probe as training settings; the milestones scale with the epochs."""
+    values = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "schedule": "step",
+        "schedule_by": "epoch",
+        "milestones": tuple(max(1, round(share * epochs)) for share in _PAPER_MILESTONES),
+        "decay": 0.1,
+        "seed": seed,
+        "compile": compiled,
+    }
+    return validated(TrainSettings, values, "the linear probe")
+
+
+def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Optimizer:
+    """SGD over the layer only."""
+    group = {"params": list(network.fc.parameters()), "lr_scale": 1.0}
+    return torch.optim.SGD([group], lr=float(train.lr), momentum=train.momentum, weight_decay=float(train.weight_decay))
+
+
+def default_batch_size(images: int) -> int:
+    """128, or less for few images, so that an epoch has eight steps; at least 8 if there are that many images."""
+    return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
+
+
+def backbone_parts(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of a backbone by part, from the image to the head; a part has the name of its module.
+
+    They are its sub-modules with weights, in order; while there are fewer than four, the largest one is split into its
+    sub-modules. So a ResNet has its stem and four stages, a vision transformer its embedding and its blocks. Norms, and
+    parameters outside of sub-modules, belong to the part before them.
+    """
+    modules = _submodules("", backbone)
+    while len(starts := [name for name, module in modules.items() if _has_weights(module)]) < _MIN_PARTS:
+        divisible = [name for name, module in modules.items() if len(_submodules(name, module)) > 1]
+        if not divisible:
+            break
+        largest = max(divisible, key=lambda name: sum(value.numel() for value in modules[name].parameters()))
+        modules |= _submodules(largest, modules.pop(largest))
+    names, parameters = zip(*backbone.named_parameters(), strict=True)
+    owners = [next((start for start in starts if name.startswith(f"{start}.")), "") for name in names]
+    part, parts = next(filter(None, owners), ""), dict[str, list[nn.Parameter]]()
+    for owner, parameter in zip(owners, parameters, strict=True):
+        part = owner or part
+        parts.setdefault(part, []).append(parameter)
+    return parts
+
+
+def _submodules(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    """The sub-modules that have parameters, by their full names."""
+    children = {f"{name}.{child}".lstrip("."): value for child, value in module.named_children()}
+    return {child: value for child, value in children.items() if next(value.parameters(), None) is not None}
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(parameter.ndim > 1 for parameter in module.parameters())
+
+
+def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
+    """SGD with a group per part; each group's `lr_scale` multiplies the learning rate.
+
+    Biases and the scales of norms get no weight decay.
+    """
+    lr = float(settings.train.lr)
+    parts = backbone_parts(network.backbone)
+    scaled = [(name, part, settings.layer_decay**depth) for depth, (name, part) in enumerate(reversed(parts.items()))]
+    groups = []
+    for name, part, scale in [*scaled, ("fc", list(network.fc.parameters()), settings.head_lr / lr)]:
+        for decay, vectors in ((settings.train.weight_decay, False), (0.0, True)):
+            if parameters := [parameter for parameter in part if (parameter.ndim <= 1) == vectors]:
+                groups.append({"params": parameters, "lr_scale": scale, "weight_decay": decay, "part": name})
+    return torch.optim.SGD(groups, lr=lr, momentum=settings.train.momentum)
 
 
 def _check_test_images(images: ImageSource, workers: int, console: Console) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
-from jcl.errors import JclError, RunError, SettingsError
+from jcl.errors import JclError, RunError, SettingsError, import_extra
 from jcl.export.backbone_file import (
     INFO_KEY,
     BackboneInfo,
@@ -340,13 +340,7 @@ def _require_resnet(job: ExportJob, library: str) -> str:
 
 def _require_timm_name(job: ExportJob) -> str:
     """The name of timm's equal network."""
-    try:
-        import timm
-    except ImportError:
-        raise SettingsError(
-            "Exporting for timm needs timm, to compare the networks; "
-            "run: pip install 'joint-contrastive-learning[timm]'."
-        ) from None
+    timm = import_extra("timm", "timm", "Comparing with timm's networks")
     info, name = job.info, job.info.backbone.removeprefix("timm/")
     if info.stem != "imagenet":
         raise SettingsError(f"timm has no ResNet with the {info.stem} stem of this backbone; {_SMALL_STEM}.")

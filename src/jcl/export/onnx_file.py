@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jcl.errors import RunError, SettingsError
+from jcl.errors import RunError, SettingsError, import_extra
 from jcl.export.backbone_file import BackboneInfo, same_features
 
 OPSET = 18
@@ -20,13 +20,7 @@ _TOLERANCE = 1e-4  # of features, relative to the largest
 
 def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     """The network as the content of an ONNX file."""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401  PyTorch's exporter needs it
-    except ImportError:
-        raise SettingsError(
-            "Writing ONNX files needs onnx and onnxscript; run: pip install 'joint-contrastive-learning[onnx]'."
-        ) from None
+    onnx, _ = (import_extra(library, "onnx", "Writing ONNX files") for library in ("onnx", "onnxscript"))
     images = torch.zeros(2, 3, info.image_size, info.image_size)
     try:
         with contextlib.ExitStack() as quiet:

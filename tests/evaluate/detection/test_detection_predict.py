@@ -124,10 +124,7 @@ def test_results_have_cocos_ids_and_form():
 
 
 def test_without_the_library_a_sentence_says_what_to_install(monkeypatch):
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(data.importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "pycocotools.cocoeval", None)
     with pytest.raises(SettingsError, match=r"pip install 'joint-contrastive-learning\[coco\]'"):
         data.coco_module("cocoeval")
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from jcl.commands.detect import detect, resume_detection
 from jcl.errors import DataError, Interrupted, RunError
 from jcl.evaluate.detection import batches
+from jcl.evaluate.detection.model import DetectionTask
 from jcl.evaluate.detection.predict import KINDS
-from jcl.evaluate.detection.training import DetectionTask
 from jcl.evaluate.folders import DetectionFolder
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from jcl.settings.detection import DetectOptions

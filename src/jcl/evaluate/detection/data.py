@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError, create_model
 
 from jcl.console import pluralize
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError, import_extra
 from jcl.random import DETECTION_HELD_OUT, DETECTION_OVERFIT, permutation
 from jcl.settings.detection import CocoSettings, Task
 
@@ -95,15 +93,9 @@ _TASK_FIELDS: dict[Task, dict[str, Any]] = {  # what a task does not need is nei
 }
 
 
-def coco_module(name: str) -> ModuleType:
+def coco_module(name: str) -> Any:
     """Import `pycocotools.NAME`, which is an optional dependency."""
-    try:
-        return importlib.import_module(f"pycocotools.{name}")
-    except ImportError:
-        raise SettingsError(
-            "`jcl detect` needs pycocotools, which is not installed. "
-            "Run: pip install 'joint-contrastive-learning[coco]'."
-        ) from None
+    return import_extra(f"pycocotools.{name}", "coco", "`jcl detect`")
 
 
 def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
