@@ -134,7 +134,7 @@ def test_values_that_do_not_work_are_named():
 def test_a_method_axis_brings_what_each_method_implies():
     moco, jcl = build_cells({"method.name": ("moco-v1", "jcl")}, (0,), build)
     assert (moco.settings.method.num_keys, moco.settings.model.head) == (1, "linear")
-    assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (3, "mlp")
+    assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (2, "mlp")
 
 
 @settings(deadline=None)
