@@ -188,14 +188,15 @@ def _timm_backbone(name: str, image_size: int, several_sizes: bool, drop_path: f
     try:
         import timm
     except ImportError:
-        if name.startswith("timm/"):
-            raise SettingsError(
-                f"The backbone {name!r} needs timm, which is not installed; "
-                "run: pip install 'joint-contrastive-learning[timm]'."
-            ) from None
-        raise SettingsError(_unknown_backbone(name, [])) from None
-    if not timm.is_model(plain):
-        raise SettingsError(_unknown_backbone(name, timm.list_models()))
+        timm = None
+    if timm is None and name != plain:
+        install = "pip install 'joint-contrastive-learning[timm]'"
+        raise SettingsError(f"The backbone {name!r} needs timm, which is not installed; run: {install}.")
+    if timm is None or not timm.is_model(plain):
+        known = {*OWN_BACKBONES, *torchvision_networks(), *(timm.list_models() if timm else ())}  # many are in both
+        nearest = difflib.get_close_matches(plain, known, n=3)
+        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
+        raise SettingsError(f"Unknown backbone {name!r}, neither in torchvision nor in timm; {hint}")
     configuration = timm.get_pretrained_cfg(plain)
     options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
     if configuration and configuration.fixed_input_size:
@@ -203,13 +204,6 @@ def _timm_backbone(name: str, image_size: int, several_sizes: bool, drop_path: f
         options |= {"img_size": image_size} | ({"dynamic_img_size": True} if several_sizes else {})
     network: nn.Module = timm.create_model(plain, pretrained=False, num_classes=0, **options)
     return network
-
-
-def _unknown_backbone(name: str, timm_names: list[str]) -> str:
-    known = {*OWN_BACKBONES, *torchvision_networks(), *timm_names}  # many are in both
-    nearest = difflib.get_close_matches(name.removeprefix("timm/"), known, n=3)
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
-    return f"Unknown backbone {name!r}, neither in torchvision nor in timm; {hint}"
 
 
 def first_stages(network: nn.Module, count: int) -> list[nn.Module]:

@@ -239,15 +239,14 @@ def _init_process_group(device: torch.device, timeout: datetime.timedelta) -> No
 
 def _rank_device(name: str) -> torch.device:
     """Each rank of a machine has its own GPU; on CPUs they share."""
-    device = choose_device(name)
+    device, environment, gpus = choose_device(name), launch_environment(), torch.cuda.device_count()
     if device.type != "cuda":
         return device
-    environment = launch_environment()
     if ":" in name:
         raise SettingsError(f"Every rank needs its own GPU, so the device cannot be {name}; use --device cuda.")
-    if environment.local_rank >= torch.cuda.device_count():
+    if environment.local_rank >= gpus:
         raise SettingsError(
-            f"{environment.local_world_size} ranks were started on a machine with "
-            f"{pluralize(torch.cuda.device_count(), 'GPU')}; start one per GPU, or use --device cpu."
+            f"{environment.local_world_size} ranks were started on a machine with {pluralize(gpus, 'GPU')}; "
+            "start one per GPU, or use --device cpu."
         )
     return torch.device("cuda", environment.local_rank)

@@ -141,17 +141,14 @@ def atomic_open(
     if it is open. With `follow_links`, for paths that the user gives, missing folders are created, and links, pipes
     and devices such as /dev/stdout are written to directly. Otherwise they are refused.
     """
-    if follow_links and _is_special(path):
-        try:
-            with path.open("wb") as file:
-                yield file
-        except OSError as error:
-            raise RunError(f"{path} could not be written: {error.strerror or error}.") from error
-        return
     # A random name, because several processes may write the same file.
     partial = f".{path.name}.{secrets.token_hex(4)}.partial"
     with contextlib.ExitStack() as stack:
         try:
+            if follow_links and _is_special(path):
+                with path.open("wb") as file:
+                    yield file
+                return
             if folder is None:
                 folder = stack.enter_context(OpenFolder(path.parent, create=follow_links))
             folder.refuse_link(path.name)

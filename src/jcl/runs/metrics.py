@@ -7,7 +7,6 @@ import json
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,10 +16,6 @@ from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.runs.atomic import OpenFolder, make_folder, write_atomically
 from jcl.runs.json_object import is_number
-
-
-def print_warning(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 class Recorder(Protocol):
@@ -46,7 +41,7 @@ class MetricsWriter:
         expected: int = 0,
         tensorboard: bool = True,
         recorders: Sequence[Recorder] = (),
-        warn: Callable[[str], None] = print_warning,
+        warn: Callable[[str], None] = print,
     ) -> None:
         self.path = folder / "metrics.jsonl"
         self._warn = warn

@@ -123,6 +123,7 @@ class Trainer:
                 )
                 self.record = opened.enter_context(record)
                 self.saver = opened.enter_context(CheckpointSaver(folder.checkpoints, keep, warn))
+                self.saver.warn_of_full_disk(self.task.module, self.task.optimizer)
             yield
 
     def run(self) -> None:
@@ -146,7 +147,6 @@ class Trainer:
         on_cpu = next(task.module.parameters()).device.type == "cpu"
         warmup = WARMUP_STEPS_ON_CPU if on_cpu else WARMUP_STEPS
         self.display.start(progress.step, self.total_steps, steps, warmup)
-        self.saver.warn_of_full_disk(task.module, task.optimizer)
         self._saved_at = time.perf_counter()
         self.clock.restart()
         if progress.step == 0:
@@ -270,12 +270,8 @@ class Trainer:
         can save, without them.
         """
         everywhere = isinstance(error, CollectiveDataError)
-        can_save = self.folder is not None and self.progress.step > 0
-        if can_save and (everywhere or self.ranks.first):
-            if everywhere:
-                self.save_and_wait()
-            else:
-                self._finish_saving()
+        if self.folder is not None and self.progress.step > 0 and (everywhere or self.ranks.first):
+            self.save_and_wait() if everywhere else self._finish_saving()
             error = DataError(
                 f"{error} Training stopped after step {self.progress.step:,} and is saved; "
                 f"once the data is fixed, {self._how_to_resume}."
