@@ -22,6 +22,7 @@ from jcl.distributed.device import to_device
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
+from jcl.evaluate.features import OF_TEST
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
 from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, LinearResult, ProbeGrid, linear_probe
@@ -75,7 +76,8 @@ def measure_knn(
             return [one.top1 for one in measure(target)]
 
         results = [replace(one, run_state=target.run_state) for one in measure(target)]
-        warn_skipped(context.console, skipped)
+        for of_test in (False, True):
+            warn_skipped(context.console, {n: why for n, why in skipped.items() if n.endswith(OF_TEST) == of_test})
         if options.no_untrained:
             return results
         found = target.untrained(measure_untrained, ranks, knn=[[*k], options.temperature])

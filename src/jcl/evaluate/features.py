@@ -14,6 +14,8 @@ from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
 
+OF_TEST = " of the test images"  # at the end of their names among those of training images
+
 
 @dataclass(frozen=True, eq=False)
 class Features:
@@ -156,7 +158,7 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
 
 def all_skipped(train: Features, test: Features) -> dict[str, str]:
     """Unreadable images of both, with the reasons; a test image may have the name of a training image."""
-    return train.skipped | {f"{name} of the test images": reason for name, reason in test.skipped.items()}
+    return train.skipped | {name + OF_TEST: reason for name, reason in test.skipped.items()}
 
 
 @contextlib.contextmanager
