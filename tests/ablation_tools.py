@@ -15,8 +15,8 @@ from jcl.settings.commands import ProbeProtocol
 from jcl.settings.recipes import build_settings
 from jcl.settings.schema import Settings
 from jcl.signals import StopRequest
+from jcl.studies.ablation import Outcome, RunCells
 from jcl.studies.cells import parse_axes
-from jcl.studies.processes import Outcome, RunCells
 from small_runs import TINY_VALUES
 
 QUIET = Console(quiet=True)

@@ -9,8 +9,7 @@ import threading
 import pytest
 
 from ablation_tools import holder
-from jcl.studies.ablation import CellFolder
-from jcl.studies.processes import CellProcess, Slot, local_slots
+from jcl.studies.ablation import CellFolder, CellProcess, Slot, local_slots
 from launch_tools import gone, settings_options, wait_until
 from small_runs import TINY_VALUES
 

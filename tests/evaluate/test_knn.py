@@ -223,7 +223,7 @@ def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"k": []}, SettingsError, "k of at least 1"),
+        ({"k": []}, SettingsError, "at least 1"),
         ({"k": [0]}, SettingsError, "at least 1"),
         ({"temperature": [0.0]}, SettingsError, "above 0"),
         ({"temperature": [float("nan")]}, SettingsError, "above 0"),

@@ -166,7 +166,7 @@ def test_normality_equals_scipy(count: int) -> None:
 def test_gaussian_samples_are_rejected_as_often_as_the_level_says() -> None:
     reference = gaussian_reference(4000, 64, seed=0)
     for level, least, most in ((0.05, 4, 7), (0.2, 17, 23)):  # in percent; the test is a little too strict at 5 %
-        assert least < reference.rejected(level) < most
+        assert least < 100 * float((reference.p_value < level).double().mean()) < most
     assert abs(float(reference.skewness.median())) < 0.02
     assert torch.equal(reference.p_value, gaussian_reference(4000, 64, seed=0).p_value)
 
@@ -174,11 +174,6 @@ def test_gaussian_samples_are_rejected_as_often_as_the_level_says() -> None:
 def test_other_samples_are_found_out() -> None:
     skewed = torch.distributions.Exponential(1.0).sample((300, 100))
     assert normality(skewed).rejected() == 100
-
-
-def test_too_few_values_for_the_test() -> None:
-    with pytest.raises(ValueError, match="at least 20"):
-        normality(torch.zeros(3, 19))
 
 
 def test_attraction_counts_the_weights_of_plain_loops() -> None:

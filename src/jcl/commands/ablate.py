@@ -34,7 +34,18 @@ from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings, values_of, with_values
 from jcl.signals import StopRequest
-from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, as_csv, flat_results, points_of
+from jcl.studies.ablation import (
+    AblationFolder,
+    CellFolder,
+    CellRecord,
+    Point,
+    RunCells,
+    as_csv,
+    flat_results,
+    local_slots,
+    points_of,
+    run_in_slots,
+)
 from jcl.studies.cells import (
     Axes,
     Build,
@@ -48,7 +59,6 @@ from jcl.studies.cells import (
     shared_values,
     short_name,
 )
-from jcl.studies.processes import RunCells, local_slots, run_in_slots
 from jcl.train.build import build_learner, run_view_recipe
 
 

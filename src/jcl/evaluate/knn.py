@@ -70,10 +70,10 @@ def knn_accuracy(
     """
     bank, bank_labels = labelled_rows(train_features, train_labels, "bank")
     queries, query_labels = labelled_rows(test_features, test_labels, "test set")
-    if not k or min(k) < 1:
-        raise SettingsError(f"kNN needs values of k of at least 1, but got {list(k)}.")
-    if not temperature or not all(each > 0 for each in temperature):
-        raise SettingsError(f"kNN needs temperatures above 0, but got {list(temperature)}.")
+    if not (k and temperature and min(k) >= 1 and all(each > 0 for each in temperature)):
+        raise SettingsError(
+            f"k must be at least 1 and temperatures above 0, not {list(k)} and {list(temperature)}."
+        )
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)

@@ -20,14 +20,7 @@ from torch import Tensor, nn
 
 from jcl.core.encoder import OWN_BACKBONES, build_backbone, torchvision_networks
 from jcl.errors import JclError, RunError, SettingsError, import_extra
-from jcl.export.backbone_file import (
-    INFO_KEY,
-    BackboneInfo,
-    backbone_bytes,
-    same_features,
-    save_backbone,
-    weights_of,
-)
+from jcl.export.backbone_file import INFO_KEY, BackboneInfo, backbone_bytes, same_features, save_backbone, weights_of
 from jcl.export.hub import CARD, CONFIG, WEIGHTS, hub_config, model_card, upload_repository
 from jcl.export.layouts import resnet_name, to_detectron2
 from jcl.export.loading import LoadedBackbone, open_backbone

@@ -230,16 +230,14 @@ class Normality:
     excess_kurtosis: Tensor
     p_value: Tensor
 
-    def rejected(self, level: float = 0.05) -> float:
-        """The percentage of samples for which the test rejects normality at `level`."""
-        return 100 * float((self.p_value < level).double().mean())
+    def rejected(self) -> float:
+        """The percentage of samples for which the test rejects normality at 5 %."""
+        return 100 * float((self.p_value < 0.05).double().mean())
 
 
 def normality(samples: Tensor) -> Normality:
-    """Test each row of `samples` (n, m)."""
+    """Test each row of `samples` (n, m), with m of at least `MIN_SAMPLES`."""
     count = samples.shape[1]
-    if count < MIN_SAMPLES:
-        raise ValueError(f"normality needs at least {MIN_SAMPLES} values, but got {count}.")
     centred = samples.double() - samples.double().mean(dim=1, keepdim=True)
     second, third, fourth = (centred.pow(power).mean(dim=1) for power in (2, 3, 4))
     skewness, kurtosis = third / second**1.5, fourth / second**2

@@ -164,9 +164,12 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
         dataset = _parse(file, model.model_validate_json(file.read_bytes()), images, task)
     except OSError as error:
         raise DataError(f"Cannot read {file}: {error.strerror}.") from None
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"][:3])
+        raise DataError(f"{file} is not an annotation file in COCO format: {place[1:]} {problem['msg']}.") from None
     except ValueError as error:
-        reason = _first_problem(error) if isinstance(error, ValidationError) else str(error)
-        raise DataError(f"{file} is not an annotation file in COCO format: {reason}.") from None
+        raise DataError(f"{file} is not an annotation file in COCO format: {error}.") from None
     _check_task(dataset, task)
     missing = [image.path for image in dataset.images if not image.path.is_file()]
     if missing:
@@ -283,15 +286,6 @@ def _usable_segmentation(given: Any, image: CocoImage, row: int) -> Any:
     if given.size != [image.height, image.width] or (plain and sum(given.counts) != image.height * image.width):
         raise ValueError(f"the run-length encoding of annotations[{row}] is not {image.width}×{image.height} pixels")
     return coco_module("mask").frPyObjects(vars(given), *given.size) if plain else vars(given)
-
-
-def _first_problem(error: ValidationError) -> str:
-    """Where in the file the first problem is, and what it is."""
-    problem = error.errors(include_url=False, include_context=False)[0]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"][:3]).lstrip(".")
-    if place.endswith(".segmentation"):
-        return f"{place} is neither polygons nor run-length encoded"
-    return f"{place}: {problem['msg']}" if place else problem["msg"]
 
 
 def _check_task(dataset: CocoDataset, task: Task) -> None:
