@@ -5,7 +5,9 @@ Backbones come from torchvision or timm by name, with the initialization of thes
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import importlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 
 from jcl.core.batchnorm import has_batch_norm
 from jcl.core.blocks import replace_drop_path
-from jcl.errors import SettingsError
+from jcl.errors import SettingsError, import_extra
 
 Stem = Literal["imagenet", "medium", "small"]
 Head = Literal["mlp", "linear"]
@@ -185,13 +187,9 @@ def _torchvision_backbone(name: str, image_size: int) -> nn.Module:
 
 def _timm_backbone(name: str, image_size: int, several_sizes: bool, drop_path: float | None) -> nn.Module:
     plain = name.removeprefix("timm/")
-    try:
-        import timm
-    except ImportError:
-        timm = None
-    if timm is None and name != plain:
-        install = "pip install 'joint-contrastive-learning[timm]'"
-        raise SettingsError(f"The backbone {name!r} needs timm, which is not installed; run: {install}.")
+    timm: Any = import_extra("timm", "timm", f"The backbone {name!r}") if name != plain else None
+    with contextlib.suppress(ImportError):
+        timm = importlib.import_module("timm")
     if timm is None or not timm.is_model(plain):
         known = {*OWN_BACKBONES, *torchvision_networks(), *(timm.list_models() if timm else ())}  # many are in both
         nearest = difflib.get_close_matches(plain, known, n=3)
