@@ -81,7 +81,7 @@ def small_values(task: str) -> dict[str, Any]:
     return {
         "task": task,
         "init": "random",
-        "backbone": "resnet18",
+        "backbone": "timm/test_resnet",
         "heads": "small",
         "short_side": (SIDE, SIDE),
         "rois_per_image": 32,

@@ -18,6 +18,7 @@ from jcl.runs.checkpoint import newest_checkpoint, read_tensors
 from launch_tools import wait_until
 from small_coco import edit, write_coco
 
+SMALLEST = "timm/test_resnet"
 SMALL = ["--heads", "small", "--iterations", "2", "--batch-size", "4", "--short-side", "64", "64"]
 SMALL += ["--rois-per-image", "16", "--workers", "0", "--device", "cpu", "--pictures", "1"]
 
@@ -37,7 +38,7 @@ def coco(tmp_path) -> Path:
 
 
 def test_few_images_to_train_on_and_to_test_with(call, coco):
-    options = ["detect", "--task", "mask", "--coco", coco, "--init", "random", "--backbone", "resnet18", *SMALL]
+    options = ["detect", "--task", "mask", "--coco", coco, "--init", "random", "--backbone", SMALLEST, *SMALL]
     code, out, err = call(*options, "--batch-size", 2, "--overfit", 5, "--out", "few", "--json", "few.json")
     assert code == 0, err
     assert "on 5 images" in err and "5 images" in out
@@ -120,7 +121,7 @@ def test_two_ranks_train_one_detector(coco, tmp_path):
     assert done.stdout.count("Everything is in") == 1
 
 
-BOX = ("detect", "--task", "box", "--init", "random", "--backbone", "resnet18", "--out", "o", *SMALL)
+BOX = ("detect", "--task", "box", "--init", "random", "--backbone", SMALLEST, "--out", "o", *SMALL)
 
 
 def test_data_that_cannot_be_used(refused, coco, tmp_path):
@@ -158,15 +159,16 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(call, coco, monkeypatch):
     assert (code, out, err) == (130, "", "Interrupted.\n") and not Path("o").exists()
 
 
-def test_starts_and_values_that_do_not_work(refused, coco, tmp_path):
+def test_starts_and_values_that_do_not_work(refused, coco, tmp_path, tmp_path_factory):
     where = ("--coco", coco)
     start = ("detect", "--task", "box", "--out", "o", *SMALL, *where, "--init")
     assert "--task" in refused("detect", *where)
     assert "none" in refused(*start, tmp_path / "none")
     weights = torchvision.models.resnet18().state_dict()
     del weights["layer4.1.conv2.weight"]
-    torch.save(weights, tmp_path / "half.pth")
-    assert "layer4.1.conv2.weight" in refused(*start, tmp_path / "half.pth")
+    half = tmp_path_factory.mktemp("weights") / "half.pth"
+    torch.save(weights, half)
+    assert "layer4.1.conv2.weight" in refused(*start, half)
     assert "tiny_cnn" in refused(*start, "random", "--backbone", "tiny_cnn")
     assert "iterations" in refused(*BOX, *where, "--iterations", "0", exit_code=2)
     assert "--schedule" in refused(*BOX, *where, "--schedule", "2x")

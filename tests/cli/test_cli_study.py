@@ -240,10 +240,10 @@ def test_bound_refuses(refused, runs, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["mlp", "linear"])
-def test_bound_of_a_checkpoint_of_mocos_program(call, refused, npz, tmp_path, head):
+def test_bound_of_a_checkpoint_of_mocos_program(call, refused, npz, tmp_path_factory, head):
     """Both encoders and the queue are those of the file."""
     torch.manual_seed(0)
-    file, networks = tmp_path / "checkpoint_0199.pth.tar", {}
+    file, networks = tmp_path_factory.mktemp("moco") / "checkpoint_0199.pth.tar", {}
     for name in ("encoder_q", "encoder_k"):
         networks[name] = network = resnet18()
         network.conv1, network.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()  # for 32 px

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,9 @@ from safetensors.torch import save_file
 import jcl
 from jcl.commands.run import Run
 from jcl.core.encoder import build_backbone
-from jcl.errors import SettingsError
+from jcl.errors import JclError, SettingsError
 from jcl.export.loading import initial_facts, initial_tensors, read_initial
+from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import with_values
@@ -152,19 +151,20 @@ def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path
     assert_same(jcl.resume(tmp_path / "late", console=QUIET), whole)
 
 
-def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, resnet):
+def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, tmp_path_factory, resnet):
     class Malicious:
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "hacked"),)
 
-    torch.save(resnet, tmp_path / "resnet18.pth")
-    torch.save({name: value for name, value in resnet.items() if "layer3" not in name}, tmp_path / "missing.pth")
-    torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, tmp_path / "shape.pth")
-    torch.save({"state_dict": resnet, "run": Malicious()}, tmp_path / "malicious.pth")
-    torch.save(resnet | {"conv1.weight": resnet["conv1.weight"].double() + 1e300}, tmp_path / "large.pth")
-    (tmp_path / "loop.pth").symlink_to("loop.pth")
+    weights = tmp_path_factory.mktemp("weights")  # not in the folder that is compared before and after
+    torch.save(resnet, weights / "resnet18.pth")
+    torch.save({name: value for name, value in resnet.items() if "layer3" not in name}, weights / "missing.pth")
+    torch.save(resnet | {"layer4.1.conv2.weight": torch.zeros(512, 512, 1, 1)}, weights / "shape.pth")
+    torch.save({"state_dict": resnet, "run": Malicious()}, weights / "malicious.pth")
+    torch.save(resnet | {"conv1.weight": resnet["conv1.weight"].double() + 1e300}, weights / "large.pth")
+    (weights / "loop.pth").symlink_to("loop.pth")
     vit = build_backbone("timm/test_vit", image_size=160)[0]
-    torch.save(vit.state_dict(), tmp_path / "vit.pth")
+    torch.save(vit.state_dict(), weights / "vit.pth")
     small = ("--image-size", 32, "--batch-size", 8, "--device", "cpu", "--out", tmp_path / "run")
     cases = {
         ("resnet18.pth", "resnet50"): "--backbone resnet18",
@@ -177,11 +177,11 @@ def test_what_does_not_fit_is_refused_with_one_sentence(refused, npz, tmp_path, 
         ("loop.pth", "resnet18"): "loop.pth",
     }
     for (file, backbone), wanted in cases.items():
-        options = ("--init", tmp_path / file, "--backbone", backbone)
+        options = ("--init", weights / file, "--backbone", backbone)
         assert wanted in refused("pretrain", npz, *options, *small), file
 
 
-def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet):
+def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet, monkeypatch):
     """From their own caches, and without a network one sentence."""
     checkpoints, hub = tmp_path / "torch/hub/checkpoints", tmp_path / "hub/models--timm--resnet18.a1_in1k"
     for folder in (checkpoints, hub / "refs", hub / "snapshots/1234"):
@@ -189,26 +189,20 @@ def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet):
     torch.save(resnet, checkpoints / "resnet18-f37072fd.pth")
     (hub / "refs/main").write_text("1234")
     save_file(resnet, hub / "snapshots/1234/model.safetensors")
-    environment = os.environ | {"TORCH_HOME": str(tmp_path / "torch"), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    program = """
-import sys
-from jcl.errors import JclError
-from jcl.errors import SettingsError
-from jcl.export.loading import read_initial
-from jcl.settings.recipes import build_settings
-for case in ("imagenet resnet18", "timm resnet18", "imagenet resnet34", "timm resnet34", "imagenet x"):
-    init, backbone = case.split()
-    try:
-        found = read_initial(build_settings("folder", values={"model.init": init, "model.backbone": backbone}))
-        print(len(found.tensors), found.mean[0])
-    except JclError as error:
-        print(error)
-"""
-    said = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert said[:2] == ["122 0.485", "120 0.485"] and len(said) == 5
-    assert "weights file" in said[2] and "weights file" in said[3] and "torchvision has no x" in said[4]
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def read(init: str, backbone: str):
+        return read_initial(build_settings("folder", values={"model.init": init, "model.backbone": backbone}))
+
+    for init, tensors in (("imagenet", 122), ("timm", 120)):
+        found = read(init, "resnet18")
+        assert (len(found.tensors), found.mean[0]) == (tensors, 0.485)
+        with pytest.raises(JclError, match="weights file"):
+            read(init, "resnet34")
+    with pytest.raises(JclError, match="torchvision has no x"):
+        read("imagenet", "x")
 
 
 def test_the_backbone_waits_for_the_head(npz, tmp_path, pretrained):

@@ -1,5 +1,6 @@
 """kNN against a plain computation in exact arithmetic, against scikit-learn, and its invariants."""
 
+import functools
 import math
 from collections import defaultdict
 from fractions import Fraction
@@ -10,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
 from jcl.data import ImageSource, open_data
@@ -22,7 +22,8 @@ from jcl.evaluate.neighbours import nearest_neighbours, unit_rows
 from small_runs import write_image_folder
 
 
-def exact_similarity(first: list[float], second: list[float]) -> Fraction:
+@functools.lru_cache(maxsize=10_000)
+def exact_similarity(first: tuple[float, ...], second: tuple[float, ...]) -> Fraction:
     """The cosine as sign times square, in fractions: two pairs are tied exactly if their angles are equal."""
     dot = sum(Fraction(a) * Fraction(b) for a, b in zip(first, second, strict=True))
     norms = sum(Fraction(a) ** 2 for a in first) * sum(Fraction(b) ** 2 for b in second)
@@ -30,7 +31,7 @@ def exact_similarity(first: list[float], second: list[float]) -> Fraction:
 
 
 def brute_neighbours(query: list[float], bank: list[list[float]], k: int) -> list[tuple[float, int]]:
-    cosines = [exact_similarity(query, row) for row in bank]
+    cosines = [exact_similarity(tuple(query), tuple(row)) for row in bank]
     order = sorted(range(len(bank)), key=lambda row: (-cosines[row], row))[:k]
     return [(math.copysign(math.sqrt(abs(cosines[row])), cosines[row]), row) for row in order]
 
@@ -120,6 +121,8 @@ def test_neighbours_and_accuracy_equal_brute_force_on_tied_data(
 @pytest.mark.parametrize("temperature", [0.07, 0.5])
 @pytest.mark.parametrize("k", [1, 10, 200])
 def test_predictions_equal_scikit_learn_with_the_same_weights(k: int, temperature: float) -> None:
+    from sklearn.neighbors import KNeighborsClassifier
+
     bank, bank_labels, queries, _ = random_problem(seed=3, bank=400, queries=150, width=16)
     reference = KNeighborsClassifier(
         n_neighbors=k, metric="cosine", algorithm="brute", weights=lambda distance: np.exp((1 - distance) / temperature)

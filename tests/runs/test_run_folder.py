@@ -1,5 +1,6 @@
-import subprocess
-import sys
+import multiprocessing
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
 
 import pytest
 
@@ -81,30 +82,23 @@ def test_where_no_folder_can_be_made_is_a_sentence(tmp_path):
             pass
 
 
+def _make_folders(wanted: Path, name: str, ready: Barrier) -> None:
+    ready.wait(60)
+    for _ in range(40):
+        with new_folder(wanted, numbered=True) as path:
+            (path / name).write_text("")
+
+
 def test_processes_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path):
     """Each makes forty folders as fast as it can, beginning when all are ready."""
-    program = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from jcl.runs.folder import new_folder\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.read()\n"
-        "for number in range(40):\n"
-        "    with new_folder(Path('runs/jcl-x'), numbered=True) as path:\n"
-        "        (path / sys.argv[1]).write_text('')\n"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path
-        )
-        for number in range(3)
-    ]
+    context = multiprocessing.get_context("fork")
+    ready, wanted = context.Barrier(3), tmp_path / "runs/jcl-x"
+    processes = [context.Process(target=_make_folders, args=(wanted, str(number), ready)) for number in range(3)]
     for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        process.start()
     for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
-    assert [process.wait(60) for process in processes] == [0, 0, 0]
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
     folders = sorted((tmp_path / "runs").iterdir())
     assert [path.name for path in folders] == [f"jcl-x-{number:03d}" for number in range(1, 121)]
     assert all(len(list(path.iterdir())) == 1 for path in folders), "no folder is shared"

@@ -60,7 +60,8 @@ def test_everything_is_trained_and_every_norm_moves(task, make_settings):
 
 def test_the_standard_detector_is_torchvisions_but_for_norms(make_settings):
     ours = build_detector(build_body("resnet50"), make_settings("mask", heads="standard"), classes=90, keypoints=0)
-    theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
+    with torch.device("meta"):
+        theirs = torchvision.models.detection.maskrcnn_resnet50_fpn(weights=None, weights_backbone=None)
     shapes = {name: value.shape for name, value in ours.state_dict().items()}
     known = {name: value.shape for name, value in theirs.state_dict().items()}
     assert known.items() - shapes.items() == {
@@ -177,9 +178,10 @@ def test_schedule(make_settings):
 
 
 @pytest.mark.parametrize("name", ["convnext_tiny", "timm/convnext_atto"])
-def test_a_convnext_has_a_pyramid_too(name, make_settings):
+def test_a_convnext_has_a_pyramid_too(name, make_settings, monkeypatch):
     if name.startswith("timm"):
         pytest.importorskip("timm")
+    monkeypatch.setattr(nn.init, "trunc_normal_", lambda weights, **_: nn.init.uniform_(weights, -0.04, 0.04))  # faster
     network = build_backbone(name)[0].eval()
     detector = build_detector(open_body(network, name, "imagenet", name), make_settings(), classes=2, keypoints=0)
     image = torch.rand(1, 3, 64, 96)
@@ -193,7 +195,7 @@ def test_a_convnext_has_a_pyramid_too(name, make_settings):
     assert in_groups == len(list(detector.parameters()))
 
 
-@pytest.mark.parametrize("name", ["vit_b_16", "timm/vit_tiny_patch16_224"])
-def test_a_vision_transformer_has_none(name):
+def test_a_vision_transformer_has_none():
+    pytest.importorskip("timm")
     with pytest.raises(SettingsError, match="ConvNeXt"):
-        open_initial_backbone("random", name, 0)
+        open_initial_backbone("random", "timm/test_vit", 0)

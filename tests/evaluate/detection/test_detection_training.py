@@ -15,7 +15,7 @@ from jcl.settings.detection import DetectOptions
 from small_coco import small_options, write_coco
 
 QUIET = Console(quiet=True)
-ITERATIONS = {"mask": 24, "keypoint": 16}  # enough for each to find most of its shapes
+ITERATIONS = {"mask": 24, "keypoint": 12}  # enough for each to find most of its shapes
 SLOWLY = {"batch_size": 2, "lr": 0.01}
 
 
