@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 
 import jcl
 from fault_tools import at_steps, settings_for
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
+from jcl.core.loss import info_nce_loss
+from jcl.core.method import METHODS, Method, register
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.folder import RunFolder, read_skipped
@@ -342,8 +345,22 @@ def test_folders_with_brackets_in_their_names_are_printed_as_they_are(npz, tmp_p
 @pytest.mark.parametrize("name", ["method.covariance_scale", "train.weight_decay", "views.recipe", "train.lr"])
 def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
     values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "data.windows": False}
-    values |= {"views.mean": [0.5] * 3, "views.std": [0.5] * 3, "views.local_size": 16, "train.key_passes": 1}
+    values |= {"views.mean": [0.5] * 3, "views.std": [0.5] * 3, "views.local_size": 16}
+    values |= {"views.local_scale": [0.1, 0.5], "train.key_passes": 1}
     values |= {name: "auto"}
     RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
     with pytest.raises(SettingsError, match=rf"'auto' for {name}"):
         resume(tmp_path / "run", console=QUIET)
+
+
+def test_a_method_from_outside_trains(npz, tmp_path, monkeypatch):
+    def mean_key_loss(query: Tensor, keys: Tensor, negatives: Tensor, *, temperature: float) -> Tensor:
+        return info_nce_loss(query, keys.mean(dim=1), negatives, temperature=temperature)
+
+    monkeypatch.setitem(METHODS, "mean-key", None)  # removed after the test
+    register(
+        Method("mean-key", "Mean key", "InfoNCE with the mean key", mean_key_loss, recipe={"model.head": "linear"})
+    )
+    settings = tiny_settings(npz, "mean-key")
+    summary = pretrain(settings, tmp_path / "run", console=QUIET).summary
+    assert settings.model.head == "linear" and (summary["method"], summary["steps"]) == ("mean-key", 12)

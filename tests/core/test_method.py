@@ -7,15 +7,11 @@ from statistics import fmean, pvariance, stdev
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import jcl
-from jcl.core.loss import info_nce_loss
-from jcl.core.method import METHODS, ContrastiveLearner, Method, StepFigures, register
+from jcl.core.method import METHODS, ContrastiveLearner, StepFigures
 from jcl.random import KEY_SHUFFLE, permutation
-from small_runs import TINY_VALUES
 
 IMAGES, DIM, QUEUE, SEED = 8, 5, 24, 3
 Momentum = Callable[[int], float | Tensor]
@@ -394,16 +390,3 @@ def test_key_passes_update_running_statistics_on_a_gpu_too():
     on_gpu(lambda rows, numbers: views(rows.cpu(), numbers.cpu()).cuda(), IMAGES, 0, SCALE)
     for name, value in on_cpu.state_dict().items():
         torch.testing.assert_close(on_gpu.state_dict()[name].cpu(), value, rtol=1e-6, atol=1e-8)
-
-
-def test_a_method_from_outside_trains(npz, tmp_path, monkeypatch):
-    def mean_key_loss(query: Tensor, keys: Tensor, negatives: Tensor, *, temperature: float) -> Tensor:
-        return info_nce_loss(query, keys.mean(dim=1), negatives, temperature=temperature)
-
-    monkeypatch.setitem(METHODS, "mean-key", None)  # removed after the test
-    register(
-        Method("mean-key", "Mean key", "InfoNCE with the mean key", mean_key_loss, recipe={"model.head": "linear"})
-    )
-    settings = jcl.build_settings("folder", method="mean-key", values=TINY_VALUES | {"data.location": str(npz)})
-    summary = jcl.pretrain(settings, tmp_path / "run", console=Console(quiet=True)).summary
-    assert settings.model.head == "linear" and (summary["method"], summary["steps"]) == ("mean-key", 12)
