@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import zipfile
 from itertools import islice
@@ -27,6 +28,16 @@ def expand_user(path: str | Path) -> Path:
 def cache_folder() -> Path:
     """The user's cache folder for this package."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl"
+
+
+def read_file(path: Path, error: type[JclError]) -> bytes:
+    """The content of a regular file; reading a pipe or a device might never end."""
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
+        return path.read_bytes()
+    except OSError as problem:
+        raise error(f"{path} cannot be read: {problem.strerror}.") from None
 
 
 def refuse_size(file: Path, needed: int, limit: int, error: type[JclError]) -> None:

@@ -29,7 +29,7 @@ from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_l
 from jcl.runs.folder import RunFolder, TrainingFolder, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import lock_folder
-from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, read_metrics
+from jcl.runs.metrics import MetricsLog, read_metrics
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
@@ -68,7 +68,7 @@ class Run:
 def write_summary(
     folder: RunFolder,
     settings: ResolvedSettings,
-    record: MetricsWriter | NullMetricsWriter,
+    record: MetricsLog,
     progress: Progress,
     peak_memory: int,
 ) -> dict[str, Any]:

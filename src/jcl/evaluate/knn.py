@@ -71,9 +71,7 @@ def knn_accuracy(
     bank, bank_labels = labelled_rows(train_features, train_labels, "bank")
     queries, query_labels = labelled_rows(test_features, test_labels, "test set")
     if not (k and temperature and min(k) >= 1 and all(each > 0 for each in temperature)):
-        raise SettingsError(
-            f"k must be at least 1 and temperatures above 0, not {list(k)} and {list(temperature)}."
-        )
+        raise SettingsError(f"k must be at least 1 and temperatures above 0, not {list(k)} and {list(temperature)}.")
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)

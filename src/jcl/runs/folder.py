@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 from jcl.console import escape_controls, pluralize, shell_quote
 from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, RunError, SettingsError
-from jcl.paths import expand_user, suggest_path
+from jcl.paths import expand_user, read_file, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
 from jcl.runs.lock import is_locked, lock_folder
@@ -207,10 +207,8 @@ class RunFolder(TrainingFolder):
 
 def read_run_id(folder: Path) -> str:
     """The id of the training in a folder, which is also in its checkpoints; empty if there is none."""
-    with contextlib.suppress(OSError):
-        if (folder / RUN_ID).is_file():  # opening a named pipe would block forever
-            with (folder / RUN_ID).open("rb") as file:
-                return file.read(_MAX_ID_BYTES).decode(errors="replace").strip()
+    with contextlib.suppress(RunError):
+        return read_file(folder / RUN_ID, RunError)[:_MAX_ID_BYTES].decode(errors="replace").strip()
     return ""
 
 
@@ -268,16 +266,12 @@ def _numbered(parent: Path, name: str, number: int) -> Path:
     return parent / f"{name}-{number:03d}"
 
 
-def read_skipped(file: Path, max_chars: int = -1) -> dict[str, str]:
+def read_skipped(file: Path, max_chars: int | None = None) -> dict[str, str]:
     """The images in `skipped.txt` with the reasons, from its first `max_chars` characters; {} without the file."""
-    if not file.is_file():  # reading a pipe could block forever
-        return {}
-    try:
-        with file.open(encoding="utf-8", errors="replace", newline="\n") as stream:
-            lines = stream.read(max_chars).split("\n")
-    except OSError:
-        return {}
-    pairs = (line.rpartition("\t") for line in lines)
+    text = ""
+    with contextlib.suppress(RunError):
+        text = read_file(file, RunError).decode(errors="replace")[:max_chars]
+    pairs = (line.rpartition("\t") for line in text.split("\n"))
     return {name: reason for name, _, reason in pairs if name}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jcl.console import list_some
 from jcl.errors import RunError
+from jcl.paths import read_file
 from jcl.runs.atomic import write_atomically
 
 _MAX_DIFFERENCES = 3
@@ -31,12 +32,8 @@ def _finite(value: Any) -> Any:
 
 def read_object(file: Path) -> dict[str, Any]:
     """Read the object in a JSON file that this tool wrote."""
-    if file.exists() and not file.is_file():  # reading a pipe could block forever
-        raise RunError(f"{file} is not a regular file; remove it.")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunError(f"{file} cannot be read: {error.strerror}.") from None
+        content = json.loads(read_file(file, RunError))
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):

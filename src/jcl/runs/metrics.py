@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 
 from jcl.console import pluralize
 from jcl.errors import RunError
+from jcl.paths import read_file
 from jcl.runs.atomic import OpenFolder, make_folder, write_atomically
 from jcl.runs.json_object import is_number
 
@@ -24,13 +25,32 @@ class Recorder(Protocol):
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None: ...
 
 
-class MetricsWriter:
+class MetricsLog:
+    """The first and the last line of metrics of each kind. It writes nothing, as on ranks other than the first."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, dict[str, Any]] = {}
+        self.newest: dict[str, dict[str, Any]] = {}
+
+    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
+        """Add a line; figures that are not finite become null, since JSON has no such number."""
+        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
+        self.first.setdefault(kind, line)
+        self.newest[kind] = line
+        return line
+
+    def sync(self) -> int:
+        """Have the lines on the disk, as far as possible, and return their number."""
+        return 0
+
+
+class MetricsWriter(MetricsLog):
     """Appends metrics to a run's files, and passes them to the `recorders`.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
     kept and written later. When a run resumes at a step, lines of later steps are dropped. If fewer than `expected`
-    lines remain, `warn` is called, and a damaged file is kept under another name. `first` and `newest` have the first
-    and the last line of each kind.
+    lines remain, `warn` is called, and a damaged file is kept under another name.
     """
 
     def __init__(
@@ -62,8 +82,8 @@ class MetricsWriter:
                 write_atomically(copy, before)
             backup = f"; the damaged file is kept as {copy.name}" if damaged else ""
             warn(f"{self.path} has lost {pluralize(lost, 'line')}{backup}.")
-        self.first: dict[str, dict[str, Any]] = {line["kind"]: line for line in reversed(kept)}
-        self.newest: dict[str, dict[str, Any]] = {line["kind"]: line for line in kept}
+        self.first = {line["kind"]: line for line in reversed(kept)}
+        self.newest = {line["kind"]: line for line in kept}
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
@@ -71,11 +91,7 @@ class MetricsWriter:
         self._events = _EventFile(self._folder, resumed_at) if tensorboard else None
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
-        """Append a line; figures that are not finite become null, since JSON has no such number."""
-        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        line = {"kind": kind, "step": step, "epoch": round(epoch, 6), **finite}
-        self.first.setdefault(kind, line)
-        self.newest[kind] = line
+        line = super().write(kind, step, epoch, figures)
         self.lines += 1
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
@@ -98,7 +114,6 @@ class MetricsWriter:
         self._folder.__exit__()
 
     def sync(self) -> int:
-        """Have the lines on the disk, as far as possible, and return their number."""
         self._write_pending()
         with contextlib.suppress(OSError), self._folder.append(self.path.name) as file:
             os.fsync(file.fileno())
@@ -131,20 +146,6 @@ class MetricsWriter:
             self._end += len(content)
 
 
-class NullMetricsWriter:
-    """A writer that writes nothing, for ranks other than the first."""
-
-    def __init__(self) -> None:
-        self.first: dict[str, dict[str, Any]] = {}
-        self.newest: dict[str, dict[str, Any]] = {}
-
-    def sync(self) -> int:
-        return 0
-
-    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
-        return {"kind": kind, "step": step, "epoch": epoch, **figures}
-
-
 class _EventFile:
     """The TensorBoard events of a run. TensorBoard's own writer would print a trace when the disk is full."""
 
@@ -171,14 +172,8 @@ class _EventFile:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The valid lines of a `metrics.jsonl`; torn or damaged lines are skipped."""
-    if path.exists() and not path.is_file():  # reading a device might never end
-        raise RunError(f"{path} cannot be read: not a regular file.")
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
     lines = []
-    for line in text.splitlines():
+    for line in read_file(path, RunError).decode(errors="replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
             lines.append(json.loads(line))
     return [line for line in lines if _is_valid(line)]

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
+from jcl.paths import read_file
 
 
 def _known_method(name: str) -> str:
@@ -236,12 +237,8 @@ def read_settings(path: Path, kind: type[AnySettings]) -> AnySettings:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read the mapping in a YAML file, which may be untrusted."""
-    if path.exists() and not path.is_file():  # reading a pipe could block forever
-        raise SettingsError(f"Cannot read settings from {path}: not a regular file.")
     try:
-        values = parse_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"Cannot read settings from {path}: {error.strerror}.") from None
+        values = parse_yaml(read_file(path, SettingsError).decode())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(values, dict):

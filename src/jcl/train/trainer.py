@@ -22,7 +22,7 @@ from jcl.distributed.heartbeat import Heartbeat
 from jcl.errors import CollectiveDataError, DataError, Diverged, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.metrics import MetricsWriter, NullMetricsWriter, Recorder
+from jcl.runs.metrics import MetricsLog, MetricsWriter, Recorder
 from jcl.runs.saver import CheckpointSaver, NullSaver
 from jcl.signals import StopRequest
 from jcl.train.display import WARMUP_STEPS, WARMUP_STEPS_ON_CPU, Display
@@ -97,7 +97,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.folder: TrainingFolder | None = None
-        self.record: MetricsWriter | NullMetricsWriter = NullMetricsWriter()
+        self.record = MetricsLog()
         self.saver: CheckpointSaver | NullSaver = NullSaver()
         self.clock = TrainingClock(self.progress)
         self.total_steps = self.task.epochs * self.task.steps_per_epoch
