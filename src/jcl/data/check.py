@@ -19,8 +19,7 @@ from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
 from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
 
-SMALL_SIDE: Final = 32
-"""Images with a side below this are reported as very small."""
+SMALL_SIDE: Final = 32  # images with a side below this are reported as very small
 
 _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memory
 _HEADERS_READ: Final = 1000  # at the start of a run

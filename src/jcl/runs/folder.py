@@ -28,14 +28,10 @@ class TrainingFolder:
     """A settings file, `run_id`, `metrics.jsonl`, `checkpoints/`, `skipped.txt` if images could not be read, and at
     the end `summary.json`."""
 
-    kind: ClassVar[str]
-    """What the folder holds, in words."""
-    settings_name: ClassVar[str]
-    """The settings file, which identifies the kind of folder."""
-    result_name: ClassVar[str]
-    """What every summary has."""
-    resume_with: ClassVar[str] = ""
-    """The command that resumes it, without the folder."""
+    kind: ClassVar[str]  # what the folder holds, in words
+    settings_name: ClassVar[str]  # the settings file, which identifies the kind of folder
+    result_name: ClassVar[str]  # what every summary has
+    resume_with: ClassVar[str] = ""  # the command that resumes it, without the folder
 
     def __init__(self, path: Path | str) -> None:
         self.path = expand_user(path)

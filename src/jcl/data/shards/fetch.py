@@ -25,8 +25,7 @@ from jcl.data.shards.index import read_description
 from jcl.errors import DataError
 from jcl.paths import expand_user
 
-SHARD_LIMIT: Final = 250_000
-"""A pattern of more shards than this is taken for a mistake."""
+SHARD_LIMIT: Final = 250_000  # a pattern of more shards than this is taken for a mistake
 
 # Schemes of fsspec that only transfer files: some others open archives or templates, or run commands.
 _SCHEMES: Final = ("http", "https", "ftp", "sftp", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")

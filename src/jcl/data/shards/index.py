@@ -26,8 +26,7 @@ from jcl.data.listing import IMAGE_EXTENSIONS, NameTable
 from jcl.errors import DataError
 from jcl.paths import cache_folder
 
-NOT_A_FILE: Final = -1
-"""The size given to a link, folder or device, or to a sparse file."""
+NOT_A_FILE: Final = -1  # the size given to a link, folder or device, or to a sparse file
 
 DESCRIPTION_FILE: Final = "index.json"
 _CACHE_FROM: Final = 20_000  # images; fewer are indexed as fast as a cache is read
