@@ -43,22 +43,27 @@ class ClassificationTask:
 
 
 def classification_task(data: ImageData) -> ClassificationTask:
-    """The task of a data set; without a labelled test set, a seeded tenth of the training images are the test."""
+    """The task of a data set, split as by `train_and_test`."""
+    train, test = train_and_test(data)
+    assert train.labels is not None
+    classes = torch.unique(train.labels)
+    if len(classes) < 2:
+        raise DataError(
+            f"A classifier needs labeled images of at least two classes, but got {len(train)} images of "
+            f"{len(classes)} ({data.train.description})."
+        )
+    return ClassificationTask(train, train.labels, test, classes, held_out=test is not data.test)
+
+
+def train_and_test(data: ImageData) -> tuple[ImageSource, ImageSource]:
+    """Labelled training images, and the test set or, if it has no labels, a seeded tenth of the training images."""
     labels = data.train.labels
     if labels is None:
         raise no_labels(data)
     if data.test is not None and data.test.labels is not None:
-        rows, test, held_out = (labels >= 0).nonzero().squeeze(1), data.test, False
-    else:
-        rows, test_rows = hold_out_split(labels)
-        test, held_out = select_images(data.train, test_rows), True
-    classes = torch.unique(labels[rows])
-    if len(classes) < 2:
-        raise DataError(
-            f"A classifier needs labeled images of at least two classes, but got {len(rows)} images of "
-            f"{len(classes)} ({data.train.description})."
-        )
-    return ClassificationTask(select_images(data.train, rows), labels[rows], test, classes, held_out)
+        return select_images(data.train, (labels >= 0).nonzero().squeeze(1)), data.test
+    train, test = hold_out_split(labels)
+    return select_images(data.train, train), select_images(data.train, test)
 
 
 def no_labels(data: ImageData) -> DataError:

@@ -8,7 +8,7 @@ Ties between neighbours go to the lower bank row, ties between classes to the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,12 +24,12 @@ from jcl.evaluate.classification import (
     LAST,
     Scores,
     class_positions,
-    hold_out_split,
     labelled_rows,
     rank_of_true_class,
     scores_of_ranks,
+    train_and_test,
 )
-from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks, labels_of
+from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolved import ResolvedSettings
 
@@ -107,22 +107,17 @@ def evaluate_knn(
     ranks: Ranks = ALONE,
     skipped: dict[str, str] | None = None,
 ) -> list[KnnResult]:
-    """kNN of the test images in the training images; without a labelled test set, of a fixed split of the latter.
+    """kNN of the test images in the training images, split as by `train_and_test`.
 
     Unreadable images are added to `skipped`.
     """
     unreadable = {} if skipped is None else skipped
     try:
-        bank = extract_over_ranks(features, data.train, ranks)
-        if data.test is not None and data.test.labels is not None:
-            queries = extract_over_ranks(features, data.test, ranks)
-            unreadable |= all_skipped(bank, queries)
-        else:
-            unreadable |= bank.skipped
-            bank, queries = _hold_out(bank, labels_of(data.train, torch.arange(len(data.train))))
+        bank, queries = (extract_over_ranks(features, source, ranks) for source in train_and_test(data))
     except NoReadableImages as error:
         unreadable |= error.skipped
         raise
+    unreadable |= all_skipped(bank, queries)
     problem = (bank.values, bank.labels, queries.values, queries.labels)
     return knn_accuracy(*problem, k=k, temperature=temperature, device=device, ranks=ranks)
 
@@ -166,21 +161,6 @@ def online_knn(
         }
 
     return measure
-
-
-def _hold_out(features: Features, labels: Tensor) -> tuple[Features, Features]:
-    """Bank and queries, split as in other evaluations, for the `labels` of all images.
-
-    An unreadable image does not change the split, unless no query is readable.
-    """
-    held_out = torch.isin(features.samples, hold_out_split(labels)[1])
-    if not (held_out & (features.labels >= 0)).any():
-        held_out = torch.isin(torch.arange(len(features)), hold_out_split(features.labels)[1])
-    bank, queries = (
-        replace(features, values=features.values[rows], labels=features.labels[rows], samples=features.samples[rows])
-        for rows in (~held_out, held_out)
-    )
-    return bank, queries
 
 
 def _votes(
