@@ -34,7 +34,7 @@ from machine import described
 from processes import CommandFailed, Processes, has_checkpoints, jcl_command, training_command
 from rich.console import Console
 
-from jcl.commands.run_data import open_run_data, with_absolute_location
+from jcl.commands.inputs import open_run_data, with_absolute_location
 from jcl.core.registry import METHODS
 from jcl.data.source import fingerprint
 from jcl.errors import JclError, RunError

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from jcl.commands.detection_job import build_body
+from jcl.commands.detect import build_body
 from jcl.evaluate.detection.batches import Hardware, PackedImages, batch_keys, make_target, read_image, training_batches
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_files, load_coco, training_subset
 from jcl.evaluate.detection.model import DetectionTask, build_detector, build_optimizer, prepare_for_training

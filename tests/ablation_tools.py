@@ -8,8 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation
-from jcl.commands.ablation_cell import run_cell
+from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation, run_cell
 from jcl.errors import Interrupted, JclError
 from jcl.settings.commands import ProbeProtocol
 from jcl.settings.recipes import build_settings

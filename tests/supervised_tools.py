@@ -9,6 +9,7 @@ import torch
 
 from jcl.commands import finetune as finetune_command
 from jcl.commands import probes
+from jcl.console import STDERR
 from jcl.core.encoder import build_backbone
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import ClassifierTask
@@ -26,12 +27,12 @@ def untrained_weights(file: Path, *, seed: int = 0, image_size: int = 16) -> Pat
     return file
 
 
-def finetune(weights: Path, data: str, *, console: Any = None, **options: Any) -> FinetuneFolder:
+def finetune(weights: Path, data: str, *, console: Any = STDERR, **options: Any) -> FinetuneFolder:
     """Fine-tune with these options."""
     return finetune_command.finetune(FinetuneOptions(weights=weights, data=data, **options), console=console)
 
 
-def measure_linear(weights: Path, data: str, *, console: Any = None, **options: Any) -> probes.LinearReport:
+def measure_linear(weights: Path, data: str, *, console: Any = STDERR, **options: Any) -> probes.LinearReport:
     """Train a linear probe with these options."""
     return probes.measure_linear(LinearOptions(weights=weights, data=data, **options), console=console)
 

@@ -97,8 +97,8 @@ def test_work_goes_on_when_nobody_can_read_of_it(lost):
     program = (
         "import os\n"
         "from rich.progress import Progress\n"
-        "from jcl.console import StderrConsole, print_line\n"
-        "console = StderrConsole()\n"
+        "from jcl.console import STDERR, print_line\n"
+        "console = STDERR\n"
         "with Progress(console=console) as bar:\n"
         "    task = bar.add_task('work', total=3)\n"
         "    for step in range(3):\n"

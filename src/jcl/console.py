@@ -1,14 +1,12 @@
 """Printing lines, names and numbers for people."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -45,11 +43,8 @@ class RobustConsole(Console):
             os.close(null)
 
 
-class StderrConsole(RobustConsole):
-    """Standard error, for progress and remarks."""
-
-    def __init__(self) -> None:
-        super().__init__(stderr=True)
+STDERR: Final = RobustConsole(stderr=True)
+"""For progress and remarks."""
 
 
 def print_line(console: Console, text: str, *, lead: str = "") -> None:

@@ -1,7 +1,5 @@
 """Numbers of CPU cores and image decoding processes."""
 
-from __future__ import annotations
-
 import os
 
 MAX_WORKERS = 16

@@ -5,6 +5,7 @@ other exception is a bug and keeps its traceback.
 """
 
 import importlib
+import re
 from typing import Any
 
 
@@ -52,6 +53,14 @@ class OtherRankFailed(JclError):
     def __init__(self, exit_code: int = 1) -> None:
         super().__init__()
         self.exit_code = exit_code
+
+
+def memory_problem(error: BaseException) -> str:
+    """How much memory was requested if PyTorch ran out of it, else empty; torch may not have been imported."""
+    text = str(error)
+    if on_cpu := re.search(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes", text):
+        return f"Out of memory: tried to allocate {int(on_cpu[1]):,} bytes"
+    return ". ".join(text.split(". ")[:2]).rstrip(".") if type(error).__name__ == "OutOfMemoryError" else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,7 +1,5 @@
 """Paths as users write them, the cache folder, and files that would take far more memory than disk space."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

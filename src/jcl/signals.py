@@ -1,7 +1,5 @@
 """Signals that ask a process to stop, and a parent process that is gone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

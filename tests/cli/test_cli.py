@@ -140,7 +140,7 @@ def test_a_finished_run_has_nothing_to_resume(call, pretrained):
 def test_knn_on_a_run_and_on_weights(call, pretrained, npz, refused):
     code, out, _ = call("knn", pretrained, "-k", 5, "-k", 1, "--json", "knn.json")
     figures = json.loads(Path("knn.json").read_text())
-    assert code == 0 and "10 queries against a bank of 34 images" in out
+    assert code == 0 and "The bank has 34 images. Tested on 10 images." in out
     assert figures["knn_top1"] == figures["knn_top1_k5_t0.1"] == pytest.approx(Run(pretrained).summary["knn_top1"])
     of_each = {f"knn_top{top}_k{k}_t0.1" for top in (1, 5) for k in (5, 1)}
     of_each |= {"untrained_knn_top1_k5_t0.1", "untrained_knn_top1_k1_t0.1"}
@@ -185,7 +185,7 @@ def test_the_table_of_a_run_has_units():
 def test_demo_refuses_a_file_as_its_folder(call, tmp_path):
     (tmp_path / "file").write_text("mine")
     code, _, err = call("demo", "--out", tmp_path / "file")
-    assert code == 1 and "is a file" in err
+    assert code == 1 and "not an empty folder" in err
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchvision
 
-from jcl.commands.detection_job import build_body
+from jcl.commands.detect import build_body
 from jcl.evaluate.detection.model import DetectionTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors

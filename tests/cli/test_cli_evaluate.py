@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from jcl.commands.target import untrained_backbone
+from jcl.commands.inputs import untrained_backbone
 from jcl.data.folder import FolderImages
 from jcl.evaluate.folders import FinetuneFolder
 from small_runs import drawn_pixels, write_image_folder
@@ -46,7 +46,7 @@ def test_the_untrained_network_is_measured_once(call, pretrained, npz, monkeypat
         built.append(arguments)
         return untrained_backbone(*arguments)
 
-    monkeypatch.setattr("jcl.commands.target.untrained_backbone", build)
+    monkeypatch.setattr("jcl.commands.inputs.untrained_backbone", build)
     for command, name in (("knn", "knn_top1"), ("linear --epochs 2", "linear_top1")):
         found = []
         for weights in (pretrained, pretrained / "backbone.safetensors"):

@@ -163,15 +163,15 @@ def test_names_of_options_and_values_are_suggested(refused, arguments, meant):
 @pytest.mark.parametrize(
     ("assignment", "wanted"),
     [
-        ("train.lr=fast", "must be a number or 'auto'."),
-        ("train.compile=maybe", "must be true or false or 'auto'."),
+        ("train.lr=fast", "must be a valid number or 'auto'."),
+        ("train.compile=maybe", "must be a valid boolean or 'auto'."),
         ("views.mean=3", "must be a list such as [1, 2, 3] or 'auto'."),
-        ("views.local_scale=[0.1,0.2,0.3]", "has too many values."),
-        ("train.epochs=1.5", "must be an integer."),
+        ("views.local_scale=[0.1,0.2,0.3]", "at most 2 items"),
+        ("train.epochs=1.5", "must be a valid integer"),
     ],
 )
 def test_invalid_values_say_what_is_valid(refused, assignment, wanted):
-    assert refused("pretrain", "x", "--set", assignment, exit_code=2).endswith(wanted)
+    assert wanted in refused("pretrain", "x", "--set", assignment, exit_code=2)
 
 
 def test_no_far_fetched_data_is_suggested(refused, tmp_path):

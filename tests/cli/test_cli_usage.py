@@ -18,7 +18,7 @@ import pytest
         (["linear", "run", "--least-crop", "2"], "Invalid value 2 for --least-crop: must be at most 1."),
         (
             ["knn", "run", "-k", "2", "-k", "some"],
-            "Invalid value some for -k: must be an integer.",
+            "Invalid value some for -k: must be a valid integer.",
         ),
         (["knn", "run", "--workers"], "--workers"),
         (["check"], "See `jcl check --help`."),

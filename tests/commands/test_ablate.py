@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
-from jcl.commands.ablation_cell import run_cell
+from jcl.commands.ablate import run_cell
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError

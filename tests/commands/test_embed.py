@@ -11,7 +11,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import jcl
-from jcl.commands.embed import EmbedReport
 from jcl.commands.embed import embed as embed_with
 from jcl.data import open_data, write_shards
 from jcl.errors import DataError, RunError, SettingsError
@@ -20,7 +19,7 @@ from jcl.settings.commands import EmbedOptions
 from small_runs import drawn_pixels, write_image_folder
 
 
-def embed(weights: Path, data: str, out: Path, progress=None, **options) -> EmbedReport:
+def embed(weights: Path, data: str, out: Path, progress=None, **options) -> tuple[dict, dict]:
     return embed_with(EmbedOptions(weights=weights, data=data, out=out, **options), progress=progress)
 
 
@@ -39,7 +38,7 @@ def extracted(run: Path, location: Path, split: str, batch_size: int = 256, prec
 
 @pytest.mark.parametrize("kind", ["npz", "parquet"])
 def test_both_splits_bit_for_bit(run, npz, tmp_path, kind):
-    report = embed(run, str(npz), tmp_path / f"f.{kind}", batch_size=9, device="cpu")
+    figures, skipped = embed(run, str(npz), tmp_path / f"f.{kind}", batch_size=9, device="cpu")
     table = read_feature_file(tmp_path / f"f.{kind}")
     (train, _), (test, _) = (extracted(run, npz, split, batch_size=9) for split in ("train", "test"))
     assert np.array_equal(table.features, torch.cat([train.values, test.values]).numpy())
@@ -47,8 +46,7 @@ def test_both_splits_bit_for_bit(run, npz, tmp_path, kind):
     assert table.names == [f"number {number}" for number in [*range(34), *range(10)]]
     assert table.splits == ["train"] * 34 + ["test"] * 10
     assert table.class_names is None and table.class_of(4) == "1"
-    assert report.images == {"train": 34, "test": 10} and not report.skipped
-    figures = report.as_dict()
+    assert (figures["train_images"], figures["test_images"]) == (34, 10) and not skipped
     assert (figures["images"], figures["train_images"], figures["feature_width"]) == (44, 34, 128)
     assert (table.info.weights, table.info.data) == (str(run), str(npz))
     assert (table.info.backbone, table.info.image_size, table.info.feature_width) == ("tiny_cnn", 16, 128)
@@ -69,7 +67,7 @@ def test_a_folder_with_odd_names_and_unreadable_images(run, tmp_path):
     (folder / "狗" / "broken.png").write_bytes(b"no image")
     (folder / "größe" / "naïve [b].png").write_bytes((folder / "größe" / "000.png").read_bytes())
     told = []
-    report = embed(
+    figures, skipped = embed(
         run,
         str(folder),
         tmp_path / "f.parquet",
@@ -84,7 +82,7 @@ def test_a_folder_with_odd_names_and_unreadable_images(run, tmp_path):
     assert {"größe/naïve [b].png", "狗/001.png"} <= set(table.names) and "狗/broken.png" not in table.names
     assert table.class_names == ("größe", "狗")
     assert all(table.class_of(row) == name.split("/")[0] for row, name in enumerate(table.names))
-    assert set(report.skipped) == {"狗/broken.png"} and report.as_dict()["skipped"] == 1
+    assert set(skipped) == {"狗/broken.png"} and figures["skipped"] == 1
     assert told[-1] == (27, 28) and told == sorted(told)
 
 
@@ -92,9 +90,9 @@ def test_unreadable_images_of_the_same_name_in_both_splits(run, tmp_path):
     for split in ("train", "val"):
         write_image_folder(tmp_path / "photos" / split)
         (tmp_path / "photos" / split / "cats" / "broken.png").write_bytes(b"no image")
-    report = embed(run, str(tmp_path / "photos"), tmp_path / "f.npz", device="cpu")
-    assert set(report.skipped) == {"cats/broken.png (train)", "cats/broken.png (test)"}
-    assert report.as_dict()["skipped"] == 2
+    figures, skipped = embed(run, str(tmp_path / "photos"), tmp_path / "f.npz", device="cpu")
+    assert set(skipped) == {"cats/broken.png (train)", "cats/broken.png (test)"}
+    assert figures["skipped"] == 2
 
 
 def test_a_class_that_only_test_images_have(run, tmp_path):

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 import jcl
 from jcl.commands.run import Run
 from jcl.core.encoder import build_backbone
-from jcl.errors import JclError, SettingsError
+from jcl.errors import JclError, RunError, SettingsError
 from jcl.export.loading import initial_facts, initial_tensors, read_initial
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -211,6 +211,16 @@ def test_the_backbone_waits_for_the_head(npz, tmp_path, pretrained):
     first, after = weights_of(pretrained), weights_of(run)
     assert all(torch.equal(after[name], first[name]) for name in parameters)
     assert not all(torch.equal(after[name], first[name]) for name in first)  # statistics follow the new images
+
+
+def test_a_missing_file_is_named_if_the_run_has_to_start_again(npz, tmp_path, pretrained):
+    run = small_run(npz, tmp_path / "run", model__init=str(pretrained), train__epochs=1)
+    shutil.rmtree(run.path / "checkpoints")
+    (run.path / "summary.json").unlink()
+    file = run.path / "settings.yaml"
+    file.write_text(file.read_text().replace(f"init: {pretrained}", f"init: {tmp_path / 'gone.pth'}"))
+    with pytest.raises(RunError, match=r"model\.init=.*gone\.pth"):
+        jcl.resume(run.path)
 
 
 def test_frozen_stages_keep_weights_and_statistics():

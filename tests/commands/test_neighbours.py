@@ -11,10 +11,10 @@ from PIL import Image
 from rich.console import Console
 
 import jcl
-from jcl.commands import neighbours
+from jcl.commands import embed as embedding
+from jcl.commands.embed import Matches, draw_matches
 from jcl.commands.embed import embed as embed_with
-from jcl.commands.neighbours import Matches, draw_matches
-from jcl.commands.neighbours import find_neighbours as find_with
+from jcl.commands.embed import find_neighbours as find_with
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import FeatureInfo, read_feature_file, write_feature_file
 from jcl.settings.commands import EmbedOptions, NeighboursOptions
@@ -171,7 +171,7 @@ def test_the_picture_of_arrays(run, npz, tmp_path):
 
 
 def test_a_picture_of_very_many_shows_the_first(run, photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(neighbours, "DRAWN", 3)
+    monkeypatch.setattr(embedding, "DRAWN", 3)
     embed(run, str(photos), tmp_path / "f.npz", device="cpu")
     matches = find_neighbours(tmp_path / "f.npz", rows=[*range(26), *range(26)], k=26)
     few = find_neighbours(tmp_path / "f.npz", rows=[0, 1, 2], k=3)

@@ -215,13 +215,16 @@ def test_without_labels_there_is_no_knn_but_the_quality(tmp_path, capsys):
     assert capsys.readouterr().err.count("RankMe") == 4
 
 
-@pytest.mark.parametrize(("warmup", "told"), [(5, True), (0.5, False), ("auto", False)])
-def test_a_run_that_is_all_warm_up_says_so(tmp_path, warmup, told):
+@pytest.mark.parametrize(
+    ("name", "epochs", "told"),
+    [("warmup", 5, True), ("warmup", 0.5, False), ("warmup", "auto", False), ("head", 1, True)],
+)
+def test_a_run_that_is_all_warm_up_or_trains_only_its_head_says_so(tmp_path, name, epochs, told):
     np.savez(tmp_path / "bare.npz", x_train=drawn_pixels(20))
     heard = Console(file=io.StringIO(), width=300)
-    settings = tiny_settings(tmp_path / "bare.npz", train__epochs=1, train__warmup_epochs=warmup)
+    settings = tiny_settings(tmp_path / "bare.npz", train__epochs=1, **{f"train__{name}_epochs": epochs})
     pretrain(settings, tmp_path / "run", console=heard)
-    assert ("longer than the run" in heard.file.getvalue()) == told
+    assert ("warning" in heard.file.getvalue()) == told
 
 
 def test_labels_without_a_test_set_are_split(tmp_path):

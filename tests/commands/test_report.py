@@ -45,7 +45,8 @@ def plain(page_runs: Path) -> RunContents:
 
 
 def read(paths: list[Path], file: Path) -> Reader:
-    return Reader(write_report(paths, file, device="cpu").file.read_text(encoding="utf-8"))
+    write_report(paths, file, device="cpu")
+    return Reader(file.read_text(encoding="utf-8"))
 
 
 def test_a_whole_run_has_every_part(page_runs: Path, arrays: RunContents) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jcl.evaluate.baselines import Estimate, baseline_warning, clearly_best, compare, estimate
+from jcl.evaluate.baselines import Estimate, baseline_figures, baseline_warning, clearly_best, estimate
 
 
 @pytest.mark.parametrize(("accuracy", "images"), [(50.0, 10), (0.0, 20), (100.0, 20), (89.0, 10_000)])
@@ -23,13 +23,13 @@ def test_exact_values_and_damaged_ones_have_no_interval():
 
 
 def test_a_few_points_on_few_images_beat_nothing():
-    figures = {"knn_top1": 24.0, "test_images": 50} | compare("knn_top1", 24.0, 50, 12.5, 28.0)
+    figures = {"knn_top1": 24.0, "test_images": 50} | baseline_figures("knn_top1", 24.0, 50, 12.5, 28.0)
     assert (figures["beats_chance"], figures["beats_untrained"]) == (True, False)
     warning = baseline_warning("knn_top1", figures)
     assert warning is not None and "28.0 %" in warning and "12.5" not in warning and "14.3 to 37.4 %" in warning
-    few = {"knn_top1": 24.0, "test_images": 20} | compare("knn_top1", 24.0, 20, 12.5)
+    few = {"knn_top1": 24.0, "test_images": 20} | baseline_figures("knn_top1", 24.0, 20, 12.5)
     assert few["beats_chance"] is False and "untrained_knn_top1" not in few
-    many = {"knn_top1": 32.0, "test_images": 5000} | compare("knn_top1", 32.0, 5000, 12.5, 28.0)
+    many = {"knn_top1": 32.0, "test_images": 5000} | baseline_figures("knn_top1", 32.0, 5000, 12.5, 28.0)
     assert many["beats_untrained"] is True and baseline_warning("knn_top1", many) is None
 
 
@@ -44,7 +44,10 @@ def test_the_best_must_beat_all_others():
 
 def test_a_fall_below_the_weights_at_the_start_is_told():
     for accuracy, fell in ((40.0, True), (61.0, False), (90.0, None)):
-        figures = compare("knn_top1", accuracy, 1000, 10.0, start=60.0) | {"knn_top1": accuracy, "test_images": 1000}
+        figures = baseline_figures("knn_top1", accuracy, 1000, 10.0, start=60.0) | {
+            "knn_top1": accuracy,
+            "test_images": 1000,
+        }
         assert figures["start_knn_top1"] == 60.0 and figures["beats_start"] == (fell is None)
         warning = baseline_warning("knn_top1", figures, "Train longer.")
         assert (warning is None) == (fell is None)

@@ -9,13 +9,14 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
-from jcl.commands.probes import PaperProbe
-from jcl.commands.target import EvaluationTarget
+from jcl.commands.inputs import EvaluationTarget
+from jcl.commands.probes import LinearProbe
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import FeatureSettings
+from jcl.evaluate.linear import ProbeGrid
 from jcl.evaluate.supervised import Classifier, ClassifierTask, crop_and_flip, paper_settings, probe_optimizer
 from jcl.export import BackboneInfo
 from jcl.settings.commands import LinearOptions
@@ -66,7 +67,8 @@ def probe_task(task, network, train, device):
 def paper_probe(backbone, task, train, *, width=128, device=CPU):
     info = BackboneInfo("tiny_cnn", "imagenet", 16, width, IMAGENET_MEAN, IMAGENET_STD)
     target = EvaluationTarget(backbone, info, ImageData("colours", task.train, task.test), device)
-    return PaperProbe(target, task, train, LinearOptions(weights=Path("w"), workers=0), QUIET).run()
+    options = LinearOptions(weights=Path("w"), workers=0)
+    return LinearProbe(options, train, ProbeGrid(), target, task, QUIET).run_paper()
 
 
 @pytest.mark.parametrize(("epochs", "drops"), [(100, (60, 80)), (10, (6, 8)), (50, (30, 40))])

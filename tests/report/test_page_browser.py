@@ -26,7 +26,9 @@ CUT_OFF = (  # texts that reach beyond their card, unless it scrolls
 def page(tmp_path_factory: pytest.TempPathFactory, page_runs: Path) -> Path:
     """Two runs side by side, one of them on images whose names are markup."""
     paths, names = [page_runs / "arrays/run", page_runs / "evil/run"], ["MoCo v2", f"JCL {EVIL_CLASS}"]
-    return write_report(paths, tmp_path_factory.mktemp("page") / "page.html", names=names, device="cpu").file
+    file = tmp_path_factory.mktemp("page") / "page.html"
+    write_report(paths, file, names=names, device="cpu")
+    return file
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jcl.evaluate.baselines import compare
+from jcl.evaluate.baselines import baseline_figures
 from jcl.report.contents import RunContents
 from jcl.report.remarks import remarks
 from small_runs import tiny_settings
@@ -50,7 +50,7 @@ def test_each_has_its_remark(changes: dict[str, Any], words: tuple[str, ...]) ->
 
 
 def test_a_run_that_does_not_beat_its_untrained_network() -> None:
-    summary = {"knn_top1": 24.0, "test_images": 50} | compare("knn_top1", 24.0, 50, 12.5, 28.0)
+    summary = {"knn_top1": 24.0, "test_images": 50} | baseline_figures("knn_top1", 24.0, 50, 12.5, 28.0)
     (problem,) = said(replace(run(), summary=summary))
     assert problem.startswith("problem: ") and "24.0 %" in problem and "28.0 %" in problem
     edited = {"beats_untrained": False, "knn_top1": "high"}

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from jcl.commands.inputs import data_facts, open_run_data
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
-from jcl.commands.run_data import data_facts, open_run_data
 from jcl.core.method import METHODS, StepFigures
 from jcl.data import ImageBatch
 from jcl.errors import Interrupted, RunError

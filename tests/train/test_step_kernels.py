@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.commands.run_data import data_facts, open_run_data
+from jcl.commands.inputs import data_facts, open_run_data
 from jcl.data import BatchLoader
 from jcl.settings.resolve import resolve
 from jcl.settings.schema import Settings

@@ -6,11 +6,11 @@ once.
 
 import importlib
 
-from jcl.cli.app import app
 from jcl.cli.entry_point import main
+from jcl.cli.options import app
 
 __all__ = ["app", "main"]
 
 # Each of these registers its commands, which `jcl --help` lists in this order.
-for _module in ("train", "evaluate", "study", "exchange", "data"):
+for _module in ("train", "evaluate", "study", "data"):
     importlib.import_module(f"jcl.cli.{_module}")

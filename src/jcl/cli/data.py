@@ -1,4 +1,4 @@
-"""Commands about images and recipes, before any training."""
+"""Commands that convert backbones, and commands about images and recipes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,52 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 
-from jcl.cli.app import DATA, err, out
-from jcl.cli.options import command
-from jcl.cli.printing import check_output, echo, escape_cell, progress_bar, text_table
+from jcl.cli.options import DATA, EXCHANGE, command
+from jcl.cli.printing import echo, err, escape_cell, out, progress_bar, text_table
 from jcl.console import format_bytes, list_some, pluralize, print_line, shell_quote
 
 if TYPE_CHECKING:
     from jcl.data.check import DataReport, SplitReport
-    from jcl.settings.commands import CheckOptions, RecipesOptions, ShardOptions, ViewsOptions
+    from jcl.settings import commands
 
 _SHOWN = 5  # names per problem; --json has all of them
 
 
-@command("recipes", "commands.RecipesOptions", group=DATA)
-def recipes(options: RecipesOptions) -> None:
+@command("import", group=EXCHANGE)
+def import_(options: commands.ImportOptions) -> None:
+    """Import a backbone that another program trained, without executing anything in its file."""
+    from jcl.export import import_backbone
+
+    loaded = import_backbone(
+        options.file, options.out, backbone=options.backbone, image_size=options.image_size, force=options.force
+    )
+    info = loaded.info
+    stem = "" if info.stem == "imagenet" else f" with the {info.stem} stem"
+    echo(f"Format: {loaded.source}.")
+    echo(f"Loaded: {pluralize(loaded.loaded, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
+    parts = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())
+    echo(f"Unused: {parts or 'nothing'}.")
+    for note in loaded.notes:
+        echo(f"Note: {note}.")
+    echo(f"Written to {options.out}. Use it like a run, for example: `jcl knn {shell_quote(options.out)} DATA`.")
+
+
+@command("export", group=EXCHANGE)
+def export(options: commands.ExportOptions) -> None:
+    """Write a backbone for torchvision, timm, detectron2, mmdetection, ultralytics, ONNX or a model hub."""
+    from jcl.export import export_backbone
+
+    written = export_backbone(
+        options.weights, options.target, options.out, force=options.force, backbone=options.backbone
+    )
+    tensors, size = pluralize(written.tensors, "tensor"), format_bytes(written.bytes)
+    echo(f"{written.info.backbone}: {tensors}, {size}, written to {options.out}.")
+    for hint in written.hints:
+        echo(hint)
+
+
+@command("recipes", group=DATA)
+def recipes(options: commands.RecipesOptions) -> None:
     """List the recipes, show one, or list every setting."""
     import yaml
 
@@ -43,8 +75,8 @@ def recipes(options: RecipesOptions) -> None:
         out.print(text_table(["recipe", "what it is"], [(each, recipe_summary(each)) for each in recipe_names()]))
 
 
-@command("check", "commands.CheckOptions", group=DATA)
-def check(options: CheckOptions) -> dict[str, Any]:
+@command("check", group=DATA)
+def check(options: commands.CheckOptions) -> dict[str, Any]:
     """Read every image before training: sizes, classes, duplicates and unreadable files."""
     from jcl.data import open_data
     from jcl.data.check import check_data
@@ -55,14 +87,13 @@ def check(options: CheckOptions) -> dict[str, Any]:
     return report.as_dict()
 
 
-@command("views", "commands.ViewsOptions", group=DATA)
-def views(options: ViewsOptions) -> dict[str, Any]:
+@command("views", group=DATA)
+def views(options: commands.ViewsOptions) -> dict[str, Any]:
     """Draw the views that the network will see. Takes the settings of `jcl pretrain`.
 
     [dim]jcl views photos/ -o views.png --set views.recipe=aerial[/]
     """
     settings = options.settings()
-    check_output(options.out, ".png", force=options.force)
     from jcl.commands.report_sample import draw_run_views
 
     recipe = draw_run_views(settings, options.out, err)
@@ -71,10 +102,10 @@ def views(options: ViewsOptions) -> dict[str, Any]:
     return recipe
 
 
-@command("shard", "commands.ShardOptions", group=DATA)
-def shard(options: ShardOptions) -> dict[str, Any]:
+@command("shard", group=DATA)
+def shard(options: commands.ShardOptions) -> dict[str, Any]:
     """Pack images into WebDataset tar files, which are faster to read than millions of small files."""
-    from jcl.commands.run_data import open_with_warnings
+    from jcl.commands.inputs import open_with_warnings
     from jcl.data import write_shards
 
     data = open_with_warnings(options.data, err)
@@ -92,6 +123,8 @@ def shard(options: ShardOptions) -> dict[str, Any]:
 
 def _print_report(report: DataReport) -> None:
     """A table of the splits, then a line for each problem."""
+    from jcl.settings.schema import DataSettings
+
     splits = list(report.splits.values())
     rows = {
         "images": [f"{split.images:,}" for split in splits],
@@ -108,24 +141,14 @@ def _print_report(report: DataReport) -> None:
     for name, split in report.splits.items():
         for problem in _problems(split):
             echo(f"{name}: {problem}")
-    _warn_of_unreadable(report.splits["train"])
+    train, limit = report.splits["train"], DataSettings().max_failed_share
+    if (share := len(train.unreadable) / train.images) > limit:
+        echo(f"Warning: training would stop: {share:.0%} of its images are damaged (data.max_failed_share={limit:g}).")
     for note in filter(None, (report.why_untested, report.unused)):
         echo(note)
     if report.shared:
         copies = pluralize(len(report.shared), "test image is", "test images are")
         echo(f"Warning: {copies} also among the training images: {_names(report.shared)}")
-
-
-def _warn_of_unreadable(split: SplitReport) -> None:
-    """Print if so many training images are unreadable that training would stop."""
-    from jcl.settings.schema import DataSettings
-
-    limit, share = DataSettings().max_failed_share, len(split.unreadable) / split.images
-    if share > limit:
-        echo(
-            f"Warning: training would stop, because {share:.0%} of its images cannot be read, more than "
-            f"data.max_failed_share={limit:g}; remove or replace them."
-        )
 
 
 def _pixels(values: tuple[int, int, int]) -> str:

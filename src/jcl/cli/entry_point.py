@@ -1,12 +1,6 @@
-"""The program `jcl`, from its arguments to its exit code.
-
-User errors become a message and an exit code; other exceptions keep their traceback.
-"""
-
-from __future__ import annotations
+"""The program `jcl`: user errors become a message and an exit code; other exceptions keep their traceback."""
 
 import difflib
-import errno
 import io
 import re
 import shlex
@@ -17,14 +11,13 @@ from typing import Any, NoReturn
 import typer
 
 from jcl import signals
-from jcl.cli.app import app, err, out, rank
-from jcl.cli.options import WrongUsage
+from jcl.cli.options import WrongUsage, app
+from jcl.cli.printing import err, out, rank
 from jcl.console import print_line
 from jcl.distributed.launch import report_to_launcher
-from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError
+from jcl.errors import Interrupted, JclError, OtherRankFailed, SettingsError, memory_problem
 
 INTERRUPTED = 130  # exit code after Ctrl-C
-_CPU_OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")  # torch's RuntimeError
 # Click's UsageError, which some versions of Typer vendor.
 _ParserError: type[Exception] = typer.BadParameter.__mro__[1]
 # Options and settings with their names in other programs.
@@ -62,14 +55,14 @@ def main() -> None:
     except JclError as error:
         _exit_with(error)
     except RuntimeError as error:
-        # Compared by name, because torch may not have been imported.
-        if type(error).__name__ != "OutOfMemoryError" and not _CPU_OUT_OF_MEMORY.search(str(error)):
+        if not (problem := memory_problem(error)):
             raise
-        _exit_with(_out_of_memory(error))
+        remedy = "use a smaller --batch-size or --image-size (`jcl pretrain`, `jcl detect`: --accumulate)"
+        _exit_with(JclError(f"{problem}; {remedy}, or free memory that other programs hold."))
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
+        if error.filename is None:
             raise
-        _exit_with(JclError("A path is too long for the file system; give a shorter one."))
+        _exit_with(JclError(f"Cannot open {error.filename}: {error.strerror}."))
     except KeyboardInterrupt:
         _exit_interrupted()
 
@@ -122,14 +115,3 @@ def _exit_interrupted() -> NoReturn:
     error = JclError("Interrupted.")
     error.exit_code = INTERRUPTED
     _exit_with(error)
-
-
-def _out_of_memory(error: RuntimeError) -> JclError:
-    """A short message: how much memory was requested, and what to do."""
-    on_cpu = _CPU_OUT_OF_MEMORY.search(str(error))
-    gpu_message = ". ".join(str(error).split(". ")[:2]).rstrip(".")
-    problem = f"Out of memory: tried to allocate {int(on_cpu[1]):,} bytes" if on_cpu else gpu_message
-    return JclError(
-        f"{problem}; use a smaller --batch-size or --image-size (`jcl pretrain`, `jcl detect`: --accumulate), or free "
-        "memory that other programs hold."
-    )

@@ -5,30 +5,30 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from jcl.cli.app import EVALUATE, err, out, rank
-from jcl.cli.options import command
-from jcl.cli.printing import echo, print_baselines, print_unseen_classes, progress_bar, tested_on, text_table
+from jcl.cli.options import EVALUATE, command
+from jcl.cli.printing import echo, err, out, print_test, progress_bar, rank, text_table
 from jcl.console import format_bytes, join_words, pluralize, print_line
-from jcl.errors import SettingsError
+from jcl.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from jcl.commands.compare import Comparison
+    from jcl.commands.embed import Matches
     from jcl.commands.probes import LinearReport
     from jcl.evaluate.knn import KnnResult
-    from jcl.settings.commands import CompareOptions, FinetuneOptions, KnnOptions, LinearOptions, ReportOptions
-    from jcl.settings.detection import DetectOptions, DetectTableOptions
+    from jcl.settings import commands, detection
 
-_MEASURES = {"rankme": "RankMe", "alpha_req": "alpha-ReQ", "lidar": "LiDAR"}
 _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
-@command("knn", "commands.KnnOptions", group=EVALUATE)
-def knn(options: KnnOptions) -> dict[str, Any]:
+@command("knn", group=EVALUATE)
+def knn(options: commands.KnnOptions) -> dict[str, Any]:
     """Evaluate frozen features with weighted k-nearest neighbours."""
     from jcl.commands.probes import measure_knn
 
     with progress_bar("features") as progress:
-        results = measure_knn(options, console=err, progress=progress)
+        results = measure_knn(options, progress=progress)
     best = results[0]
     columns = {"top1": "top-1"} | _top5(len(best.classes)) | {"untrained_top1": "untrained top-1"}
     rows = [
@@ -38,10 +38,8 @@ def knn(options: KnnOptions) -> dict[str, Any]:
     out.print(text_table(["k", "temperature", *columns.values()], rows))
     if any(result.neighbours < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
-    echo(f"{pluralize(best.images, 'query', 'queries')} against a bank of {pluralize(best.bank, 'image')}.")
-    print_unseen_classes(best.unseen_class_images)
     figures = _knn_figures(results)
-    print_baselines("knn_top1", figures)
+    print_test(figures, "knn_top1", f"The bank has {pluralize(best.bank, 'image')}. ")
     return figures
 
 
@@ -56,22 +54,20 @@ def _percent(value: float | None) -> str:
 
 def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
     """The first result under the plain names, every result under names with its k and temperature."""
-    from jcl.evaluate.baselines import compare
+    from jcl.commands.inputs import accuracy_figures
 
     first = results[0]
-    figures: dict[str, Any] = {"knn_top1": first.top1, "knn_top5": first.top5}
-    figures |= compare("knn_top1", first.top1, first.images, first.chance_top1, first.untrained_top1)
+    figures = accuracy_figures("knn", first, first.untrained_top1)
     for result in results:
         figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
         figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
         if result.untrained_top1 is not None:
             figures[f"untrained_knn_top1_k{result.k}_t{result.temperature:g}"] = result.untrained_top1
-    about = {"test_images": first.images, "unseen_class_images": first.unseen_class_images}
-    return figures | about | {"classes": len(first.classes)} | first.run_state
+    return figures | {"classes": len(first.classes)} | first.run_state
 
 
-@command("linear", "commands.LinearOptions", group=EVALUATE)
-def linear(options: LinearOptions) -> dict[str, Any]:
+@command("linear", group=EVALUATE)
+def linear(options: commands.LinearOptions) -> dict[str, Any]:
     """Evaluate frozen features with a linear classifier.
 
     Test labels are used once, at the end: everything is chosen on a part of the training images.
@@ -81,7 +77,7 @@ def linear(options: LinearOptions) -> dict[str, Any]:
     # The paper's probe shows its own progress bar.
     bar = progress_bar("features") if options.protocol == "fast" else contextlib.nullcontext()
     with bar as progress:
-        report = measure_linear(options, console=err, progress=progress)
+        report = measure_linear(options, progress=progress)
     figures = report.figures
     _print_linear(report)
     if options.per_class:
@@ -95,8 +91,8 @@ def linear(options: LinearOptions) -> dict[str, Any]:
     return figures
 
 
-@command("finetune", "commands.FinetuneOptions", group=EVALUATE)
-def finetune(options: FinetuneOptions) -> dict[str, Any]:
+@command("finetune", group=EVALUATE)
+def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
     """Train the whole network with all labels or a few of them.
 
     [dim]jcl finetune runs/photos photos/ --labels 10% --out runs/photos-10[/]
@@ -107,53 +103,53 @@ def finetune(options: FinetuneOptions) -> dict[str, Any]:
     if options.resume is not None:
         if options.model_fields_set - {"resume", "workers", "json_file"}:
             raise SettingsError("--resume continues with the settings of the run; give no other options with it.")
-        folder = resume_finetuning(options.resume, workers=options.workers, console=err)
+        folder = resume_finetuning(options.resume, workers=options.workers)
     else:
-        folder = run_finetuning(options, console=err)
+        folder = run_finetuning(options)
     summary = folder.summary()
     columns = {"top1": "top-1"} | _top5(summary["classes"])
     row = [f"{summary['labels_used']:,}", *(_percent(summary[f"finetune_{name}"]) for name in columns)]
     out.print(text_table(["labels used", *columns.values()], [row]))
-    echo(tested_on(summary))
-    print_baselines("finetune_top1", summary)
-    print_unseen_classes(summary.get("unseen_class_images", 0))  # not in the folders of older versions
+    print_test(summary, "finetune_top1")
     echo(f"Everything is in {folder.path}; the backbone is {folder.backbone_file}.")
     return summary
 
 
-@command("report", "commands.ReportOptions", group=EVALUATE)
-def report(options: ReportOptions) -> dict[str, Any]:
+@command("report", group=EVALUATE)
+def report(options: commands.ReportOptions) -> dict[str, Any]:
     """Write one HTML page about one or several runs: curves, accuracies, neighbours, views, settings.
 
     [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
     """
     from jcl.commands.report import report_runs
 
-    made = report_runs(options)
-    for run in made.runs:
+    runs, figures = report_runs(options)
+    for run in runs:
         for sentence in run.missing:
             echo(f"{run.name}: {sentence}")
-    echo(f"Wrote {made.file} ({format_bytes(made.size)}); open it in a browser.")
-    return made.as_dict()
+    echo(f"Wrote {figures['file']} ({format_bytes(figures['bytes'])}); open it in a browser.")
+    return figures
 
 
-@command("compare", "commands.CompareOptions", group=EVALUATE)
-def compare(options: CompareOptions) -> dict[str, Any]:
+@command("compare", group=EVALUATE)
+def compare(options: commands.CompareOptions) -> dict[str, Any]:
     """Say without labels which of several runs or checkpoints has the better features, and how sure that is.
 
     [dim]jcl compare runs/photos runs/photos-2[/]
     [dim]jcl compare runs/photos/checkpoints/*[/]
     """
-    from jcl.commands.compare import compare as compare_networks
+    from jcl.commands.compare import compare_quality
+    from jcl.report.contents import QUALITY
 
     with progress_bar("networks") as progress:
-        found = compare_networks(options, progress)
+        found = compare_quality(options, progress)
+    titles = {measure: title for measure, (title, _) in QUALITY.items()}
     rows = [[run.name, *map("{:.2f}".format, run.quality), _percent(run.knn_top1)] for run in found.runs]
-    out.print(text_table(["", *_MEASURES.values(), "kNN top-1"], rows, right=True))
+    out.print(text_table(["", *titles.values(), "kNN top-1"], rows, right=True))
     echo(f"{pluralize(found.images, 'image')}. Usually higher RankMe and LiDAR are better, and alpha-ReQ near 1.")
-    for measure in _MEASURES:
-        _print_best(found, measure)
-    correlations = {title: found.correlation(measure) for measure, title in _MEASURES.items()}
+    for measure, title in titles.items():
+        _print_best(found, measure, title)
+    correlations = {title: found.correlation(measure) for measure, title in titles.items()}
     if texts := [f"{title} {value:.2f}" for title, value in correlations.items() if value is not None]:
         echo(f"Rank correlation with kNN (1: same order, 0: unrelated): {', '.join(texts)}.")
     for note in found.notes:
@@ -161,7 +157,7 @@ def compare(options: CompareOptions) -> dict[str, Any]:
     return found.as_dict()
 
 
-def _print_best(found: Comparison, measure: str) -> None:
+def _print_best(found: Comparison, measure: str, title: str) -> None:
     from jcl.commands.compare import CLEAR
     from jcl.evaluate.quality import RESAMPLES
 
@@ -173,7 +169,7 @@ def _print_best(found: Comparison, measure: str) -> None:
     if unclear:
         more = [f"fewer than {CLEAR:.1%} (others)"] if len(unclear) > 3 else []
         verdict = f"no clear difference. {best.name} is better in {join_words(unclear[:3] + more)}"
-    echo(f"{_MEASURES[measure]}: {verdict} of {RESAMPLES} random halves of the images.")
+    echo(f"{title}: {verdict} of {RESAMPLES} random halves of the images.")
 
 
 def _print_linear(report: LinearReport) -> None:
@@ -183,18 +179,75 @@ def _print_linear(report: LinearReport) -> None:
     row = [figures["protocol"], *(_percent(getattr(scores, name)) for name in columns), *chosen]
     out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
-    echo(f"Trained on {trained} of {classes}. {tested_on(figures)}")
-    print_baselines("linear_top1", figures)
-    print_unseen_classes(scores.unseen_class_images)
+    print_test(figures, "linear_top1", f"Trained on {trained} of {classes}. ")
     if report.edges:
-        echo(
-            f"The best cell lies at the edge of the grid ({' and '.join(report.edges)}); "
-            "try values beyond it with --lr and --weight-decay."
-        )
+        echo(f"The best cell is at the edge of the grid: {' and '.join(report.edges)}. Try --lr and --weight-decay.")
 
 
-@command("detect", "detection.DetectOptions", group=EVALUATE)
-def detect(options: DetectOptions) -> dict[str, Any] | None:
+@command("embed", group=EVALUATE)
+def embed(options: commands.EmbedOptions) -> dict[str, Any]:
+    """Write the features of all images to a file, with their names, labels and splits.
+
+    [dim]jcl embed runs/photos photos/ -o photos.parquet[/]
+    """
+    from jcl.commands.embed import embed as write_features
+
+    with progress_bar("embedding") as progress:
+        figures, skipped = write_features(options, progress=progress)
+    for image, reason in skipped.items():
+        print_line(err, f"skipped {image}: {reason}")
+    kinds = [name for name in ("train_images", "test_images") if name in figures]
+    counts = [f"{figures[name]:,} {name.replace('_', ' ')}" for name in kinds]
+    left_out = [f"{len(skipped):,} unreadable skipped"] if skipped else []
+    echo(f"Features of width {figures['feature_width']} ({', '.join(counts + left_out)}) are in {options.out}.")
+    return figures
+
+
+@command("neighbours", group=EVALUATE)
+def neighbours(options: commands.NeighboursOptions) -> dict[str, Any]:
+    """Find the images with the most similar features.
+
+    [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
+    """
+    from jcl.commands.embed import find_neighbours, refuse_input
+
+    refuse_input(options.out, *options.images)
+    matches = find_neighbours(options)
+    columns = matches.as_dict()
+    _print_matches(matches, columns)
+    if options.out is not None:
+        _draw(matches, options.out)
+    return columns
+
+
+def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
+    lines = list(zip(*columns.values(), strict=True))
+    count = matches.found.rows.shape[1]
+    shown = ("name", "class", "split") if len(set(columns["split"])) > 1 else ("name", "class")
+    for place, query in enumerate(matches.queries):
+        echo(query.name)
+        rows = [
+            [str(rank), f"{similarity:.4f}", str(row), *(text or "" for text in texts[: len(shown)])]
+            for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]
+        ]
+        out.print(text_table(["rank", "similarity", "row", *shown], rows))
+
+
+def _draw(matches: Matches, picture: Path) -> None:
+    """Without the images there is no picture, but the table has been printed."""
+    from jcl.commands.embed import DRAWN, draw_matches
+
+    try:
+        draw_matches(matches, picture)
+    except DataError as error:
+        print_line(err, f"No picture was drawn: {error}")
+        return
+    some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
+    echo(f"The neighbors{some} are drawn in {picture}.")
+
+
+@command("detect", group=EVALUATE)
+def detect(options: detection.DetectOptions) -> dict[str, Any] | None:
     """Train and evaluate a detector on COCO from a pre-trained backbone.
 
     Other datasets (Pascal VOC, ...) need to be converted to COCO format.
@@ -207,11 +260,11 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
     options.check()
     folder = None
     if options.eval_only is not None:
-        figures = evaluate_detector(options.eval_only, options, console=err)
+        figures = evaluate_detector(options.eval_only, options)
     elif options.resume is not None:
-        folder = resume_detection(options.resume, options, console=err)
+        folder = resume_detection(options.resume, options)
     else:
-        folder = run_detection(options, console=err)
+        folder = run_detection(options)
     if rank > 0:
         return None
     _print_detection(figures := folder.summary() if folder is not None else figures)
@@ -220,8 +273,8 @@ def detect(options: DetectOptions) -> dict[str, Any] | None:
     return figures
 
 
-@command("detect-table", "detection.DetectTableOptions", group=EVALUATE)
-def detect_table(options: DetectTableOptions) -> None:
+@command("detect-table", group=EVALUATE)
+def detect_table(options: detection.DetectTableOptions) -> None:
     """Put finished detectors side by side in a Markdown table, as in the paper's Table 2."""
     from jcl.evaluate.detection.predict import detection_table
     from jcl.evaluate.folders import DetectionFolder

@@ -1,11 +1,12 @@
 """Builds a command from the pydantic model of its options (`jcl.settings.options`).
 
-    @command("knn", "commands.KnnOptions", group=EVALUATE)
-    def knn(options: KnnOptions) -> dict[str, Any]:
+    @command("knn", group=EVALUATE)
+    def knn(options: commands.KnnOptions) -> dict[str, Any]:
         '''Help text of the command.'''
 
-The model is named by its place in `jcl.settings` and imported when the command runs, so that `jcl --help` does not wait
-for pydantic. The function gets the validated model. What it returns is written to the file given by `--json`.
+The annotation names the model by its place in `jcl.settings`. It is imported when the command runs, so that
+`jcl --help` does not wait for pydantic. The function gets the validated model. What it returns is written to the file
+given by `--json`.
 """
 
 from __future__ import annotations
@@ -13,28 +14,30 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import types
-import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+import jcl
+from jcl.cli.printing import out, refuse_swapped, warn_ambiguous_data, write_json
+from jcl.distributed.launch import is_launched, launch
 from jcl.errors import SettingsError
+from jcl.runs.json_object import holds_results
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from jcl.settings.options import CliField, Options
 
-Figures = dict[str, Any]
-CommandFunction = Callable[[Any], "Figures | None"]
+CommandFunction = Callable[[Any], dict[str, Any] | None]
+TRAIN, EVALUATE, STUDY, EXCHANGE, DATA = "Train", "Evaluate", "Study", "Exchange", "Data and recipes"  # groups
 
-_COMMANDS: dict[str, tuple[str, CommandFunction]] = {}
+_COMMANDS: dict[str, CommandFunction] = {}
 _STYLE: dict[str, Any] = {"rich_markup_mode": "rich", "context_settings": {"help_option_names": ["-h", "--help"]}}
-_METAVARS = {int: "INTEGER", float: "FLOAT", str: "TEXT", Path: "PATH"}
+_METAVARS = {"integer": "INTEGER", "number": "FLOAT", "string": "TEXT", "path": "PATH"}  # by the type in JSON schema
 
 
 class WrongUsage(SettingsError):
@@ -68,32 +71,41 @@ class LazyGroup(PlainTypes, TyperGroup):
         return name, _build(found.name) if found is not None and found.name in _COMMANDS else found, rest
 
 
-app = typer.Typer(
-    name="jcl",
-    cls=LazyGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    **_STYLE,
-)
+app = typer.Typer(name="jcl", cls=LazyGroup, no_args_is_help=True, pretty_exceptions_enable=False, **_STYLE)
 
 
-def command(name: str, model: str, *, group: str) -> Callable[[CommandFunction], CommandFunction]:
-    """Register a command whose options are the model `model` of `jcl.settings`, in a group of `jcl --help`."""
+def _show_version(asked: bool) -> None:
+    if asked:
+        out.print(f"jcl {jcl.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Joint Contrastive Learning: turn a folder of images without labels into a pre-trained backbone."""
+
+
+def command(name: str, *, group: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Register a command in a group of `jcl --help`."""
 
     def register(function: CommandFunction) -> CommandFunction:
         def placeholder() -> None:
             """For the list of commands; `LazyGroup` builds the command when it is called."""
 
         app.command(name, help=function.__doc__, rich_help_panel=group)(placeholder)
-        _COMMANDS[name] = (model, function)
+        _COMMANDS[name] = function
         return function
 
     return register
 
 
 def _build(name: str) -> Any:
-    path, function = _COMMANDS[name]
-    module, _, class_name = path.rpartition(".")
+    function = _COMMANDS[name]
+    module, _, class_name = function.__annotations__["options"].rpartition(".")
     model: type[Options] = getattr(importlib.import_module(f"jcl.settings.{module}"), class_name)
 
     def run(context: typer.Context, **values: Any) -> None:
@@ -110,22 +122,46 @@ def _build(name: str) -> Any:
 
 def _run(function: CommandFunction, options: Options) -> None:
     """Call the command, as several ranks with --devices, and write its results to --json."""
-    from jcl.cli.app import check_json_file
-    from jcl.cli.printing import refuse_swapped, warn_ambiguous_data, write_json
-
     json_file: Path | None = getattr(options, "json_file", None)
-    check_json_file(json_file)
+    _check_json_file(json_file)
+    _check_outputs(options)
     if isinstance(data := getattr(options, "data", None), str):
         refuse_swapped(getattr(options, "weights", None), data)
         warn_ambiguous_data(data)
-    from jcl.distributed.launch import is_launched, launch
-
     if (devices := getattr(options, "devices", 1)) > 1 and not is_launched():
         launch(sys.argv[1:], devices)
         return
     figures = function(options)
     if figures is not None:
         write_json(figures, json_file)
+
+
+def _check_outputs(options: Options) -> None:
+    """Raise, before any work, if an output file has another ending, or if it exists and --force is not given."""
+    from jcl.runs.atomic import refuse_overwrite
+    from jcl.settings.options import cli_field
+
+    for name, field in type(options).model_fields.items():
+        path, ending = getattr(options, name), cli_field(field).ending
+        if ending and path is not None:
+            if path.suffix.lower() != ending:
+                raise SettingsError(f"{path} must end in {ending}.")
+            refuse_overwrite(path, force=getattr(options, "force", False))
+
+
+def _check_json_file(path: Path | None) -> None:
+    """Raise, before anything is done, if `--json` would overwrite something that is not results of jcl."""
+    if path is None:
+        return
+    if str(path) == "-":
+        raise SettingsError("--json takes the name of a file; standard output has the table.")
+    from jcl.runs.folder import RunFolder
+
+    # The summary of a run marks it as finished.
+    if path.name in ("summary.json", "result.json") and RunFolder(path.parent).holds_run():
+        raise SettingsError(f"{path} is the run's own file; choose another name. Its page shows other .json files too.")
+    if path.exists() and (path.suffix != ".json" or not holds_results(path)):
+        raise SettingsError(f"{path} already exists and does not hold results of jcl; choose another name.")
 
 
 def _validated(context: typer.Context, model: type[Options], values: dict[str, Any]) -> Options:
@@ -137,9 +173,7 @@ def _validated(context: typer.Context, model: type[Options], values: dict[str, A
         return model.model_validate(values)
     except ValidationError as error:
         problems = error.errors()
-    field = problems[0]["loc"][0] if problems[0]["loc"] else ""
-    if not field:  # about several options
-        raise WrongUsage(problems[0]["msg"].removeprefix("Value error, "), context.command_path)
+    field = problems[0]["loc"][0]
     of_field = [problem for problem in problems if problem["loc"][0] == field]
     raise WrongUsage(invalid_value(model.flag(str(field)), of_field, str(of_field[0]["input"])), context.command_path)
 
@@ -156,11 +190,12 @@ def _parameters(model: type[Options]) -> list[inspect.Parameter]:
     }
     fields = [(name, field, cli_field(field)) for name, field in model.model_fields.items()]
     fields.sort(key=lambda entry: (not entry[2].positional, PANELS.index(entry[2].panel), entry[0] in shared))
-    return [_parameter(name, field, cli) for name, field, cli in fields]
+    schemas = model.model_json_schema()["properties"]
+    return [_parameter(name, field, cli, schemas[name]) for name, field, cli in fields]
 
 
-def _parameter(name: str, field: FieldInfo, cli: CliField) -> inspect.Parameter:
-    kind, metavar, choices = _typer_type(field.annotation)
+def _parameter(name: str, field: FieldInfo, cli: CliField, schema: dict[str, Any]) -> inspect.Parameter:
+    kind, metavar, choices = _typer_type(schema)
     declared: dict[str, Any] = {"help": field.description, "metavar": cli.metavar or metavar}
     declared["rich_help_panel"] = cli.panel or None
     if choices:
@@ -187,29 +222,20 @@ def _default_text(default: Any) -> Any:
     return [str(value) for value in default] if isinstance(default, tuple) else str(default)
 
 
-def _typer_type(annotation: Any) -> tuple[Any, str | None, list[str]]:
+def _typer_type(schema: dict[str, Any]) -> tuple[Any, str | None, list[str]]:
     """The type that Typer parses (text, which pydantic then checks), the placeholder in the help and the choices."""
-    members = [member for member in _members(annotation) if member is not type(None)]
-    if bool in members:
+    kinds = [kind for kind in schema.get("anyOf", [schema]) if kind["type"] != "null"]
+    if any(kind["type"] == "boolean" for kind in kinds):
         return bool, None, []
-    sequence = next((member for member in members if typing.get_origin(member) in (tuple, list)), None)
-    if sequence is not None:
-        inner = [part for part in typing.get_args(sequence) if part is not Ellipsis]
-        kind, metavar, choices = _typer_type(inner[0])
-        several: Any = tuple if len(inner) > 1 else list
-        return several[(kind,) * len(inner)], metavar, choices
-    literals = [member for member in members if typing.get_origin(member) is Literal]
-    choices = [str(choice) for literal in literals for choice in typing.get_args(literal)]
-    names = [*dict.fromkeys(_METAVARS[member] for member in members if member in _METAVARS), *choices]
-    kind = Path if members == [Path] else str
-    return kind, "|".join(names), choices
-
-
-def _members(annotation: Any) -> list[Any]:
-    """The types of a union, without what `Annotated` adds."""
-    origin = typing.get_origin(annotation)
-    if origin is Annotated:
-        return _members(typing.get_args(annotation)[0])
-    if origin in (types.UnionType, typing.Union):
-        return [inner for member in typing.get_args(annotation) for inner in _members(member)]
-    return [annotation]
+    for kind in kinds:
+        if kind["type"] == "array":
+            parts = kind.get("prefixItems") or [kind["items"]]
+            inner, metavar, choices = _typer_type(parts[0])
+            several: Any = tuple if len(parts) > 1 else list
+            return several[(inner,) * len(parts)], metavar, choices
+    fixed = [kind.get("enum", [kind["const"]] if "const" in kind else []) for kind in kinds]
+    choices = [str(choice) for values in fixed for choice in values]
+    free = [kind for kind, values in zip(kinds, fixed, strict=True) if not values]
+    names = dict.fromkeys(_METAVARS[kind.get("format", kind["type"])] for kind in free)
+    only_path = [kind.get("format") for kind in kinds] == ["path"]
+    return Path if only_path else str, "|".join([*names, *choices]), choices

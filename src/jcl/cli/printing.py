@@ -1,7 +1,5 @@
 """Output of the commands. Of several ranks, only the first prints and writes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -12,28 +10,30 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jcl.cli.app import err, out, rank
-from jcl.console import escape_controls, pluralize, print_line, shell_quote
-from jcl.distributed.launch import ERROR_FOLDER
+from jcl.console import STDERR, RobustConsole, escape_controls, pluralize, print_line, shell_quote
+from jcl.distributed.launch import ERROR_FOLDER, launch_environment
 from jcl.errors import SettingsError
 from jcl.paths import expand_user
 from jcl.runs.json_object import write_object
+
+
+def _own_rank() -> int:
+    """The rank of this process; 0 if the launcher's variables are not all set, which commands that use ranks report."""
+    try:
+        return launch_environment().rank if "MASTER_ADDR" in os.environ else 0
+    except SettingsError:
+        return 0
+
+
+rank = _own_rank()
+out = RobustConsole(quiet=rank > 0)  # only the first rank prints results
+err = STDERR
 
 
 def write_json(figures: dict[str, Any], path: Path | None) -> None:
     """Write results to the file given by --json."""
     if path is not None and rank == 0:
         write_object(path, figures, follow_links=True)
-
-
-def check_output(path: Path | None, ending: str, *, force: bool) -> None:
-    """Raise, before any work, if the path has another ending, or if the file exists and `force` is not set."""
-    from jcl.runs.atomic import refuse_overwrite
-
-    if path is not None:
-        if path.suffix.lower() != ending:
-            raise SettingsError(f"{path} must end in {ending}.")
-        refuse_overwrite(path, force=force)
 
 
 def escape_cell(text: str) -> str:
@@ -56,31 +56,23 @@ def echo(text: str) -> None:
     print_line(out, text)
 
 
-def print_unseen_classes(count: int) -> None:
-    """Print how many test images have classes unseen in training, if any."""
-    if count:
-        images = pluralize(count, "test image has a class", "test images have classes")
-        echo(f"{images} unseen in training; counted as errors.")
-
-
-def tested_on(figures: Mapping[str, Any]) -> str:
-    """How many images were tested, and where they come from if there is no test set."""
-    held_out = ", held out of the training images because there is no labeled test set"
-    return f"Tested on {pluralize(figures['test_images'], 'image')}{held_out if figures['test_held_out'] else ''}."
-
-
-def print_baselines(name: str, figures: Mapping[str, Any]) -> None:
-    """Print the interval of the accuracy `name` and its baselines, and a warning if it does not beat them."""
+def print_test(figures: Mapping[str, Any], name: str = "", lead: str = "") -> None:
+    """Print how many images were tested and, of the accuracy `name`, the interval and the baselines."""
     from jcl.evaluate.baselines import baseline_warning
 
-    if "chance_top1" not in figures:  # of an older version
-        return
-    untrained = figures.get(f"untrained_{name}")
-    network = "" if untrained is None else f"; an untrained network has {untrained:.2f} %"
-    low, high = figures[f"{name}_interval_low"], figures[f"{name}_interval_high"]
-    echo(f"95 % interval of top-1: {low:.1f} to {high:.1f} %{network}; chance is {figures['chance_top1']:.2f} %.")
-    if warning := baseline_warning(name, figures):
+    held_out = ", held out of the training images because there is no labeled test set"
+    source = held_out if figures.get("test_held_out") else ""
+    echo(f"{lead}Tested on {pluralize(figures['test_images'], 'image')}{source}.")
+    if name and "chance_top1" in figures:  # not in those of older versions
+        untrained = figures.get(f"untrained_{name}")
+        network = "" if untrained is None else f"; an untrained network has {untrained:.2f} %"
+        low, high = figures[f"{name}_interval_low"], figures[f"{name}_interval_high"]
+        echo(f"95 % interval of top-1: {low:.1f} to {high:.1f} %{network}; chance is {figures['chance_top1']:.2f} %.")
+    if name and (warning := baseline_warning(name, figures)):
         echo(f"Warning: {warning}")
+    if unseen := figures.get("unseen_class_images", 0):
+        images = pluralize(unseen, "test image has a class", "test images have classes")
+        echo(f"{images} unseen in training; counted as errors.")
 
 
 def warn_ambiguous_data(location: str | None) -> None:

@@ -7,31 +7,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jcl.cli.app import STUDY, err, out
-from jcl.cli.options import command
-from jcl.cli.printing import (
-    check_output,
-    echo,
-    print_unseen_classes,
-    progress_bar,
-    tested_on,
-    text_table,
-    warn_ambiguous_data,
-    write_json,
-)
+from jcl.cli.options import STUDY, command
+from jcl.cli.printing import echo, err, out, print_test, progress_bar, text_table, warn_ambiguous_data, write_json
 from jcl.console import format_bytes, pluralize
 
 if TYPE_CHECKING:
     from jcl.commands.ablate import Ablation
-    from jcl.settings.commands import AblateCellOptions, AblateOptions, BoundOptions, CostOptions, DistributionOptions
+    from jcl.settings import commands
     from jcl.studies.ablation import Point
     from jcl.studies.bound import BoundRow, GaussianCase, RunBounds
     from jcl.studies.cost import CostReport
     from jcl.studies.distribution import DistributionReport
 
+_LEGEND = "sd: of q·k/t. Eq. 4: infinitely many keys, ± standard error. Eq. 7: Jensen's bound. Eq. 8: by its scale"
 
-@command("ablate", "commands.AblateOptions", group=STUDY)
-def ablate(options: AblateOptions) -> None:
+
+@command("ablate", group=STUDY)
+def ablate(options: commands.AblateOptions) -> None:
     """Train with several values of a setting and plot the accuracy.
 
     The same command again continues where it stopped; finished cells are kept.
@@ -52,17 +44,17 @@ def ablate(options: AblateOptions) -> None:
     found.raise_if_incomplete()
 
 
-@command("ablate-cell", "commands.AblateCellOptions", group=STUDY)
-def ablate_cell(options: AblateCellOptions) -> dict[str, Any]:
+@command("ablate-cell", group=STUDY)
+def ablate_cell(options: commands.AblateCellOptions) -> dict[str, Any]:
     """Train and measure one cell of an ablation, or continue it.
 
     `jcl ablate` starts this; so can the job arrays of a scheduler.
     """
-    from jcl.commands.ablation_cell import run_cell
+    from jcl.commands.ablate import run_cell
 
-    result = run_cell(options.folder, workers=options.workers, console=err)
+    result = run_cell(options.folder, workers=options.workers)
     echo(f"linear top-1 {result['linear_top1']:.2f} %, kNN top-1 {result['knn_top1']:.2f} %")
-    print_unseen_classes(result.get("unseen_class_images", 0))  # older versions do not write it
+    print_test(result)
     return result
 
 
@@ -89,8 +81,7 @@ def _print_ablation(found: Ablation) -> None:
         table.rows[found.points.index(best[0])].style = "bold"
     out.print(table)
     if found.results["cells_done"]:
-        echo(tested_on(found.results))
-    print_unseen_classes(found.results["unseen_class_images"])
+        print_test(found.results)
     if len(best) == 1:
         doubt = "" if clear else "; others are within the uncertainty"
         echo(f"Best on held-out training images (validation): {describe(best[0].values)}{doubt}.")
@@ -107,18 +98,16 @@ def _mean(point: Point, metric: str) -> str:
     return f"{mean:.2f}" if spread is None else f"{mean:.2f} ± {spread:.2f}"
 
 
-@command("distribution", "commands.DistributionOptions", group=STUDY)
-def distribution(options: DistributionOptions) -> None:
+@command("distribution", group=STUDY)
+def distribution(options: commands.DistributionOptions) -> None:
     """Compare networks by the similarity of the views of an image (Figure 3).
 
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
-    from jcl.commands.distribution import compare_views, split_arguments
+    from jcl.commands.compare import compare_views, split_arguments
     from jcl.report.study_plots import plot_spreads
 
-    check_output(options.plot, ".png", force=options.force)
-    check_output(options.values, ".csv", force=options.force)
     warn_ambiguous_data(split_arguments(options.weights)[1])
     with progress_bar("views") as progress:
         report = compare_views(options, progress)
@@ -153,8 +142,8 @@ def _print_distribution(report: DistributionReport) -> None:
         echo(f"Skipped {pluralize(report.summary['skipped'], 'unreadable image')}.")
 
 
-@command("bound", "commands.BoundOptions", group=STUDY)
-def bound(options: BoundOptions) -> None:
+@command("bound", group=STUDY)
+def bound(options: commands.BoundOptions) -> None:
     """Measure how tight the bound of Eq. 8 is and how Gaussian keys are.
 
     [dim]jcl bound -o gaussian.png[/]
@@ -164,7 +153,6 @@ def bound(options: BoundOptions) -> None:
     from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
-    check_output(options.plot, ".png", force=options.force)
     options.refuse_unused_options()
     if options.run is None:
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
@@ -181,10 +169,7 @@ def bound(options: BoundOptions) -> None:
 def _print_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], draws: str) -> None:
     cases = [[str(case.dimension), f"{case.spread:g}", f"{case.temperature:g}"] for case, _ in results]
     _print_losses(["d", "spread", "t"], cases, [row for _, row in results])
-    echo(
-        f"Gaussian keys, {draws}. sd: of q·k/t. Eq. 4: loss with infinitely many keys, "
-        "± standard error. Eq. 7: Jensen's bound, sampled. Eq. 8: closed form, by its scale."
-    )
+    echo(f"Gaussian keys, {draws}. {_LEGEND}.")
     if 1.0 in results[0][1].closed:
         case, row = max(results, key=lambda result: result[1].gap(1.0))
         where = f"d = {case.dimension}, spread {case.spread:g}, t = {case.temperature:g}"
@@ -196,34 +181,25 @@ def _print_run_bound(bounds: RunBounds) -> None:
     steps, last = [str(each.step) for each in bounds.steps], bounds.steps[-1].row
     own = "" if bounds.own_scale is None else f" (the run's is {bounds.own_scale:g})"
     _print_losses(["step"], [[step] for step in steps], [each.row for each in bounds.steps])
-    echo(
-        f"{bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys, t = {bounds.temperature:g}, "
-        "the run's queue as negatives. sd: of q·k/t. Eq. 4: mean over the keys, ± standard error. Eq. 7: "
-        f"Jensen's bound. Eq. 8: closed form, by its scale{own}."
-    )
+    images = pluralize(bounds.images, "image")
+    echo(f"Keys: {bounds.keys} views of each of {images}; t = {bounds.temperature:g}; negatives: the run's queue.")
+    echo(f"{_LEGEND}{own}.")
     rows = []
     for step, each in zip(steps, bounds.steps, strict=True):
         skewness, kurtosis = each.normality.skewness.quantile(0.5), each.normality.excess_kurtosis.quantile(0.5)
         shares = [f"{each.normality.rejected():.1f} %", f"{100 * each.queue_filled:.0f} %"]
         rows.append([step, f"{skewness:+.2f}", f"{kurtosis:+.2f}", *shares])
     _print_table(["step", "skewness", "excess kurtosis", "not Gaussian", "queue filled"], rows)
-    echo(
-        "Of q·k over the views of an image: medians, and the share of images for which D'Agostino and Pearson's test "
-        f"rejects normality at 5 % ({bounds.reference.rejected():.1f} % for Gaussian samples of the same size)."
-    )
-    echo(
-        f"At the last checkpoint Jensen's bound is {last.jensen - last.infinite:.3g} above Eq. 4; Eq. 8 at scale 1, "
-        f"which assumes Gaussian keys, differs from it by {last.closed[1.0] - last.jensen:+.3g}."
-    )
+    gaussian = f"({bounds.reference.rejected():.1f} % for Gaussian samples)"
+    echo(f"Of q·k: medians, and the share of images with a normality test (D'Agostino-Pearson) below 5 % {gaussian}.")
+    jensen, closed = last.jensen - last.infinite, last.closed[1.0] - last.jensen
+    echo(f"At the end Jensen's bound is {jensen:.3g} above Eq. 4; Eq. 8 at scale 1 differs from it by {closed:+.3g}.")
     weights = [
         [f"{scale:g}", f"{found.positive_share:.4f}", *(f"{100 * value:.1f} %" for value in found[1:])]
         for scale, found in last.attraction.items()
     ]
     _print_table(["scale", "p₊", "covariance", "keys pushed away"], weights)
-    echo(
-        "The gradient of Eq. 8 at the last checkpoint. p₊: the positive's share of the softmax. covariance: its part "
-        "of the attraction to the keys, relative to that of their mean."
-    )
+    echo("The gradient of Eq. 8 at the end. p₊: share of the softmax. covariance: its pull relative to the mean's.")
     _warn_about_scales(last)
 
 
@@ -241,8 +217,8 @@ def _warn_about_scales(row: BoundRow) -> None:
         echo("Eq. 8 is a bound for scales of at least 1; below 1 it may be less than Eq. 4.")
 
 
-@command("cost", "commands.CostOptions", group=STUDY)
-def cost(options: CostOptions) -> None:
+@command("cost", group=STUDY)
+def cost(options: commands.CostOptions) -> None:
     """Measure memory and time of a step for different numbers of keys.
 
     [dim]jcl cost --keys 1,2,4,8 -o cost.png[/]
@@ -250,7 +226,6 @@ def cost(options: CostOptions) -> None:
     from jcl.report.study_plots import plot_cost
     from jcl.studies.cost import measure_cost
 
-    check_output(options.plot, ".png", force=options.force)
     with progress_bar("measurements") as progress:
         report = measure_cost(options, progress)
     _print_cost(report)
@@ -281,14 +256,11 @@ def _print_cost(report: CostReport) -> None:
     echo(f"{report.finding()}.")
 
 
-def _save(
-    options: DistributionOptions | BoundOptions | CostOptions, metrics: dict[str, Any], plot: Callable[[Path], Path]
-) -> None:
-    """Write the results to --json and plot them to --out."""
+def _save(options: commands.PlotOptions, metrics: dict[str, Any], draw: Callable[[Path], Path]) -> None:
+    """Write the results to --json before they are plotted."""
     write_json(metrics, options.json_file)
     if options.plot is not None:
-        plot(options.plot)
-        echo(f"The plot is in {options.plot}.")
+        echo(f"The plot is in {draw(options.plot)}.")
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

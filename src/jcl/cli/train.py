@@ -6,21 +6,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jcl.cli.app import TRAIN, err, out, rank
-from jcl.cli.options import command
-from jcl.cli.printing import echo, text_table
+from jcl.cli.options import TRAIN, command
+from jcl.cli.printing import echo, out, rank, text_table
 from jcl.console import format_bytes, format_duration, shell_quote
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from jcl.commands.run import Run
-    from jcl.settings.commands import DemoOptions, PretrainOptions, ResumeOptions
+    from jcl.settings import commands
     from jcl.train.profile import StepProfile
 
 
-@command("pretrain", "commands.PretrainOptions", group=TRAIN)
-def pretrain(options: PretrainOptions) -> dict[str, Any]:
+@command("pretrain", group=TRAIN)
+def pretrain(options: commands.PretrainOptions) -> dict[str, Any]:
     """Pre-train a backbone on images without labels.
 
     [dim]jcl pretrain photos/ --out runs/photos[/]
@@ -30,24 +29,34 @@ def pretrain(options: PretrainOptions) -> dict[str, Any]:
     from jcl.commands.pretrain import profile
 
     if options.profile:
-        return _print_profile(profile(settings, console=err))
-    return _report_run(run_pretraining(settings, options.out, resume=options.resume, console=err))
+        return _print_profile(profile(settings))
+    return _report_run(run_pretraining(settings, options.out, resume=options.resume))
 
 
-@command("resume", "commands.ResumeOptions", group=TRAIN)
-def resume(options: ResumeOptions) -> dict[str, Any]:
+@command("resume", group=TRAIN)
+def resume(options: commands.ResumeOptions) -> dict[str, Any]:
     """Continue a stopped run exactly where it was."""
     from jcl.commands.pretrain import resume as resume_pretraining
 
-    return _report_run(resume_pretraining(options.run, console=err, device=options.device))
+    return _report_run(resume_pretraining(options.run, device=options.device))
 
 
-@command("demo", "commands.DemoOptions", group=TRAIN)
-def demo(options: DemoOptions) -> dict[str, Any]:
+@command("demo", group=TRAIN)
+def demo(options: commands.DemoOptions) -> dict[str, Any]:
     """See it work in two minutes on a CPU: MoCo v2 and JCL on synthetic images."""
     from jcl.commands.demo import run_demo
 
-    return run_demo(options.out, options.seed, out, err)
+    found, rows = run_demo(options.out, options.seed), []
+    for name, accuracy in found.accuracies.items():
+        cost = found.runs[name].summary if name in found.runs else {}
+        spent = [f"{cost['seconds']:.1f}", format_bytes(cost["peak_memory_bytes"])] if cost else ["", ""]
+        rows.append([name, f"{accuracy:.1f} %", *spent])
+    titles = ["features", "kNN top-1", "seconds", "peak memory"]
+    out.print(text_table(titles, rows, title="kNN accuracy of the features", right=True))
+    done = f"Done in {format_duration(found.seconds)}. Open {found.page} in a browser"
+    echo(f"{done}; then try your own images: `jcl pretrain FOLDER`.")
+    names = ("pixels_knn_top1", "random_knn_top1", "moco_v2_knn_top1", "jcl_knn_top1")
+    return dict(zip(names, found.accuracies.values(), strict=True)) | {"seconds": found.seconds}
 
 
 def _print_profile(profile: StepProfile) -> dict[str, Any]:
@@ -68,33 +77,25 @@ def _report_run(run: Run) -> dict[str, Any]:
     return run.summary
 
 
-_percent, _whole = "{:.1f} %".format, "{:,}".format
-# Rows by name in summary.json.
-_ROWS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "knn_top1": ("kNN top-1", _percent),
-    "knn_top5": ("kNN top-5", _percent),
-    "untrained_knn_top1": ("kNN top-1 of the untrained network", _percent),
-    "start_knn_top1": ("kNN top-1 of the weights at the start", _percent),
-    "chance_top1": ("chance", _percent),
-    "rankme": ("RankMe", "{:.1f}".format),
-    "contrastive_accuracy": ("contrastive accuracy", _percent),
-    "loss": ("loss", "{:.3f}".format),
-    "epochs": ("epochs", _whole),
-    "steps": ("steps", _whole),
-    "skipped_steps": ("steps skipped (loss not finite)", _whole),
-    "seconds": ("training time", format_duration),
-    "images_per_second": ("images per second", "{:,.1f}".format),
-    "peak_memory_bytes": ("peak memory", format_bytes),
-    "ranks": ("ranks", _whole),
-    "seed": ("seed", str),  # without commas
-}
-
-
 def run_table(summary: Mapping[str, Any]) -> Table:
     """The results that a run has: accuracies first, then costs."""
+    from jcl.report.contents import QUALITY
+    from jcl.report.tables import METRICS, RESOURCES, percent
+
+    known: dict[str, tuple[str, Callable[[Any], str]]] = {
+        **{name: (title.replace(",", ""), percent) for name, title in METRICS.items()},
+        "rankme": (QUALITY["rankme"][0], "{:.1f}".format),
+        "contrastive_accuracy": ("contrastive accuracy", percent),
+        "loss": ("loss", "{:.3f}".format),
+        **{name: (name, "{:,}".format) for name in ("epochs", "steps")},
+        "skipped_steps": ("steps skipped (loss not finite)", "{:,}".format),
+        **{name: (title, write) for title, (name, write) in RESOURCES.items()},
+        "ranks": ("ranks", str),
+        "seed": ("seed", str),
+    }
     rows = []
     always_100 = "knn_top5" if summary.get("classes", 6) <= 5 else ""
-    for name, (words, write) in _ROWS.items():
+    for name, (words, write) in known.items():
         if name != always_100 and summary.get(name) is not None and (name, summary[name]) != ("ranks", 1):
             rows.append((words, write(summary[name])))
             if (low := summary.get(f"{name}_interval_low")) is not None:

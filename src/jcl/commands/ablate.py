@@ -1,6 +1,4 @@
-"""An ablation from its plan to its plot: plans the cells, runs them, and writes the tables."""
-
-from __future__ import annotations
+"""Ablations: plan the cells, run them and write tables and plot (`jcl ablate`), or run one cell (`jcl ablate-cell`)."""
 
 import contextlib
 import time
@@ -12,54 +10,43 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, with_absolute_location
-from jcl.console import format_duration, pluralize, print_line, warn_skipped
+from jcl.commands.inputs import data_facts, open_run_data, open_target, refuse_inside_data, with_absolute_location
+from jcl.commands.pretrain import pretrain, resume
+from jcl.commands.probes import measure_linear
+from jcl.commands.run import Run
+from jcl.console import STDERR, format_duration, pluralize, print_line, warn_skipped
 from jcl.data import ImageData, ImageSource
 from jcl.data.loader import refuse_large_batch
 from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
 from jcl.distributed.launch import launch_environment
-from jcl.errors import Interrupted, RunError, SettingsError
+from jcl.errors import Interrupted, JclError, RunError, SettingsError, first_line
 from jcl.evaluate.classification import classification_task
+from jcl.evaluate.features import all_skipped
+from jcl.evaluate.knn import knn_accuracy
+from jcl.evaluate.linear import linear_probe
 from jcl.export.loading import read_initial
 from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
-from jcl.runs.folder import RunFolder, read_skipped
+from jcl.runs.folder import RunFolder, add_skipped, read_skipped
 from jcl.runs.json_object import write_object
-from jcl.runs.lock import lock_folder
-from jcl.settings.commands import AblateOptions, ProbeProtocol
+from jcl.runs.lock import FolderLocked, lock_folder
+from jcl.settings.commands import AblateOptions, LinearOptions, ProbeProtocol
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings, values_of, with_values
 from jcl.signals import StopRequest
-from jcl.studies.ablation import (
-    AblationFolder,
-    CellFolder,
-    CellRecord,
-    Point,
-    RunCells,
-    as_csv,
-    flat_results,
-    local_slots,
-    points_of,
-    run_in_slots,
-)
-from jcl.studies.cells import (
-    Axes,
-    Build,
-    Cell,
-    base_settings,
-    build_cells,
-    describe,
-    parse_axes,
-    parse_seeds,
-    refuse_ignored,
-    shared_values,
-    short_name,
-)
+from jcl.studies import ablation as study_files
+from jcl.studies import cells as planning
+from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, RunCells, points_of
+from jcl.studies.cells import Axes, Build, Cell, describe
 from jcl.train.build import build_learner, run_view_recipe
+
+ABLATION_LR = 10.0  # of the probe in the paper's ablations
+_LOCK_SECONDS = 600.0  # how long to wait for a process on a lost node to save and release the folder
+_SUMMARY_KEYS = ["loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"]
 
 
 @dataclass(frozen=True)
@@ -92,10 +79,7 @@ def plan_ablation(
     alone: bool = False,
     protocol: ProbeProtocol = "fast",
 ) -> Plan:
-    """Check all values and the data, and plan the cells. Writes nothing.
-
-    The cells are all combinations of the axes' values or, with `alone`, one axis at a time.
-    """
+    """Check all values and the data, and plan the cells: all combinations or, with `alone`, one axis at a time."""
     if launch_environment().world_size > 1:
         raise SettingsError("`jcl ablate` starts its own processes; run it without a launcher such as torchrun.")
     if not axes:
@@ -104,21 +88,21 @@ def plan_ablation(
     def absolute(values: Mapping[str, Any]) -> Settings:
         return with_absolute_location(build(values))
 
-    base = absolute({}) if alone else base_settings(axes, absolute)
+    base = absolute({}) if alone else planning.base_settings(axes, absolute)
     for together in [{name: values} for name, values in axes.items()] if alone else [axes]:
-        refuse_ignored(together, base)
-    cells = build_cells(axes, seeds, absolute, alone=alone)  # checks the values before the data is opened
+        planning.refuse_ignored(together, base)
+    cells = planning.build_cells(axes, seeds, absolute, alone=alone)  # checks the values before the data is opened
     data = open_run_data(base, console)
     facts = data_facts(data.train, read_initial(base))
     if alone and (resolved := _resolved_center(base, axes, facts)):
         base = absolute(resolved)
         axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}
-        cells = build_cells(axes, seeds, lambda values: absolute(resolved | dict(values)), alone=True)
+        cells = planning.build_cells(axes, seeds, lambda values: absolute(resolved | dict(values)), alone=True)
     cells = [replace(cell, protocol=protocol) for cell in _without_duplicates(cells, facts, console)]
-    study = {"over": list(axes), "settings": shared_values(base, axes), "data": _data_summary(data)}
+    study = {"over": list(axes), "settings": planning.shared_values(base, axes), "data": _data_summary(data)}
     study["protocol"] = protocol
     _check_cells(cells, data.train, facts)
-    default_folder = Path("runs") / f"ablate-{'-'.join(map(short_name, axes))}-{data.name}"
+    default_folder = Path("runs") / f"ablate-{'-'.join(map(planning.short_name, axes))}-{data.name}"
     return Plan(list(axes), cells, study, default_folder, values_of(base, axes) if alone else None)
 
 
@@ -183,10 +167,8 @@ class Ablation:
     def raise_if_incomplete(self) -> None:
         if self.unfinished:
             prefix = f"{self.signal_name} received: " if self.signal_name else ""
-            raise Interrupted(
-                f"{prefix}{pluralize(self.unfinished, 'cell')} unfinished; everything is saved in {self.folder}. "
-                "Run the same command again to continue."
-            )
+            cells = pluralize(self.unfinished, "cell")
+            raise Interrupted(f"{prefix}{cells} unfinished in {self.folder}; run the same command again to continue.")
         if self.failed:
             cells, errors = pluralize(len(self.failed), "cell"), list(dict.fromkeys(self.failed.values()))
             titles = ", ".join(list(self.failed)[:3]) + (", ..." if len(self.failed) > 3 else "")
@@ -209,12 +191,13 @@ def ablate(options: AblateOptions, console: Console) -> Ablation:
     plan = _plan(options, console)
     device = plan.cells[0].settings.train.device
     choose_device(device)  # raises if there is no such device
-    return run_ablation(plan, options.out, partial(run_in_slots, local_slots(device, options.at_once)), console)
+    slots = study_files.local_slots(device, options.at_once)
+    return run_ablation(plan, options.out, partial(study_files.run_in_slots, slots), console)
 
 
 def _plan(options: AblateOptions, console: Console) -> Plan:
     values = options.values()
-    axes = parse_axes(options.over, values, alone=options.each_alone)
+    axes = planning.parse_axes(options.over, values, alone=options.each_alone)
     if "," in options.seeds and "train.seed" in values:
         raise SettingsError("--seeds is a list of seeds; remove --seed.")
 
@@ -222,7 +205,7 @@ def _plan(options: AblateOptions, console: Console) -> Plan:
         return options.settings(values | dict(own))
 
     first = build({}).train.seed if "train.seed" in values else 0
-    seeds = parse_seeds(options.seeds, first)
+    seeds = planning.parse_seeds(options.seeds, first)
     return plan_ablation(axes, seeds, build, console, alone=options.each_alone, protocol=options.protocol)
 
 
@@ -235,7 +218,7 @@ def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Con
         records = _write_csv(folder, plan)
         points = points_of(records, plan.names)
         summary = _summary(plan, records, time.perf_counter() - started)
-        results = summary | flat_results(points)
+        results = summary | study_files.flat_results(points)
         write_object(folder.path / "ablation.json", results)
         if any(point.results for point in points):
             data = Path(summary["data"]).name
@@ -259,12 +242,8 @@ def _run_cells(
     kept = f"; {done} already done" if done else ""
     print_line(console, f"{pluralize(total, 'cell')} in {folder.path}{kept}. Each cell writes a log.txt.")
     failed = {}
-    bar = Progress(
-        TextColumn("cells"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
-        console=console, transient=True, disable=not console.is_terminal, refresh_per_second=1,
-        speed_estimate_period=1e9,  # of all cells
-    )  # fmt: skip
-    with bar:
+    hidden, all_cells = not console.is_terminal, 1e9
+    with Progress(console=console, transient=True, disable=hidden, speed_estimate_period=all_cells) as bar:
         task = bar.add_task("cells", total=total, completed=done)
         for outcome in run_cells(list(todo), stop):
             title, ended = todo[outcome.folder].title, CellFolder(outcome.folder)
@@ -287,7 +266,7 @@ def _run_cells(
 
 def _write_csv(folder: AblationFolder, plan: Plan) -> list[CellRecord]:
     records = folder.records(plan.cells)
-    write_atomically(folder.path / "ablation.csv", as_csv(records, plan.names).encode())
+    write_atomically(folder.path / "ablation.csv", study_files.as_csv(records, plan.names).encode())
     return records
 
 
@@ -310,3 +289,93 @@ def _summary(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[
         "training_seconds": sum(result["seconds"] for result in results),
         "seconds": seconds,
     }
+
+
+def run_cell(path: Path, *, workers: int | None = None, console: Console = STDERR) -> dict[str, Any]:
+    """Run or continue the cell of a folder; `workers` replaces "auto". Errors are written to the folder, too."""
+    folder = CellFolder(path)
+    cell, existing = folder.cell(), folder.result()
+    if existing is not None:
+        return existing
+    folder.failure_file.unlink(missing_ok=True)
+    settings = cell.settings
+    if workers is not None and settings.data.workers == "auto":
+        settings = with_values(settings, {"data.workers": workers})
+    try:
+        run = _train(path, settings, console)
+        accuracies, skipped = _evaluate(run, console)
+        if cell.protocol == "paper":
+            accuracies |= _paper_probe(run, accuracies["linear_top1"], console)
+        result = {"seed": cell.seed} | accuracies | {name: run.summary[name] for name in _SUMMARY_KEYS}
+        add_skipped(folder.left_out_file, skipped, overwrite=True)
+        write_object(folder.result_file, result)  # the last step
+    except Interrupted:
+        raise
+    except Exception as error:
+        folder.fail(str(error) if isinstance(error, JclError) else f"{type(error).__name__}: {first_line(error)}")
+        raise
+    return result
+
+
+def _train(path: Path, settings: Settings, console: Console) -> Run:
+    """Start or resume the run of the cell and finish it."""
+    deadline, waiting = time.monotonic() + _LOCK_SECONDS, False
+    while True:
+        try:
+            if RunFolder(path).holds_run():
+                return resume(path, console=console)
+            return pretrain(settings, path, console=console)
+        except FolderLocked as error:  # a process on a lost node may take a moment to notice
+            if time.monotonic() > deadline:
+                raise
+            if not waiting:
+                print_line(console, f"Waiting: {error}")
+            waiting = True
+        time.sleep(0.5)
+
+
+def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
+    """kNN and linear probe on the same features, and the unreadable images with the reasons."""
+    settings = run.settings
+    workers, record = settings.data.workers, settings.record
+    target = open_target(run.path, None, settings.train.device, Console(quiet=True))
+    task = classification_task(target.data)
+    features = partial(target.features, workers=workers, console=console)
+    train, test = features(task.train), features(task.test)
+    labelled = (train.values, train.labels, test.values, test.labels)
+    k, temperature = [record.knn_k], [record.knn_temperature]
+    knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=target.device)[0]
+    linear = linear_probe(*labelled, device=target.device)
+    accuracies = {
+        "linear_top1": linear.scores.top1,
+        "chance_top1": linear.scores.chance_top1,
+        "untrained_knn_top1": run.summary.get("untrained_knn_top1"),
+        "linear_top5": linear.scores.top5,
+        "knn_top1": knn.top1,
+        "knn_top5": knn.top5,
+        "validation_top1": linear.validation_top1,
+        "linear_lr": linear.lr,
+        "linear_weight_decay": linear.weight_decay,
+        "train_images": len(train),
+        "test_images": len(test),
+        "unseen_class_images": linear.scores.unseen_class_images,
+        "test_held_out": task.held_out,
+        "classes": len(task.classes),
+    }
+    return accuracies, all_skipped(train, test)
+
+
+def _paper_probe(run: Run, fast_top1: float, console: Console) -> dict[str, Any]:
+    """The probe of the paper's ablations, in the place of the fast one; it continues from its own checkpoints."""
+    options = LinearOptions(
+        weights=run.path,
+        protocol="paper",
+        lr=(ABLATION_LR,),
+        no_untrained=True,
+        out=run.path / "linear",
+        device=run.settings.train.device,
+        workers=run.settings.data.workers,
+    )
+    figures = measure_linear(options, console=console).figures
+    found = {f"linear_{name}": figures[name] for name in ("lr", "weight_decay", "epochs")}
+    return found | {name: figures[name] for name in ("linear_top1", "linear_top5")} | {"fast_linear_top1": fast_top1}

@@ -1,7 +1,5 @@
 """The paper's bound for Gaussian keys, or for the keys of a trained run along its training."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from jcl.commands.inputs import open_own_data, open_with_warnings
 from jcl.commands.run import TrainedRun, open_trained
-from jcl.commands.run_data import open_own_data, open_with_warnings
-from jcl.console import StderrConsole
+from jcl.console import STDERR
 from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
@@ -65,8 +63,7 @@ def bound_along_training(
     elif "temperatures" in options.model_fields_set:
         raise SettingsError("--temperatures is for Gaussian keys or imported checkpoints; a run has its own.")
     settings = trained.settings
-    console = StderrConsole()
-    data = open_with_warnings(options.data, console) if options.data else open_own_data(settings, console)
+    data = open_with_warnings(options.data, STDERR) if options.data else open_own_data(settings, STDERR)
     source = data.train
     rows = sample_rows(source, options.images or 256, options.seed)
     steps: list[StepBound] = []
@@ -85,10 +82,7 @@ def bound_along_training(
             ]
         similarities, negatives = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
         if bool((similarities.std(dim=1) < 1e-9).any()):
-            raise RunError(
-                f"All keys of an image are identical at step {step} of {run}: "
-                "the features have collapsed, or the run's views do not vary."
-            )
+            raise RunError(f"All keys of an image are identical at step {step} of {run}: the features have collapsed.")
         row = bound_row(similarities, negatives, scales)
         steps.append(StepBound(step, row, normality(similarities), float(learner.queue.filled())))
     count = len(similarities)

@@ -1,27 +1,174 @@
-"""Compares runs, checkpoints or weights by the quality of their features without labels (`jcl compare`)."""
+"""Compares networks on the same images and views: `jcl distribution` (Figure 3) and `jcl compare` (without labels)."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from jcl.commands.distribution import canvas_of, open_source, open_viewers, settings_of, split_arguments
-from jcl.console import plain_names
-from jcl.distributed.device import choose_device
-from jcl.errors import RunError, SettingsError
+import torch
+from torch import nn
+
+from jcl.commands.inputs import open_own_data, open_with_warnings
+from jcl.commands.run import open_trained
+from jcl.console import STDERR, join_words, plain_names, unique_names
+from jcl.core.registry import METHODS
+from jcl.data import ImageSource
+from jcl.distributed.device import choose_device, to_device
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.quality import RESAMPLES, Quality, rank_correlation
-from jcl.export.loading import checkpoint_run
+from jcl.export.loading import checkpoint_run, open_backbone
+from jcl.paths import expand_user
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
-from jcl.settings.commands import CompareOptions
-from jcl.studies.distribution import ViewSampler, quality_features
+from jcl.settings.commands import CompareOptions, DistributionOptions, NetworksOptions
+from jcl.settings.resolve import canvas_side
+from jcl.settings.resolved import ResolvedSettings
+from jcl.studies.distribution import (
+    DistributionReport,
+    Viewer,
+    ViewSampler,
+    quality_features,
+    sample_rows,
+    view_sampler,
+    view_spreads,
+)
+from jcl.train.build import recipe_changes, run_view_recipe
+from jcl.views import view_recipe
 
 CLEAR = 0.975  # share of the halves of the images in which the better one is better
 MIN_IMAGES = 8  # on fewer, halves hardly differ
+_DEFAULT_VIEWS = "moco-v2"  # the paper's, for weights files
+Progress = Callable[[int, int], None]
+RunSettings = Mapping[Path, ResolvedSettings]
+
+
+class Networks(NamedTuple):
+    """Networks with the views they see, and the images."""
+
+    paths: Sequence[Path]
+    viewers: Sequence[Viewer]
+    source: ImageSource
+    canvas: int
+    notes: Sequence[str]
+
+
+def open_networks(
+    options: NetworksOptions, device: torch.device, *, of: str = "backbone", split: str = "train"
+) -> Networks:
+    """Open runs, checkpoints or weights files, which all see the same views, each at its own image size.
+
+    The images default to the training data of the first run, and the view recipe to the first run's.
+    """
+    if options.views is not None and options.views.isdecimal():
+        raise SettingsError(f"--views takes a view recipe; for {options.views} views use --views-per-image.")
+    paths, location = split_arguments(options.weights)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise SettingsError("A run is given twice; give each run or file once.")
+    folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
+    settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
+    viewers, notes = _open_viewers(paths, settings, options.views, of, device)
+    source = _open_source(paths, settings, location, split)
+    # The size at which images are decoded in training.
+    sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
+    canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
+    return Networks(paths, viewers, source, canvas, notes)
+
+
+def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
+    """The runs and weights, and the data: the last of several arguments, if it holds no weights."""
+    paths = [expand_user(text) for text in texts]
+    if len(texts) > 1 and not _holds_weights(paths[-1]):
+        return paths[:-1], texts[-1]
+    return paths, None
+
+
+def _holds_weights(path: Path) -> bool:
+    if path.is_dir():
+        return RunFolder(path).holds_run() or any(path.glob("*.safetensors"))
+    return path.is_file() and path.suffix.lower() not in (".npz", ".tar")
+
+
+def _open_viewers(
+    paths: Sequence[Path], settings: RunSettings, wanted: str | None, of: str, device: torch.device
+) -> tuple[list[Viewer], list[str]]:
+    """The networks with one view recipe for all, and notes about runs that were trained on other views."""
+    recipe, changes, notes = wanted or _DEFAULT_VIEWS, dict[str, Any](), []
+    if wanted is None and settings:
+        views = {str(path): (own.views.recipe, recipe_changes(own.views)) for path, own in settings.items()}
+        first, (recipe, changes) = next(iter(views.items()))
+        others = [path for path, own in views.items() if own != (recipe, changes)]
+        if others:
+            were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
+            notes = [f"Trained on other views than {first}, which all networks see: {were} (change this with --views)."]
+    viewers = []
+    for name, path in zip(_names(paths, settings), paths, strict=True):
+        if of == "projection":
+            run = open_trained(path)
+            network: nn.Module = run.learner(run.checkpoints[-1], device)[0].query_encoder
+            own = run_view_recipe(run.settings)
+            size, mean, std = own.size, own.mean, own.std
+        else:
+            found = open_backbone(path)
+            network, size = to_device(found.network, device), found.info.image_size
+            mean, std = found.info.mean, found.info.std
+        viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **changes)))
+    return viewers, notes
+
+
+def _open_source(paths: Sequence[Path], settings: RunSettings, location: str | None, split: str) -> ImageSource:
+    if location is not None:
+        data = open_with_warnings(location, STDERR)
+    elif settings:
+        data = open_own_data(next(iter(settings.values())), STDERR)
+    else:
+        raise RunError(f"{paths[-1]} is a weights file; give the data after it.")
+    source = data.train if split == "train" else data.test
+    if source is None:
+        raise DataError(f"{data.train.description} has no test images; use --split train.")
+    return source
+
+
+def _names(paths: Sequence[Path], settings: RunSettings) -> list[str]:
+    """The methods if they differ, else the names of the folders or files."""
+    methods = [settings[path].method.name if path in settings else "" for path in paths]
+    if all(methods) and len(set(methods)) == len(paths):
+        return [METHODS[method].title for method in methods]
+    return unique_names([_file_name(path.resolve()) for path in paths], " ")
+
+
+def _file_name(path: Path) -> str:
+    if (run := checkpoint_run(path)) is not None:
+        return f"{run.name} {path.stem}"
+    if not path.is_file():
+        return path.name or str(path)  # not the stem: temperature-0.2 is a folder
+    return path.parent.name if path.stem in ("backbone", "model") else path.stem
+
+
+def compare_views(options: DistributionOptions, progress: Progress | None = None) -> DistributionReport:
+    """Figure 3 for several networks."""
+    started = time.perf_counter()
+    device = choose_device(options.device)
+    _, viewers, source, canvas, notes = open_networks(options, device, of=options.of, split=options.split)
+    sampler = view_sampler(options, device, canvas, progress)
+    rows = sample_rows(source, options.images, options.seed)
+    spreads, readable = view_spreads(viewers, source, rows, sampler, options.views_per_image)
+    summary = {
+        "images": len(readable),
+        "views_per_image": options.views_per_image,
+        "feature": options.of,
+        "view_recipe": viewers[0].recipe.name,
+        "min_scale": viewers[0].recipe.min_scale,
+        "seed": options.seed,
+        "skipped": len(sampler.skipped),
+        "seconds": time.perf_counter() - started,
+    }
+    by_name = {viewer.name: spread for viewer, spread in zip(viewers, spreads, strict=True)}
+    return DistributionReport(by_name, [source.name_of(row) for row in readable.tolist()], summary, notes)
 
 
 @dataclass(frozen=True)
@@ -74,34 +221,28 @@ class Comparison:
                 found[f"best_{measure}"], found[f"best_{measure}_share"] = best[0].name, min(best[1].values())
             if (correlation := self.correlation(measure)) is not None:
                 found[f"rank_correlation_{measure}_knn"] = correlation
-        return {
-            name: None if isinstance(value, float) and not is_number(value) else value for name, value in found.items()
-        }
+        return found
 
 
-def compare(options: CompareOptions, progress: Callable[[int, int], None] | None = None) -> Comparison:
-    """Measure all networks on the same images and views; `progress` is called with the number done and in all."""
-    paths, location = split_arguments(options.weights)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise SettingsError("A run is given twice; give each run or file once.")
-    device, settings = choose_device(options.device), settings_of(paths)
-    viewers, notes = open_viewers(paths, settings, options.views, "backbone", device)
-    source = open_source(paths, settings, location, "train")
-    sampler = ViewSampler(0, device, canvas=canvas_of(viewers, paths, settings), workers=options.worker_count)
+def compare_quality(options: CompareOptions, progress: Progress | None = None) -> Comparison:
+    """Measure all networks without labels; `progress` is called with the number done and in all."""
+    device = choose_device(options.device)
+    paths, viewers, source, canvas, notes = open_networks(options, device)
+    sampler = ViewSampler(0, device, canvas=canvas, workers=options.worker_count)
+    own_images = len(paths) == len(options.weights)  # those of the first run, as in its recorded kNN
     found, images = [], 0
     for path, viewer in zip(paths, viewers, strict=True):
         features = quality_features(viewer, source, sampler, options.images, options.views_per_image)
         quality, images = features.measure(), len(features.crops)
         halves = features.resample(quality) if len(paths) > 1 else []
-        knn_top1 = recorded_knn(path) if location is None else None  # it is of the run's own images
-        found.append(Compared(viewer.name, quality, halves, knn_top1))
+        found.append(Compared(viewer.name, quality, halves, _recorded_knn(path) if own_images else None))
         if progress is not None:
             progress(len(found), len(paths))
     few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
     return Comparison(found, images, [*notes, *few])
 
 
-def recorded_knn(path: Path) -> float | None:
+def _recorded_knn(path: Path) -> float | None:
     """The kNN accuracy that a run recorded last, or at the step of one of its checkpoints."""
     run, lines = checkpoint_run(path), []
     with contextlib.suppress(RunError):

@@ -1,22 +1,18 @@
 """The demo: MoCo v2 and JCL on images drawn by code, next to raw pixels and an untrained encoder."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 from jcl.commands.pretrain import pretrain
 from jcl.commands.report import write_report
 from jcl.commands.report_sample import neighbour_rows
 from jcl.commands.run import Run
-from jcl.console import format_duration, print_line
+from jcl.console import STDERR, print_line
 from jcl.data import ImageData, open_data
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate import FeatureSettings, extract_features
@@ -24,65 +20,52 @@ from jcl.evaluate.knn import evaluate_knn
 from jcl.report.figures import draw_neighbours, plot_comparison
 from jcl.runs.folder import new_folder
 from jcl.settings.recipes import build_settings
-from jcl.settings.resolved import ResolvedSettings
+
+CPU = torch.device("cpu")
 
 
-def run_demo(folder: Path | None, seed: int, out: Console, err: Console) -> dict[str, Any]:
-    """Train both methods, print the table, write the page and the figures; returns the results for JSON."""
+class Demo(NamedTuple):
+    """The kNN accuracy of four kinds of features, the two runs among them by title, and a page about these."""
+
+    accuracies: dict[str, float]
+    runs: dict[str, Run]
+    page: Path
+    seconds: float
+
+
+def run_demo(folder: Path | None, seed: int) -> Demo:
+    """Train both methods and write the figures and the page."""
     started = time.perf_counter()
-    if folder is not None and folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; choose a folder with --out.")
-    if folder is not None and folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty; choose another folder with --out.")
+    if folder is not None and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise RunError(f"{folder} is not an empty folder; choose another one with --out.")
     data = open_data("demo")
-    print_line(err, f"Training two runs on {data.train.description}.")
+    print_line(STDERR, f"Training two runs on {data.train.description}.")
     with new_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
-        runs = _train(path, seed, err)
+        runs = _train(path, seed)
         run = runs["JCL"]  # both start from the same encoder
-        accuracies = {"raw pixels": _accuracy_of_pixels(data, run.settings)}
-        accuracies |= {"random encoder": run.summary["untrained_knn_top1"]}
+        record = run.settings.record
+        pixels = partial(FeatureSettings(run.settings.views.image_size).extract, nn.Flatten(), device=CPU)
+        knn = evaluate_knn(data, pixels, k=[record.knn_k], temperature=[record.knn_temperature], device=CPU)
+        untrained = run.summary["untrained_knn_top1"]
+        accuracies = {"raw pixels": knn[0].top1, "random encoder": untrained}
         accuracies |= {name: run.summary["knn_top1"] for name, run in runs.items()}
         _draw_figures(path, run, accuracies, data)
-        page = _write_page(path, runs, accuracies, err)
-    seconds = time.perf_counter() - started
-    _print_table(out, accuracies, runs)
-    look = f"Open {page} in a browser" if page is not None else f"The figures are in {path}"
-    print_line(out, f"Done in {format_duration(seconds)}. {look}; then try your own images: `jcl pretrain FOLDER`.")
-    names = ("pixels", "random", "moco_v2", "jcl")
-    found = zip(names, accuracies.values(), strict=True)
-    return {f"{name}_knn_top1": accuracy for name, accuracy in found} | {"seconds": seconds}
+        title = "MoCo v2 and JCL on drawn objects"
+        note = f"For comparison: raw pixels have {knn[0].top1:.1f} %, the untrained encoder {untrained:.1f} %."
+        paths, page = [run.path for run in runs.values()], path / "report.html"
+        write_report(paths, page, names=list(runs), title=title, note=note)
+    return Demo(accuracies, runs, page, time.perf_counter() - started)
 
 
-def _train(folder: Path, seed: int, err: Console) -> dict[str, Run]:
+def _train(folder: Path, seed: int) -> dict[str, Run]:
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
         chosen = build_settings("demo", method=method, values={"train.seed": seed})
         try:
-            runs[name] = pretrain(chosen, folder / method, console=err, label=name)
+            runs[name] = pretrain(chosen, folder / method, label=name)
         except Interrupted as stopped:
             raise Interrupted(f"{stopped} For the whole demo, run `jcl demo` again with a new folder.") from None
     return runs
-
-
-def _write_page(folder: Path, runs: dict[str, Run], accuracies: dict[str, float], err: Console) -> Path | None:
-    """The page of both runs; None if it cannot be made."""
-    note = (
-        f"For comparison, the kNN accuracy of raw pixels is {accuracies['raw pixels']:.1f} %, that of features of the "
-        f"untrained encoder {accuracies['random encoder']:.1f} %."
-    )
-    try:
-        paths, title = [run.path for run in runs.values()], "MoCo v2 and JCL on drawn objects"
-        return write_report(paths, folder / "report.html", names=list(runs), title=title, note=note).file
-    except Exception as error:  # the results are worth more than the page
-        print_line(err, f"Could not write the page: {error}")
-        return None
-
-
-def _accuracy_of_pixels(data: ImageData, settings: ResolvedSettings) -> float:
-    record, cpu = settings.record, torch.device("cpu")
-    features = partial(FeatureSettings(settings.views.image_size).extract, nn.Flatten(), device=cpu)
-    (found,) = evaluate_knn(data, features, k=[record.knn_k], temperature=[record.knn_temperature], device=cpu)
-    return found.top1
 
 
 def _draw_figures(folder: Path, run: Run, accuracies: dict[str, float], data: ImageData) -> None:
@@ -102,14 +85,3 @@ def _draw_figures(folder: Path, run: Run, accuracies: dict[str, float], data: Im
     )
     drawn = neighbour_rows(queries, data.test, bank, data.train, range(6))
     draw_neighbours(drawn, folder / "neighbours.png", title="Nearest neighbors by JCL's features")
-
-
-def _print_table(out: Console, accuracies: dict[str, float], runs: dict[str, Run]) -> None:
-    table = Table("features", "kNN top-1", "seconds", "peak memory", title="kNN accuracy of the features")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, accuracy in accuracies.items():
-        cost = runs[name].summary if name in runs else None
-        shown = [f"{cost['seconds']:.1f}", f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB"] if cost else []
-        table.add_row(name, f"{accuracy:.1f} %", *shown)
-    out.print(table)

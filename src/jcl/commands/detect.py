@@ -1,32 +1,47 @@
-"""Train, resume and evaluate COCO detectors on a pre-trained backbone."""
+"""COCO detectors on a pre-trained backbone (`jcl detect`): train, resume and evaluate."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from rich.console import Console
+from torch import nn
 
-from jcl.commands.detection_job import DetectionJob, InitialBackbone, open_initial_backbone
 from jcl.commands.run import RunContext, run_context
-from jcl.console import pluralize
+from jcl.console import STDERR, pluralize
+from jcl.core.encoder import build_backbone
+from jcl.cores import default_workers
+from jcl.distributed.device import choose_precision
 from jcl.distributed.group import fail_together
-from jcl.errors import RunError
-from jcl.evaluate.detection.batches import training_batches
-from jcl.evaluate.detection.data import coco_module
-from jcl.evaluate.detection.model import DetectionTask
+from jcl.errors import RunError, SettingsError
+from jcl.evaluate.detection.batches import Hardware, training_batches
+from jcl.evaluate.detection.data import coco_files, coco_module, load_coco, overfit_subset, training_subset
+from jcl.evaluate.detection.model import (
+    DetectionTask,
+    build_detector,
+    build_optimizer,
+    detector_body,
+    prepare_for_training,
+)
+from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.evaluate.folders import DetectionFolder
+from jcl.export.loading import open_backbone
+from jcl.report.detections import detections_picture
 from jcl.runs.atomic import make_folder
-from jcl.runs.checkpoint import Progress, checkpoint_to_resume, newest_checkpoint
+from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint, newest_checkpoint
 from jcl.runs.folder import unfinished_folder
-from jcl.settings.detection import RANK_TIMEOUT, DetectionSettings, DetectOptions
+from jcl.settings.detection import RANDOM, RANK_TIMEOUT, DetectionSettings, DetectOptions, scaled_lr
 from jcl.train.display import Display
 from jcl.train.trainer import Trainer
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 
-def detect(options: DetectOptions, *, console: Console | None = None) -> DetectionFolder:
+def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFolder:
     """Train and evaluate a detector into the folder `out` (default: a new one under `runs/`)."""
     numbered = options.out is None
     wanted = DetectionFolder(options.out or Path("runs") / f"detect-{options.values['task']}")
@@ -52,7 +67,7 @@ def detect(options: DetectOptions, *, console: Console | None = None) -> Detecti
             folder = DetectionFolder(path)
             cleanup = folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext()
             with cleanup, folder.resumable():
-                fail_together(ranks, lambda: folder.create(job.settings) if ranks.first else None)
+                context.on_first(lambda: folder.create(job.settings))
                 return _train(job, folder, options.pictures)
 
 
@@ -60,7 +75,7 @@ def _settings(options: DetectOptions, start: InitialBackbone) -> DetectionSettin
     return options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
 
 
-def resume_detection(path: Path, options: DetectOptions, *, console: Console | None = None) -> DetectionFolder:
+def resume_detection(path: Path, options: DetectOptions, *, console: Console = STDERR) -> DetectionFolder:
     """Continue the training in a folder, exactly as if it had not been interrupted."""
     folder = DetectionFolder(path)
     settings = folder.settings()
@@ -68,7 +83,7 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console | N
         return _resume(folder, options, context)
 
 
-def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | None = None) -> dict[str, Any]:
+def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = STDERR) -> dict[str, Any]:
     """COCO's metrics of a checkpoint, or of the newest one of a folder.
 
     The test images are those of the training or, if given, of the options. With `out`, writes the results in COCO's
@@ -89,7 +104,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console | 
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
-            job = DetectionJob(settings, context, options.workers, None)
+            job = DetectionJob(settings, context, options.workers, start=None)
             return job, job.load(checkpoint)
 
         job, progress = fail_together(ranks, prepare)
@@ -129,9 +144,8 @@ def _train(
     if checkpoint is not None:
         progress = fail_together(ranks, lambda: job.load(checkpoint))
         if progress.ranks != ranks.count:
-            context.log(
-                f"Started on {pluralize(progress.ranks, 'rank')}, resumed on {ranks.count}: the sampled regions differ."
-            )
+            began = pluralize(progress.ranks, "rank")
+            context.log(f"Started on {began}, resumed on {ranks.count}: the sampled regions differ.")
         progress.ranks = ranks.count
     job.announce(folder.path)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
@@ -143,6 +157,144 @@ def _train(
     results, figures = job.evaluate()
     if ranks.first:
         folder.write_results(results)
-        job.draw(folder, results, pictures)
+        job.draw(folder.picture_file, results, pictures)
         folder.write_summary(job.summary(figures, progress))  # last, because it marks the detector as finished
     return folder
+
+
+class InitialBackbone(NamedTuple):
+    """The network a detector starts from, its normalization, and a note on where it comes from."""
+
+    body: nn.Module
+    name: str
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    note: str
+    label: str
+
+
+def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0, **_: Any) -> InitialBackbone:
+    """Open `random`, a run folder or a weights file; `backbone` names its network. Other settings are ignored."""
+    if init == RANDOM:
+        name = backbone or "resnet50"
+        torch.manual_seed(seed)
+        note = f"{name} with random weights"
+        return InitialBackbone(build_body(name), name, IMAGENET_MEAN, IMAGENET_STD, note, init)
+    path = Path(init)
+    found = open_backbone(path, backbone)
+    info = found.info
+    body = open_body(found.network, info.backbone, info.stem, str(path))
+    skipped = ", ".join(f"{part} ({count})" for part, count in found.unused.items())
+    loaded = f"loaded {found.loaded} tensors of {info.backbone} from {path}"
+    note = f"{loaded} ({found.source}); left out: {skipped or 'none'}"
+    return InitialBackbone(body, info.backbone, info.mean, info.std, note, path.name or path.resolve().name)
+
+
+def build_body(name: str) -> nn.Module:
+    """A ResNet or ConvNeXt by name, with random weights."""
+    return open_body(build_backbone(name)[0], name, "imagenet", name)
+
+
+def open_body(network: nn.Module, name: str, stem: str, origin: str) -> nn.Module:
+    """The modules of a network that a detector uses."""
+    if stem != "imagenet":
+        raise SettingsError(f"{origin} has the {stem} stem, for small images. Detectors need the usual stem.")
+    body = detector_body(network)
+    if body is None:
+        raise SettingsError(f"{origin} is a {name}. Detectors need a ResNet, such as resnet50, or a ConvNeXt.")
+    return body
+
+
+class DetectionJob:
+    """Data, model and optimizer of a detector, on this rank's device."""
+
+    def __init__(
+        self, settings: DetectionSettings, context: RunContext, workers: int | None, start: InitialBackbone | None
+    ) -> None:
+        """Read the data and build the model, with new weights if a checkpoint will be loaded (`start` None)."""
+        ranks = context.ranks.count
+        if settings.batch_size % (settings.accumulate * ranks):
+            parts = f"--accumulate {settings.accumulate} times {pluralize(ranks, 'rank')}"
+            raise SettingsError(f"--batch-size {settings.batch_size} is not divisible by {parts}.")
+        self.settings, self.context = settings, context
+        precision = choose_precision(settings.precision, context.device)
+        workers = default_workers() if workers is None else workers
+        self.hardware = Hardware(context.device, precision, workers, context.ranks)
+        files = coco_files(settings.coco, settings.task)
+        dataset, self.val = load_coco(files, settings.task)
+        self.train, notes = training_subset(dataset, settings.task)
+        if settings.overfit is not None:
+            self.train, self.val = overfit_subset(self.train, dataset, settings.overfit)
+        self.held_out = files.val_json is None and settings.overfit is None
+        self.notes = notes if start is None else [start.note, *notes]
+        body = build_body(settings.backbone) if start is None else start.body
+        keypoints = len(self.train.keypoints) if settings.task == "keypoint" else 0
+        detector = build_detector(body, settings, classes=len(self.train.categories), keypoints=keypoints)
+        self.detector = prepare_for_training(detector, context.device, ranks)
+        self.optimizer = build_optimizer(self.detector, settings)
+
+    def load(self, checkpoint: Path) -> Progress:
+        return load_checkpoint(checkpoint, self.detector, self.optimizer, self.context.device)
+
+    def announce(self, folder: Path) -> None:
+        """Print data, schedule, and what differs from the paper."""
+        settings, device = self.settings, self.context.device
+        source = "held out of the same file" if self.held_out else str(self.val.file)
+        classes = pluralize(len(self.train.categories), "class", "classes")
+        trained = f"{pluralize(len(self.train.images), 'image')} of {self.train.file} ({classes})"
+        tested = f"{pluralize(len(self.val.images), 'image')} ({source})"
+        self.context.log(f"Training {settings.task} on {trained}, testing on {tested}, on {device}, into {folder}")
+        first, second = settings.milestones
+        rate = f"learning rate {settings.lr:g}, warm-up {settings.warmup:,}, decayed after {first:,} and {second:,}"
+        schedule = f"{pluralize(settings.iterations, 'iteration')}, batch size {settings.batch_size}, {rate}"
+        usual = scaled_lr(settings.batch_size)
+        unsynchronized = self.context.ranks.count > 1 and device.type == "cpu"
+        remarks = {
+            f"the paper's learning rate for this batch size is {usual:g}": settings.lr != usual,
+            "batch norms are not synchronized across ranks: only GPUs do that": unsynchronized,
+            f"batch norms see one of the {settings.accumulate} parts of a batch at a time": settings.accumulate > 1,
+            "overfitting: tested on the training images": settings.overfit is not None,
+            "small heads, not comparable with the paper": settings.heads != "standard",
+        }
+        for note in (*self.notes, schedule, *(remark for remark, applies in remarks.items() if applies)):
+            self.context.log(f"  {note}")
+
+    def evaluate(self) -> tuple[Results, dict[str, Any]]:
+        """Predictions for the test images, and COCO's metrics, which the first rank computes."""
+        settings, context = self.settings, self.context
+        context.log(f"Testing on {pluralize(len(self.val.images), 'image')} ...")
+        begun = time.perf_counter()
+        results = predict(self.detector, self.val, KINDS[settings.task], self.hardware)
+        seconds = time.perf_counter() - begun
+        figures: dict[str, Any] = {}
+        if context.ranks.first:
+            for kind, entries in results.items():
+                figures |= coco_scores(self.val, entries, kind)
+        return results, figures | {
+            "test_images": len(self.val.images),
+            "test_held_out": self.held_out,
+            "tested_on_training_images": settings.overfit is not None,
+            "test_images_per_second": len(self.val.images) / max(seconds, 1e-9),
+        }
+
+    def draw(self, file: Path, results: Results, pictures: int) -> None:
+        """Draw annotations and predictions of the first test images."""
+        settings = self.settings
+        if rows := [row for row, image in enumerate(self.val.images) if image.annotations][:pictures]:
+            subtitle = f"{settings.backbone}, {settings.iterations:,} iterations, batch size {settings.batch_size}"
+            detections_picture(file, self.val, results, rows, f"{settings.task}: {settings.label}", subtitle)
+
+    def summary(self, figures: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        """All figures of a finished detector."""
+        settings = self.settings
+        names = ("task", "label", "init", "backbone", "heads", "batch_size", "accumulate", "lr", "seed")
+        return {
+            **figures,
+            **{name: getattr(settings, name) for name in names},
+            "iterations": progress.step,
+            "ranks": progress.ranks,
+            "train_images": len(self.train.images),
+            "classes": len(self.train.categories),
+            "images_per_second": progress.step * settings.batch_size / max(progress.seconds, 1e-9),
+            "seconds": progress.seconds,
+        }

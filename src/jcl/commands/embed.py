@@ -1,60 +1,47 @@
-"""Writes the features of a set of images to a file (`jcl embed`)."""
+"""Writes the features of images to a file (`jcl embed`), and finds the nearest images in it (`jcl neighbours`)."""
 
-from __future__ import annotations
-
+import difflib
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import torch
+from torch import Tensor
 
-from jcl.commands.target import EvaluationTarget, open_target
-from jcl.console import StderrConsole
-from jcl.data import ImageSource, all_class_names
-from jcl.data.named import absolute_location
+from jcl.commands.inputs import EvaluationTarget, open_target
+from jcl.console import STDERR
+from jcl.data import UNLABELLED, FolderImages, ImageSource, all_class_names, open_data
+from jcl.data.decode import decode
+from jcl.data.listing import Listing
+from jcl.data.named import KNOWN_SETS, absolute_location
+from jcl.distributed.device import choose_device
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.evaluate.feature_file import FeatureInfo, FeatureTable, check_writable, write_feature_file
+from jcl.evaluate.feature_file import FeatureInfo, FeatureTable, check_writable, read_feature_file, write_feature_file
 from jcl.evaluate.features import labels_of
+from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.export.backbone_file import weights_digest
-from jcl.paths import expand_user
-from jcl.settings.commands import EmbedOptions
+from jcl.export.loading import open_backbone
+from jcl.paths import expand_user, path_in
+from jcl.report.contents import NamedImage, NeighbourRow
+from jcl.report.figures import draw_neighbours
+from jcl.settings.commands import EmbedOptions, NeighboursOptions
 
-PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DRAWN: Final = 16  # queries in a picture at most, and neighbors of each
+_CANVAS: Final = 256  # size in pixels at which images of a picture are decoded
+_PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 Progress = Callable[[int, int], None]
 
 
-@dataclass
-class EmbedReport:
-    """The number of images written from each split, and the unreadable ones with the reasons."""
-
-    feature_width: int
-    images: dict[str, int] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        count = sum(self.images.values())
-        return {
-            "images": count,
-            **{f"{split}_images": images for split, images in self.images.items()},
-            "feature_width": self.feature_width,
-            "skipped": len(self.skipped),
-            "skipped_names": sorted(self.skipped),
-            "seconds": self.seconds,
-            "images_per_second": count / self.seconds,
-        }
-
-
-def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedReport:
-    """Write the features of all readable images; `progress` is called with the number of images done and in all."""
+def embed(options: EmbedOptions, *, progress: Progress | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """Write the features of all readable images; returns the figures, and the unreadable images with the reasons."""
     started = time.perf_counter()
-    inputs = (options.weights, expand_user(options.data))
-    if options.out.exists() and any(path.exists() and options.out.samefile(path) for path in inputs):
-        raise SettingsError(f"{options.out} is an input of this command; choose another --out.")
+    refuse_input(options.out, options.weights, options.data)
     check_writable(options.out, force=options.force)
-    target = open_target(options.weights, options.data, options.device, StderrConsole())
+    target = open_target(options.weights, options.data, options.device, STDERR)
     splits = {"train": target.data.train} | ({} if target.data.test is None else {"test": target.data.test})
     if options.split not in (*splits, "all"):
         raise DataError(f"{options.data} has no split {options.split!r}; use --split {' or '.join(splits)} or all.")
@@ -68,48 +55,171 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> EmbedRe
         precision=options.precision,
         data=absolute_location(options.data),
     )
-    report = EmbedReport(info.feature_width)
-    write_feature_file(options.out, _tables(target, sources, options, info, report, progress))
-    report.seconds = time.perf_counter() - started
-    return report
-
-
-def _tables(
-    target: EvaluationTarget,
-    sources: dict[str, ImageSource],
-    options: EmbedOptions,
-    info: FeatureInfo,
-    report: EmbedReport,
-    progress: Progress | None,
-) -> Iterator[FeatureTable]:
-    """The features of all splits, a batch at a time; fills in the report."""
-    total, width = sum(map(len, sources.values())), info.feature_width
-    classes = all_class_names(sources.values())
+    counts, skipped = dict.fromkeys(sources, 0), dict[str, str]()
+    total, classes = sum(map(len, sources.values())), all_class_names(sources.values())
     if classes is not None:  # names of folders may hold bytes that are not UTF-8
         classes = tuple(os.fsencode(name).decode("utf-8", "replace") for name in classes)
-    for split, source in sources.items():
-        report.images[split] = 0
-        skipped: dict[str, str] = {}
-        batches = target.info.preprocessing.batches(
-            target.backbone,
-            source,
-            batch_size=options.batch_size,
-            device=target.device,
-            precision=PRECISIONS[options.precision],
-            workers=options.worker_count,
-            skipped=skipped,
-        )
-        for values, samples in batches:
-            if values.shape[1] != width:
-                raise RunError(f"The network gives features of width {values.shape[1]}, but its file states {width}.")
-            if not values.isfinite().all():
-                raise RunError("The features are NaN or infinite; the training of the weights probably diverged.")
-            names = [source.name_of(sample) for sample in samples.tolist()]
-            labels = labels_of(source, samples.cpu()).numpy()
-            splits = [split] * len(names)
-            yield FeatureTable(values.float().cpu().numpy(), names, labels, splits, classes, info)
-            report.images[split] += len(names)
-            if progress is not None:
-                progress(sum(report.images.values()), total)
-        suffix = f" ({split})" if len(sources) > 1 else ""  # both splits may have an image of the same name
-        report.skipped |= {f"{name}{suffix}": reason for name, reason in skipped.items()}
+
+    def tables() -> Iterator[FeatureTable]:
+        for split, source in sources.items():
+            unreadable: dict[str, str] = {}
+            for values, samples in _features(target, source, options, unreadable):
+                names = [source.name_of(sample) for sample in samples.tolist()]
+                labels = labels_of(source, samples.cpu()).numpy()
+                yield FeatureTable(values.float().cpu().numpy(), names, labels, [split] * len(names), classes, info)
+                counts[split] += len(names)
+                if progress is not None:
+                    progress(sum(counts.values()), total)
+            suffix = f" ({split})" if len(sources) > 1 else ""  # both splits may have an image of the same name
+            skipped.update({f"{name}{suffix}": reason for name, reason in unreadable.items()})
+
+    write_feature_file(options.out, tables())
+    count, seconds = sum(counts.values()), time.perf_counter() - started
+    figures: dict[str, Any] = {"images": count, **{f"{split}_images": number for split, number in counts.items()}}
+    figures |= {"feature_width": info.feature_width, "skipped": len(skipped), "skipped_names": sorted(skipped)}
+    return figures | {"seconds": seconds, "images_per_second": count / seconds}, skipped
+
+
+def _features(
+    target: EvaluationTarget, source: ImageSource, options: EmbedOptions, skipped: dict[str, str]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Features and rows of the readable images in batches."""
+    width, extract = target.info.feature_width, partial(target.info.preprocessing.batches, target.backbone, source)
+    device, precision = target.device, _PRECISIONS[options.precision]
+    size, workers = options.batch_size, options.worker_count
+    for values, samples in extract(
+        batch_size=size, device=device, precision=precision, workers=workers, skipped=skipped
+    ):
+        if values.shape[1] != width:
+            raise RunError(f"The network gives features of width {values.shape[1]}, but its file states {width}.")
+        if not values.isfinite().all():
+            raise RunError("The features are NaN or infinite; the training of the weights probably diverged.")
+        yield values, samples
+
+
+def refuse_input(out: Path | None, *inputs: str | Path) -> None:
+    """Raise if an output file is one of the files that the command reads."""
+    files = [path for path in map(expand_user, inputs) if path.exists()]
+    if out is not None and out.exists() and any(map(out.samefile, files)):
+        raise SettingsError(f"{out} is an input of this command; choose another --out.")
+
+
+class Query(NamedTuple):
+    """An image to find the neighbours of: a file, or a row of the index."""
+
+    name: str
+    row: int | None
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """The rows of an index nearest to each query, nearest first: `found` holds (q, k)."""
+
+    table: FeatureTable
+    queries: tuple[Query, ...]
+    found: Neighbours
+
+    def as_dict(self) -> dict[str, list[Any]]:
+        """Columns with a line for each neighbour of each query."""
+        count, k = self.found.rows.shape
+        rows = self.found.rows.flatten().tolist()
+        return {
+            "query": [query.name for query in self.queries for _ in range(k)],
+            "rank": [rank for _ in range(count) for rank in range(1, k + 1)],
+            "similarity": self.found.similarities.flatten().tolist(),
+            "row": rows,
+            "name": [self.table.names[row] for row in rows],
+            "class": [self.table.class_of(row) for row in rows],
+            "split": [self.table.splits[row] for row in rows],
+        }
+
+
+def find_neighbours(options: NeighboursOptions) -> Matches:
+    """The k images of a feature file most similar to each query, by exact search.
+
+    Queries are images, each a file or the name of an image in the index, then rows of the index. The features of files
+    are extracted with the weights that the index was made with.
+    """
+    table = read_feature_file(options.index)
+    queries = tuple(_image_query(table, name) for name in options.images)
+    for row in options.row:
+        if not 0 <= row < len(table):
+            raise SettingsError(f"The index has no row {row}; its rows are 0 to {len(table) - 1}.")
+        queries += (Query(table.names[row], row),)
+    if not queries:
+        raise SettingsError("Nothing to search for; give an image, or a row of the index with --row.")
+    bank = torch.from_numpy(table.features)
+    values = bank[[query.row or 0 for query in queries]]
+    files = [place for place, query in enumerate(queries) if query.row is None]
+    if files:
+        values[files] = _extract([queries[place].name for place in files], table, options)
+    return Matches(table, queries, nearest_neighbours(values, bank, options.k))
+
+
+def _image_query(table: FeatureTable, name: str) -> Query:
+    if expand_user(name).is_file():
+        return Query(str(expand_user(name)), None)
+    rows = [row for row, known in enumerate(table.names) if known == name]
+    if len(rows) > 1:
+        raise SettingsError(f"The index has several images named {name}; choose one with --row, for example {rows[0]}.")
+    if not rows:
+        close = difflib.get_close_matches(name, table.names[:20_000], n=1)
+        hint = f"; did you mean {close[0]}?" if close else "."
+        raise DataError(f"{name} is neither a file nor an image of the index{hint}")
+    return Query(name, rows[0])
+
+
+def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptions) -> Tensor:
+    """Features (n, d) of image files, extracted like those of the index."""
+    path = options.weights or Path(table.info.weights)
+    if options.weights is None and not path.exists():
+        raise RunError(f"{path}, which made {options.index}, does not exist; give the weights with --weights.")
+    loaded = open_backbone(path)
+    same_width = loaded.info.feature_width == table.features.shape[1]
+    if not same_width or weights_digest(loaded.network) != table.info.weights_digest:
+        raise RunError(f"{options.index} was made with other weights than {path}; write it again with `jcl embed`.")
+    features = loaded.info.preprocessing.extract(
+        loaded.network,
+        FolderImages(Path(), Listing(files), class_names=None),
+        device=choose_device(options.device),
+        precision=_PRECISIONS.get(table.info.precision, torch.float32),
+        strict=True,
+    )
+    return features.values
+
+
+def draw_matches(matches: Matches, path: Path) -> Path:
+    """Draw the first queries beside their neighbours; `DataError` if the images can no longer be read."""
+    table, queries = matches.table, matches.queries[:DRAWN]
+    rows = matches.found.rows[:DRAWN, :DRAWN].tolist()
+    query_rows = {query.row for query in queries if query.row is not None}
+    pixels = _read_images(table, query_rows.union(*rows))
+    labelled = bool((table.labels != UNLABELLED).any())
+
+    def image(row: int, *, query: bool = False) -> NamedImage:
+        split, name = table.splits[row], table.names[row]
+        return NamedImage(pixels[split, name], name, table.class_of(row) if labelled or query else Path(name).name)
+
+    drawn = []
+    for (name, query_row), own, similarities in zip(queries, rows, matches.found.similarities.tolist(), strict=False):
+        query = NamedImage(decode(Path(name), _CANVAS), name) if query_row is None else image(query_row, query=True)
+        drawn.append(NeighbourRow(query, [image(row) for row in own], similarities))
+    return draw_neighbours(drawn, path)
+
+
+def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], Tensor]:
+    """The images of some rows of an index by split and name, read from the data it was made from."""
+    location = table.info.data
+    # The file may be untrusted, so URLs in it are not opened.
+    if location not in KNOWN_SETS and not path_in(location).is_absolute():
+        raise DataError(f"The images of the index are from {location}, which is not fetched again.")
+    data = open_data(location, download=False)
+    wanted = {(table.splits[row], table.names[row]) for row in rows}
+    images = {}
+    for split, source in (("train", data.train), ("test", data.test)):
+        for sample in range(len(source) if source is not None else 0):
+            if source is not None and (image := (split, source.name_of(sample))) in wanted:
+                images[image] = source.read(sample, _CANVAS)
+    for _, name in wanted - images.keys():
+        raise DataError(f"The image {name} of the index is no longer in {location}.")
+    return images

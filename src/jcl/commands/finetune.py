@@ -1,7 +1,5 @@
 """Fine-tuning from options to a finished folder (`jcl finetune`)."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from pathlib import Path
@@ -9,14 +7,12 @@ from pathlib import Path
 from rich.console import Console
 from torch import nn
 
-from jcl.commands.run_data import refuse_inside_data
-from jcl.commands.target import EvaluationTarget, data_location, open_target, untrained_backbone
-from jcl.console import StderrConsole, pluralize, print_line
+from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data, untrained_backbone
+from jcl.console import STDERR, pluralize, print_line
 from jcl.cores import default_workers
 from jcl.data.named import absolute_location
 from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
-from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import (
@@ -39,14 +35,13 @@ DEFAULT_LR = 0.1  # for a batch of 256, scaled by the square root of the batch s
 DEFAULT_HEAD_LR = 0.3  # likewise
 
 
-def finetune(options: FinetuneOptions, *, console: Console | None = None) -> FinetuneFolder:
+def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> FinetuneFolder:
     """Fine-tune the whole network of a run or file with labels, into the folder `out` (default: a new one in `runs/`).
 
     Defaults depend on the number of labels: the batch size (`default_batch_size`), learning rates scaled by its square
     root, and a warm-up of a tenth of the epochs. `from_scratch` starts from random weights, with one learning rate for
     all layers.
     """
-    console = console or StderrConsole()
     weights, out = options.weights, options.out
     if weights is None:
         raise SettingsError("Give the weights to fine-tune, as in: jcl finetune runs/photos photos/ --labels 10%.")
@@ -54,7 +49,7 @@ def finetune(options: FinetuneOptions, *, console: Console | None = None) -> Fin
     target = open_target(weights, options.data, options.device, console)
     task = classification_task(target.data)
     settings = _choose_settings(options, weights, len(label_subset(task.labels, options.labels, options.seed)))
-    refuse_inside_data(out or Path("runs"), data_location(weights, options.data))
+    refuse_inside_data(out or Path("runs"), target.location)
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
     work = _Finetuning(settings, target, task, options.workers, console)
@@ -88,9 +83,8 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
     return validated(FinetuneSettings, values, "the options of `jcl finetune`")
 
 
-def resume_finetuning(path: Path, *, workers: int | None = None, console: Console | None = None) -> FinetuneFolder:
+def resume_finetuning(path: Path, *, workers: int | None = None, console: Console = STDERR) -> FinetuneFolder:
     """Continue a stopped fine-tuning from its newest good checkpoint, exactly as if it had never stopped."""
-    console = console or StderrConsole()
     folder = FinetuneFolder(path)
     settings = validated(FinetuneSettings, folder.stored_settings(), str(folder.settings_file))
     if folder.summary_file.exists():
@@ -156,16 +150,12 @@ class _Finetuning:
         save_backbone(network.backbone, self.target.info, folder.backbone_file)
         folder.save_classifier(network.fc, task.class_names)
         summary = {
-            "finetune_top1": scores.top1,
-            "finetune_top5": scores.top5,
-            **compare("finetune_top1", scores.top1, scores.images, scores.chance_top1),
+            **accuracy_figures("finetune", scores),
             **settings.model_dump(include={"labels", "from_scratch", "head_lr", "layer_decay", "label_smoothing"}),
             **settings.train.model_dump(include={"epochs", "batch_size", "lr", "weight_decay", "seed"}),
             "labels_used": len(task.train) - unreadable,
             "skipped": unreadable,
             "classes": len(task.classes),
-            "test_images": scores.images,
-            "unseen_class_images": scores.unseen_class_images,
             "test_held_out": task.held_out,
             "steps": progress.step,
             "seconds": progress.seconds,
@@ -175,17 +165,12 @@ class _Finetuning:
 
     def _announce(self, folder: FinetuneFolder) -> None:
         settings, train, parts = self.settings, self.settings.train, list(backbone_parts(self.network.backbone))
-        print_line(
-            self.console,
-            f"Fine-tuning {self.target.info.backbone} from "
-            f"{'random weights' if settings.from_scratch else settings.weights} with "
-            f"{pluralize(len(self.task.train), 'labeled image')} ({settings.labels}, "
-            f"{pluralize(len(self.task.classes), 'class', 'classes')}) on {self.target.device}, "
-            f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}, into {folder.path}",
-        )
+        start = "random weights" if settings.from_scratch else settings.weights
+        images, classes = len(self.task.train), pluralize(len(self.task.classes), "class", "classes")
+        labels = f"{pluralize(images, 'labeled image')} ({settings.labels}, {classes})"
+        length = f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}"
+        what = f"Fine-tuning {self.target.info.backbone} from {start} with {labels} on {self.target.device}"
+        print_line(self.console, f"{what}, {length}, into {folder.path}")
         lowest = float(train.lr) * settings.layer_decay ** (len(parts) - 1)
-        print_line(
-            self.console,
-            f"  learning rates: {lowest:.2g} ({parts[0]}) to {train.lr:.2g} ({parts[-1]}), "
-            f"{settings.head_lr:.2g} for the new layer",
-        )
+        rates = f"{lowest:.2g} ({parts[0]}) to {train.lr:.2g} ({parts[-1]}), {settings.head_lr:.2g} for the new layer"
+        print_line(self.console, f"  learning rates: {rates}")

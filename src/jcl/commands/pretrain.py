@@ -1,7 +1,5 @@
 """Pre-training from settings to a finished run folder: `jcl.pretrain` and `jcl.resume`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
@@ -11,10 +9,10 @@ from typing import Literal
 
 from rich.console import Console
 
+from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
 from jcl.commands.run import Run, RunContext, run_context, write_choices
-from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
-from jcl.commands.train_run import RunParts, build_parts, load_initial, machine_choices, train_run
-from jcl.console import StderrConsole, pluralize
+from jcl.commands.train_run import RunTraining
+from jcl.console import STDERR, pluralize
 from jcl.data import ImageData
 from jcl.data.check import survey_headers
 from jcl.data.source import fingerprint
@@ -50,10 +48,7 @@ def pretrain(
     ranks, they train one model, and only the first writes files and prints.
     """
     if not isinstance(settings, Settings):
-        raise TypeError(
-            f"pretrain takes Settings, got {settings!r:.80}; create them with "
-            'jcl.build_settings("folder", values={"data.location": "photos/"}).'
-        )
+        raise TypeError(f"pretrain takes Settings of jcl.build_settings, got {settings!r:.80}.")
     if out == "":  # as a path it would be the current folder
         raise SettingsError("out is empty; name a folder, or leave it out for a new one in runs/.")
     with run_context(settings.train.device, settings.train.rank_timeout, console) as context:
@@ -86,13 +81,13 @@ def resume(path: str | Path, *, console: Console | None = None, device: str | No
 
 def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
     """Time the parts of a training step over a few steps; no run folder is written."""
-    context = RunContext(ALONE, choose_device(settings.train.device), console or StderrConsole())
+    context = RunContext(ALONE, choose_device(settings.train.device), console or STDERR)
     data = open_run_data(settings, context.console)
     resolved, _ = resolve(settings, data_facts(data.train, read_initial(settings)))
     # A recorded step is replayed as a whole.
-    parts = build_parts(with_values(resolved, {"train.cuda_graph": False}), data, context)
-    with parts.loader:
-        return profile_steps(parts.step, parts.loader)
+    training = RunTraining(with_values(resolved, {"train.cuda_graph": False}), data, context)
+    with training.loader:
+        return profile_steps(training.step, training.loader)
 
 
 def _differences(settings: Settings, folder: RunFolder) -> str:
@@ -105,22 +100,17 @@ def _differences(settings: Settings, folder: RunFolder) -> str:
 
 
 def _open_data(settings: Settings, context: RunContext) -> ImageData:
-    """Open the data on the first rank first, so that the others find its listing in a shared cache.
-
-    Every rank works out by itself which images make a batch, so all must have the same images.
-    """
+    """The same images on every rank; the first opens them first, so that the others find its listing in a cache."""
     ranks, console = context.ranks, context.console
-    opened = fail_together(ranks, lambda: open_run_data(settings, console) if ranks.first else None)
+    opened = context.on_first(lambda: open_run_data(settings, console))
     data = fail_together(ranks, lambda: opened or open_run_data(settings, console))
     own = fingerprint(data.train, "listing")
     first = ranks.gather_objects(own)[0]
 
     def compare() -> None:
         if own != first:
-            raise DataError(
-                f"The images on {socket.gethostname()} ({data.train.description}) differ from the first rank's in "
-                "number, names or labels. Every machine needs the same images under the same path."
-            )
+            where = f"{socket.gethostname()} ({data.train.description})"
+            raise DataError(f"The images on {where} have another number, names or labels than the first rank's.")
 
     fail_together(ranks, compare)
     return data
@@ -131,7 +121,7 @@ def _begin(
 ) -> Run:
     """Start a run in the wanted folder, or in a new one with that name and a number."""
     ranks, asked = context.ranks, with_absolute_location(asked)
-    init = fail_together(ranks, lambda: read_initial(asked) if ranks.first else None)
+    init = context.on_first(lambda: read_initial(asked))
 
     def resolve_all() -> tuple[ResolvedSettings, list[Choice]]:
         facts = replace(data_facts(data.train, init), ranks_on_machine=launch_environment().local_world_size)
@@ -143,26 +133,26 @@ def _begin(
     settings = _broadcast(own, ranks)  # other machines may resolve "auto" differently
     wanted = RunFolder(ranks.broadcast_bytes(str(wanted.path).encode()).decode())
 
-    def ready() -> RunParts:
+    def ready() -> RunTraining:
         refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
         if ranks.first and not numbered:
             wanted.refuse_occupied()
-        return build_parts(settings, data, context)
+        return RunTraining(settings, data, context)
 
-    def create(folder: RunFolder) -> None:
+    def create() -> None:
         folder.create(settings)
-        write_choices(folder, [*choices, *machine_choices(settings, context.device)])
+        write_choices(folder, [*choices, *training.machine_choices()])
 
-    parts = fail_together(ranks, ready)
-    loaded = load_initial(settings, parts.learner, context, init)
+    training = fail_together(ranks, ready)
+    loaded = training.load_initial(init)
     with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
         folder = RunFolder(path)
         with folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext():
-            fail_together(ranks, lambda: create(folder) if ranks.first else None)
+            context.on_first(create)
             _announce(context, settings, data, choices, folder)
             for line in loaded:
                 context.log(f"  {line}")
-            return train_run(settings, folder, data, parts, context, label)
+            return training.run(folder, label)
 
 
 def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSettings:
@@ -186,25 +176,22 @@ def _stored_settings(folder: RunFolder) -> ResolvedSettings:
 
 def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     ranks, folder = context.ranks, RunFolder(path)
-    settings = _broadcast(fail_together(ranks, lambda: _stored_settings(folder) if ranks.first else None), ranks)
+    settings = _broadcast(context.on_first(lambda: _stored_settings(folder)), ranks)
     if device is not None:
         settings = with_values(settings, {"train.device": device})
     settings, changes = fail_together(ranks, lambda: fit_to_ranks(settings, ranks.count))
     if ranks.any(ranks.first and folder.summary_file.exists()):
-        context.log(
-            f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run with more "
-            "--epochs, since the learning rate schedule spans all of them."
-        )
+        context.log(f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run.")
         return Run(folder.path)
     with context.locked(folder.path):
         fail_together(ranks, folder.refuse_links)
         moved = f"set data.location in {folder.settings_file} to their new path and resume again"
         fail_together(ranks, lambda: require_data(settings, moved, context.console))
         data = _open_data(settings, context)
-        parts = fail_together(ranks, lambda: build_parts(settings, data, context))
+        training = fail_together(ranks, lambda: RunTraining(settings, data, context))
         for change in changes:
             context.log(f"  {change.name} = {change.value}: {change.reason}")
-        return train_run(settings, folder, data, parts, context, None, resumed=True)
+        return training.run(folder, resumed=True)
 
 
 def _announce(
@@ -223,8 +210,7 @@ def _announce(
         context.log(f"  {line}")
     for choice in choices:
         context.log(f"  {choice.name} = {choice.value}: {choice.reason}")
-    if (warmup := float(settings.train.warmup_epochs)) >= settings.train.epochs:
-        context.log(
-            f"  warning: the warm-up of {warmup:g} epochs is longer than the run ({settings.train.epochs}); "
-            "use --set train.warmup_epochs=auto for short runs"
-        )
+    train = settings.train
+    for name, effect in (("warmup", "the learning rate never reaches its peak"), ("head", "only the head is trained")):
+        if (epochs := getattr(train, f"{name}_epochs")) >= train.epochs:
+            context.log(f"  warning: train.{name}_epochs={epochs:g} of {pluralize(train.epochs, 'epoch')}: {effect}")

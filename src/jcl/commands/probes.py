@@ -1,7 +1,5 @@
 """Measures the frozen features of a run or weights file: kNN (`jcl knn`) and linear probes (`jcl linear`)."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import time
@@ -12,15 +10,13 @@ from typing import Any
 
 from rich.console import Console
 
+from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data
 from jcl.commands.run import run_context
-from jcl.commands.run_data import refuse_inside_data
-from jcl.commands.target import EvaluationTarget, data_location, open_target
-from jcl.console import StderrConsole, print_line, warn_skipped
+from jcl.console import STDERR, print_line, warn_skipped
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
 from jcl.errors import DataError, SettingsError
-from jcl.evaluate.baselines import compare
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
 from jcl.evaluate.features import OF_TEST
 from jcl.evaluate.folders import ProbeFolder
@@ -42,11 +38,10 @@ from jcl.settings.resolve import default_knn_k
 from jcl.settings.schema import TrainSettings
 
 RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
-_PAPER_OPTIONS = ("out", "compile", "least_crop")
 
 
 def measure_knn(
-    options: KnnOptions, *, console: Console | None = None, progress: Callable[[int, int], None] | None = None
+    options: KnnOptions, *, console: Console = STDERR, progress: Callable[[int, int], None] | None = None
 ) -> list[KnnResult]:
     """Weighted kNN of the frozen features of a run or file on labelled data (default: the data of the run).
 
@@ -95,7 +90,7 @@ class LinearReport:
 
 
 def measure_linear(
-    options: LinearOptions, *, console: Console | None = None, progress: Callable[[int, int], None] | None = None
+    options: LinearOptions, *, console: Console = STDERR, progress: Callable[[int, int], None] | None = None
 ) -> LinearReport:
     """The linear probe of a run's or file's frozen features on labelled data (default: the data of the run).
 
@@ -104,75 +99,57 @@ def measure_linear(
     `least_crop` of an image's area. With a folder `out` it writes checkpoints there, and the same call again continues
     exactly. `progress(done, total)` reports the feature extraction of `fast`.
     """
-    console = console or StderrConsole()
-    if options.protocol == "fast":
-        for name in _PAPER_OPTIONS:
-            if getattr(options, name) != LinearOptions.model_fields[name].default:
-                raise SettingsError(f"{options.flag(name)} needs --protocol paper.")
-        grid = ProbeGrid(options.lr or LEARNING_RATES, options.weight_decay or WEIGHT_DECAYS)
-        target = open_target(options.weights, options.data, options.device, console)
-        task, started = classification_task(target.data), time.perf_counter()
-        result = _fast_probe(options, target, task, grid, console, progress)
+    fast = options.protocol == "fast"
+    for name in ("out", "compile", "least_crop") if fast else ():
+        if getattr(options, name) != LinearOptions.model_fields[name].default:
+            raise SettingsError(f"{options.flag(name)} needs --protocol paper.")
+    if not fast and (len(options.lr) > 1 or any(options.weight_decay)):
+        raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
+    train = paper_settings(
+        lr=options.lr[0] if options.lr and not fast else 30.0,
+        epochs=options.epochs or 100,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        compiled=options.compile,
+    )
+    rates, decays = (options.lr, options.weight_decay) if fast else ((), ())
+    grid = ProbeGrid(rates or LEARNING_RATES, decays or WEIGHT_DECAYS)
+    target = open_target(options.weights, options.data, options.device, console)
+    probe = LinearProbe(options, train, grid, target, classification_task(target.data), console)
+    if fast:
+        return probe.report_fast(progress)
+    if options.out is None:
+        return probe.report_paper()
+    refuse_inside_data(options.out, target.location)
+    return probe.report_with_folder(ProbeFolder(options.out))
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """A probe ready to start: a `grid` of them on cached features, or the paper's with the settings `train`."""
+
+    options: LinearOptions
+    train: TrainSettings
+    grid: ProbeGrid
+    target: EvaluationTarget
+    task: ClassificationTask
+    console: Console
+
+    def report_fast(self, progress: Callable[[int, int], None] | None) -> LinearReport:
+        started, task = time.perf_counter(), self.task
+        result = self.run_grid(progress)
         chosen = {name: getattr(result, name) for name in ("lr", "weight_decay", "epochs", "validation_top1")} | {
             "train_images": result.train_images,
             "seconds": time.perf_counter() - started,
             "classes": len(result.classes),  # without those that have no readable image
         }
         names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-        figures = _figures(options, result.scores, chosen, task, _untrained_top1(options, target, task, grid))
-        figures |= target.run_state
-        return LinearReport(result.scores, tuple(names[label] for label in result.classes), figures, result.edges)
-    if len(options.lr) > 1 or any(options.weight_decay):
-        raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
-    train = paper_settings(
-        lr=options.lr[0] if options.lr else 30.0,
-        epochs=options.epochs or 100,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        compiled=options.compile,
-    )
-    target = open_target(options.weights, options.data, options.device, console)
-    probe = PaperProbe(target, classification_task(target.data), train, options, console)
-    if options.out is None:
-        return probe.report()
-    refuse_inside_data(options.out, data_location(options.weights, options.data))
-    return probe.report_with_folder(ProbeFolder(options.out))
+        class_names = tuple(names[label] for label in result.classes)
+        return LinearReport(result.scores, class_names, self._figures(result.scores, chosen), result.edges)
 
-
-def _fast_probe(
-    options: LinearOptions,
-    target: EvaluationTarget,
-    task: ClassificationTask,
-    grid: ProbeGrid,
-    console: Console,
-    progress: Callable[[int, int], None] | None = None,
-) -> LinearResult:
-    features = partial(
-        target.features, batch_size=options.batch_size, workers=options.worker_count, console=console, progress=progress
-    )
-    train, test = features(task.train), features(task.test)
-    return linear_probe(
-        *(train.values, train.labels, test.values, test.labels),
-        grid=grid,
-        epochs=options.epochs,
-        seed=options.seed,
-        device=target.device,
-    )
-
-
-@dataclass(frozen=True)
-class PaperProbe:
-    """The paper's probe, ready to start."""
-
-    target: EvaluationTarget
-    task: ClassificationTask
-    train: TrainSettings
-    options: LinearOptions
-    console: Console
-
-    def report(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
+    def report_paper(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
         """Train, from the newest checkpoint if resumed, and evaluate."""
-        scores, progress, unreadable = self.run(folder, resumed=resumed)
+        scores, progress, unreadable = self.run_paper(folder, resumed=resumed)
         chosen = {
             "lr": self.train.lr,
             "weight_decay": 0.0,
@@ -183,14 +160,38 @@ class PaperProbe:
             "least_crop": self.options.least_crop,
             "seconds": progress.seconds,
         }
-        fast = self.options.model_copy(update={"epochs": None})
-        untrained = _untrained_top1(fast, self.target, self.task, ProbeGrid())
-        figures = _figures(self.options, scores, chosen, self.task, untrained) | self.target.run_state
-        return LinearReport(scores, self.task.class_names, figures)
+        return LinearReport(scores, self.task.class_names, self._figures(scores, chosen))
 
-    def run(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> ClassifierResult:
+    def report_with_folder(self, folder: ProbeFolder) -> LinearReport:
+        """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
+        log, probe = partial(print_line, self.console), self._description()
+        folder.refuse_other(probe)
+        with folder.locked_for_training(warn=log):
+            resumed = folder.settings_file.exists()
+            if not resumed:
+                write_object(folder.settings_file, probe)
+            if folder.summary_file.exists() and folder.scores_file.exists():
+                log(f"The linear probe in {folder.path} has finished; showing its result.")
+                return LinearReport(folder.scores(), self.task.class_names, folder.summary())
+            report = self.report_paper(folder, resumed=resumed)
+            write_object(folder.scores_file, asdict(report.scores))
+            folder.write_summary(report.figures)  # last: it marks the probe as finished
+        return report
+
+    def run_grid(self, progress: Callable[[int, int], None] | None = None) -> LinearResult:
+        """Train all probes of the grid on cached features."""
+        size, workers = self.options.batch_size, self.options.worker_count
+        train, test = (
+            self.target.features(images, batch_size=size, workers=workers, console=self.console, progress=progress)
+            for images in (self.task.train, self.task.test)
+        )
+        inputs = (train.values, train.labels, test.values, test.labels)
+        seed, device = self.options.seed, self.target.device
+        return linear_probe(*inputs, grid=self.grid, epochs=self._grid_epochs, seed=seed, device=device)
+
+    def run_paper(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> ClassifierResult:
         """Train the layer on the training images and evaluate it on the test images after the last epoch."""
-        target, train = self.target, self.train
+        target, train, preprocessing = self.target, self.train, self.target.info.preprocessing
         width, classes = target.info.feature_width, len(self.task.classes)
         network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
         network = to_device(network, target.device)
@@ -199,8 +200,8 @@ class PaperProbe:
             network=network,
             optimizer=probe_optimizer(network, train),
             data=self.task,
-            preprocessing=target.info.preprocessing,
-            recipe=crop_and_flip(target.info.preprocessing, min_scale=self.options.least_crop),
+            preprocessing=preprocessing,
+            recipe=crop_and_flip(preprocessing, min_scale=self.options.least_crop),
             train=train,
             device=target.device,
             workers=self.options.worker_count,
@@ -210,63 +211,37 @@ class PaperProbe:
             folder.save_classifier(network.fc, self.task.class_names)
         return found
 
-    def report_with_folder(self, folder: ProbeFolder) -> LinearReport:
-        """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
-        log = partial(print_line, self.console)
-        probe = self.description()
-        folder.refuse_other(probe)
-        with folder.locked_for_training(warn=log):
-            resumed = folder.settings_file.exists()
-            if not resumed:
-                write_object(folder.settings_file, probe)
-            if folder.summary_file.exists() and folder.scores_file.exists():
-                log(f"The linear probe in {folder.path} has finished; showing its result.")
-                return LinearReport(folder.scores(), self.task.class_names, folder.summary())
-            report = self.report(folder, resumed=resumed)
-            write_object(folder.scores_file, asdict(report.scores))
-            folder.write_summary(report.figures)  # last: it marks the probe as finished
-        return report
+    @property
+    def _grid_epochs(self) -> int | None:
+        return self.options.epochs if self.options.protocol == "fast" else None
 
-    def description(self) -> dict[str, Any]:
-        """Everything the figures depend on; weights and data by name and digest."""
-        target, train = self.target, self.train
+    def _description(self) -> dict[str, Any]:
+        """Everything the paper's figures depend on; weights and data by name and digest."""
+        target = self.target
         network = hashlib.sha256((weights_digest(target.backbone) + target.info.to_text()).encode()).hexdigest()
         return {
             "weights": f"{self.options.weights.resolve().name} ({network[:16]})",
             "data": f"{target.data.name} ({fingerprint(self.task.train)}, {fingerprint(self.task.test)})",
-            "lr": train.lr,
-            "epochs": train.epochs,
-            "batch_size": train.batch_size,
+            **self.train.model_dump(include={"lr", "epochs", "batch_size", "seed"}),
             "least_crop": self.options.least_crop,
-            "seed": train.seed,
         }
 
+    def _figures(self, scores: Scores, chosen: dict[str, Any]) -> dict[str, Any]:
+        """What both protocols report; the untrained network is always measured with the grid."""
+        options, untrained = self.options, None
 
-def _untrained_top1(
-    options: LinearOptions, target: EvaluationTarget, task: ClassificationTask, grid: ProbeGrid
-) -> float | None:
-    """The accuracy of the untrained network by the fast protocol, also beside the paper's."""
+        def measure(network: EvaluationTarget) -> list[float]:
+            return [replace(self, target=network, console=Console(quiet=True)).run_grid().scores.top1]
 
-    if options.no_untrained:
-        return None
-
-    def measure(untrained: EvaluationTarget) -> list[float]:
-        return [_fast_probe(options, untrained, task, grid, Console(quiet=True)).scores.top1]
-
-    with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
-        return target.untrained(measure, linear=[asdict(grid), options.epochs, options.seed])[0]
-    return None
-
-
-def _figures(
-    options: LinearOptions, scores: Scores, chosen: dict[str, Any], task: ClassificationTask, untrained: float | None
-) -> dict[str, Any]:
-    found = {"linear_top1": scores.top1, "linear_top5": scores.top5, "protocol": options.protocol}
-    found |= compare("linear_top1", scores.top1, scores.images, scores.chance_top1, untrained)
-    about = {
-        "test_images": scores.images,
-        "unseen_class_images": scores.unseen_class_images,
-        "test_held_out": task.held_out,
-        "seed": options.seed,
-    }
-    return found | chosen | about
+        if not options.no_untrained:
+            with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
+                about = [asdict(self.grid), self._grid_epochs, options.seed]
+                untrained = self.target.untrained(measure, linear=about)[0]
+        return {
+            **accuracy_figures("linear", scores, untrained),
+            "protocol": options.protocol,
+            **chosen,
+            "test_held_out": self.task.held_out,
+            "seed": options.seed,
+            **self.target.run_state,
+        }

@@ -1,20 +1,18 @@
 """Write a report: read run folders, evaluate a sample of their images, and put both on one page."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from jcl.commands.inputs import open_run_data
 from jcl.commands.report_sample import evaluate_sample, example_views
 from jcl.commands.run import read_choices, read_classes
-from jcl.commands.run_data import open_run_data
 from jcl.console import join_words, plain_names, pluralize
 from jcl.data import ImageData
 from jcl.data.named import KNOWN_SETS, data_warnings
@@ -36,29 +34,11 @@ from jcl.settings.schema import Settings, with_values
 _MAX_SKIPPED = 1_000_000  # characters of skipped.txt
 
 
-@dataclass(frozen=True)
-class Report:
-    """A page that was written, and the runs on it."""
-
-    file: Path
-    size: int
-    runs: Sequence[RunContents]
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """A flat object for JSON; with several runs, names start with the name of the run."""
-        values: dict[str, Any] = {"file": str(self.file), "bytes": self.size, "seconds": self.seconds}
-        for run, name in zip(self.runs, plain_names([run.name for run in self.runs]), strict=True):
-            results: dict[str, Any] = {"finished": run.summary is not None}
-            results |= {metric.json_name: measured.value for metric, measured in run.measured.items()}
-            if run.sample is not None:
-                results |= run.sample.as_dict()
-            prefix = "" if len(self.runs) == 1 else f"{name}_"
-            values |= {f"{prefix}{key}": value for key, value in results.items()}
-        return values
+Written = tuple[Sequence[RunContents], dict[str, Any]]
+"""The runs on a page, and the figures for JSON; with several runs, names start with the name of the run."""
 
 
-def report_runs(options: ReportOptions) -> Report:
+def report_runs(options: ReportOptions) -> Written:
     runs, names, out = options.runs, options.name, options.out
     if names and len(set(names)) != len(runs):
         raise SettingsError(f"--name: give {pluralize(len(runs), 'different name')}, one for each run, or none.")
@@ -84,7 +64,7 @@ def write_report(
     device: str = "auto",
     data: ImageData | None = None,
     force: bool = False,
-) -> Report:
+) -> Written:
     """Write the page of one or several runs, with `note` below the summary; `data` are their images if already open.
 
     Without `force`, a page is not replaced if it has sections that can no longer be made because the images are gone.
@@ -101,13 +81,16 @@ def write_report(
     old_page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not force else ""
     if lost := missing_sections(old_page, page):
         reasons = " ".join(reason for run in runs for reason in run.missing)
-        raise RunError(
-            f"{file} is not overwritten, because a new page would lack its {join_words(lost)}. {reasons} "
-            "Use -o FILE to write another file, or --force to overwrite this one."
-        )
+        raise RunError(f"A new {file} would lack {join_words(lost)}; use -o FILE or --force. {reasons}")
     content = page.encode(errors="replace")  # folder names may not be valid UTF-8
     write_atomically(file, content, follow_links=not own)
-    return Report(file, len(content), runs, time.perf_counter() - started)
+    figures = {"file": str(file), "bytes": len(content), "seconds": time.perf_counter() - started}
+    for run, name in zip(runs, plain_names([run.name for run in runs]), strict=True):
+        results: dict[str, Any] = {"finished": run.summary is not None}
+        results |= {metric.json_name: measured.value for metric, measured in run.measured.items()}
+        results |= run.sample.as_dict() if run.sample is not None else {}
+        figures |= {key if len(runs) == 1 else f"{name}_{key}": value for key, value in results.items()}
+    return runs, figures
 
 
 def gather(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
@@ -149,10 +132,7 @@ def read_run(path: Path, name: str) -> RunContents:
 
 def run_names(paths: Sequence[Path]) -> list[str]:
     """The folders' names, with as many parent folders as needed to make them distinct."""
-    try:
-        whole = [expand_user(path).resolve() for path in paths]
-    except OSError as error:  # below the /proc of a process that has ended
-        raise RunError(f"{error.filename} cannot be read: {error.strerror}.") from None
+    whole = [expand_user(path).resolve() for path in paths]
     if len(set(whole)) < len(whole):
         raise SettingsError("The same run folder is given twice.")
     depth = 1

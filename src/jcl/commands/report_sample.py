@@ -1,7 +1,5 @@
 """Evaluation for a report, on a sample of the images that takes a few seconds."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from jcl.commands.run_data import data_facts, open_run_data, refuse_inside_data
+from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data
 from jcl.core.registry import METHODS
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
 from jcl.data.source import class_name, select_images
@@ -47,10 +45,7 @@ _MAX_PROBE_WEIGHTS: Final = 2_000_000
 
 
 def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, device: torch.device) -> SampleResults:
-    """Evaluate the backbone of a run on a sample of `data`.
-
-    The sample size depends only on the network and the kind of device, so equal runs have equal results.
-    """
+    """Evaluate the backbone of a run on a sample of `data`, whose size depends on the network and kind of device."""
     found = open_backbone(weights)
     backbone, preprocessing = found.network, found.info.preprocessing
     precision = choose_precision(settings.train.precision, device)

@@ -1,18 +1,16 @@
 """A run: `jcl.Run`, the files that describe a run, its learner, and the ranks and device it trains on."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from jcl.console import StderrConsole, print_line
+from jcl.console import STDERR, print_line
 from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageSource
 from jcl.data.source import class_name
@@ -34,6 +32,8 @@ from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
 from jcl.train.build import build_learner
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,9 @@ def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:
 
 def read_choices(folder: RunFolder) -> list[Choice] | None:
     """What `write_choices` wrote; None if it cannot be read."""
-    stored = None
-    with contextlib.suppress(RunError):
-        stored = read_object(folder.choices_file).get("choices")
-    if not isinstance(stored, list):
-        return None
-    return [
-        Choice(str(entry.get("name", "")), entry.get("value"), str(entry.get("reason", "")))
-        for entry in stored
-        if isinstance(entry, dict)
-    ]
+    with contextlib.suppress(RunError, KeyError, TypeError):
+        return [Choice(**entry) for entry in read_object(folder.choices_file)["choices"]]
+    return None
 
 
 def write_classes(folder: RunFolder, source: ImageSource, result: KnnResult) -> None:
@@ -164,10 +157,7 @@ def open_trained(path: Path) -> TrainedRun:
         return TrainedRun(path, folder.settings(), (path,))
     found_in_file = read_moco_checkpoint(path)
     if found_in_file is None:
-        raise RunError(
-            f"{path} has no projection head, key encoder or queue; give a run folder, a file in its checkpoints/, "
-            "or a checkpoint that MoCo's or JCL's own program wrote."
-        )
+        raise RunError(f"{path} has no projection head, key encoder or queue; give a run or a checkpoint of MoCo.")
     return TrainedRun(path, _settings_of_import(*found_in_file), (path,), found_in_file[1])
 
 
@@ -200,19 +190,23 @@ class RunContext:
     def log(self, text: str) -> None:
         print_line(self.console, text)
 
+    def on_first(self, work: Callable[[], Result]) -> Result | None:
+        """Call `work` on the first rank; if it fails, all ranks end."""
+        return fail_together(self.ranks, lambda: work() if self.ranks.first else None)
+
     @contextlib.contextmanager
     def new_folder(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
         """Create a folder like the function `new_folder`, on the first rank only; all ranks get its path."""
         with contextlib.ExitStack() as stack:
             folder = new_folder(wanted, numbered=numbered)
-            path = fail_together(self.ranks, lambda: stack.enter_context(folder) if self.ranks.first else wanted)
+            path = self.on_first(lambda: stack.enter_context(folder))
             yield Path(self.ranks.broadcast_bytes(str(path).encode()).decode())
 
     def folder_to_continue(self, find: Callable[[], TrainingFolder | None], asked: bool = False) -> Path | None:
         """The folder to resume, found by the first rank, if `asked` or if a launcher has restarted all; else None."""
         # A launcher that was itself restarted counts no restarts, but another machine's may.
         restarted = self.ranks.any(launch_environment().restarts > 0)
-        folder = fail_together(self.ranks, lambda: find() if (asked or restarted) and self.ranks.first else None)
+        folder = self.on_first(find) if asked or restarted else None
         path = str(folder.path) if folder is not None and folder.settings_file.exists() else ""
         path = self.ranks.broadcast_bytes(path.encode()).decode()
         return Path(path) if path else None
@@ -221,8 +215,7 @@ class RunContext:
     def locked(self, folder: Path) -> Iterator[None]:
         """Keep other processes out of the folder; the first rank holds the lock for all."""
         with contextlib.ExitStack() as stack:
-            lock = lock_folder(folder, warn=self.log)
-            fail_together(self.ranks, lambda: stack.enter_context(lock) if self.ranks.first else None)
+            self.on_first(lambda: stack.enter_context(lock_folder(folder, warn=self.log)))
             yield
 
 
@@ -230,4 +223,4 @@ class RunContext:
 def run_context(device: str, rank_timeout: float, console: Console | None) -> Iterator[RunContext]:
     """The context of this rank. Only the first one prints: to the given console, or to standard error."""
     with process_group(device, rank_timeout) as (ranks, own_device):
-        yield RunContext(ranks, own_device, (console or StderrConsole()) if ranks.first else Console(quiet=True))
+        yield RunContext(ranks, own_device, (console or STDERR) if ranks.first else Console(quiet=True))

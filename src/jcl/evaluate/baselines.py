@@ -53,7 +53,7 @@ def clearly_best(estimates: Sequence[Estimate | None]) -> int | None:
     return best if best is not None and others and all(map(known[best].beats, others)) else None
 
 
-def compare(
+def baseline_figures(
     name: str, accuracy: float, images: int, chance: float, untrained: float | None = None, start: float | None = None
 ) -> dict[str, Any]:
     """The interval of the accuracy `name`, the baselines, and whether it beats them, with plain names for JSON.
@@ -75,11 +75,11 @@ def compare_online(first: Mapping[str, Any], newest: Mapping[str, Any], *, initi
     if not newest.get("step") or not all(map(is_number, figures)):  # untrained, of an older version, or edited by hand
         return {}
     before = first.get("knn_top1") if first.get("step") == 0 and is_number(first.get("knn_top1")) else None
-    return compare("knn_top1", *figures, *((None, before) if initialized else (before, None)))
+    return baseline_figures("knn_top1", *figures, *((None, before) if initialized else (before, None)))
 
 
 def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") -> str | None:
-    """A sentence about the baselines that the accuracy `name` does not beat, from what `compare` gave, and advice."""
+    """A sentence about the baselines that the accuracy `name` does not beat, by `baseline_figures`, and advice."""
     start = f"start_{name}"
     titles = {"chance_top1": "chance", f"untrained_{name}": "the untrained network", start: "the weights at the start"}
     lost = [key for key in titles if figures.get(f"beats_{key.partition('_')[0]}") is False]

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jcl.console import StderrConsole, pluralize, print_line
+from jcl.console import STDERR, pluralize, print_line
 from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, torchvision_networks
 from jcl.errors import RunError, SettingsError, import_extra
 from jcl.export.backbone_file import BackboneInfo, backbone_info
@@ -145,7 +145,7 @@ def _read_run(folder: RunFolder) -> WeightsFile:
     weights = _read_checkpoint(newest, folder)
     if os.environ.get("RANK", "0") == "0":  # of several ranks one prints
         state = f"{folder.path} has not finished: it is at epoch {weights.epoch:.3g} of {settings.train.epochs}"
-        print_line(StderrConsole(), f"{state}. Using its newest checkpoint; {folder.how_to_finish}.")
+        print_line(STDERR, f"{state}. Using its newest checkpoint; {folder.how_to_finish}.")
     return weights
 
 

@@ -1,7 +1,5 @@
 """Accuracy against the values of a setting: curves, a heat map of two settings, or one panel per setting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,9 +29,6 @@ _LABELS: Final = {
 }
 _OFFSET: Final = 0.017  # between curves with error bars, as a fraction of the axis
 _LEAST_SPAN: Final = 5.0  # percent on the accuracy axis, so that small differences look small
-_PANEL_INCHES: Final = 8.4  # of all panels in a row
-_LETTER_INCHES: Final = 0.072
-_MARGIN: Final = 0.05  # on both sides of an axis, as a fraction of its span
 _COLORMAP: Final = LinearSegmentedColormap.from_list("shades", ["#eef4f9", "#7fb4d6", style.BLUE, "#003e63"])
 
 
@@ -88,39 +83,6 @@ def _best_text(points: Sequence[Point], metric: str) -> str:
     return "" if best is None else style.plain(f"best at {describe(best.values)}: {best.mean(metric):.2f} %", 70)
 
 
-class AxisPositions:
-    """Positions of values on an axis: linear or, if tick labels would overlap, logarithmic or evenly spaced."""
-
-    def __init__(self, values: Sequence[Any], inches: float) -> None:
-        self._values = distinct_values(values)
-        self.ordered = are_numbers(self._values)
-        self._ticks, self._note = [float(value) for value in self._values] if self.ordered else [], ""
-        if self.ordered and min(self._values) > 0 and not self._fits(inches):
-            self._ticks, self._note = [math.log(value) for value in self._values], ", log scale"
-        if not self.ordered or not self._fits(inches):
-            self._ticks = [float(number) for number in range(len(self._values))]
-            self._note = ", evenly spaced" if self.ordered else ""
-        span = self._ticks[-1] - self._ticks[0]
-        margin = _MARGIN * span if self.ordered and span > 0 else 0.5
-        self._limits = self._ticks[0] - margin, self._ticks[-1] + margin
-        self.width = span + 2 * margin
-
-    def of(self, value: Any) -> float:
-        return self._ticks[self._values.index(value)]
-
-    def _fits(self, inches: float) -> bool:
-        """Whether tick labels leave a gap."""
-        widest = _LETTER_INCHES * (1 + max(len(format_value(value)) for value in self._values))
-        return bool(np.all(np.diff(self._ticks) * inches >= widest * (1 + 2 * _MARGIN) * np.ptp(self._ticks)))
-
-    def label_axis(self, axes: Axes, label: str) -> None:
-        limit = max(6, 60 // len(self._ticks))
-        labels = [style.plain(format_value(value), limit) for value in self._values]
-        axes.set_xticks(self._ticks, labels, parse_math=False)
-        axes.set_xlim(*self._limits)
-        style.label_axes(axes, style.plain(f"{label}{self._note}", 60))
-
-
 def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str]) -> Figure:
     """One panel per metric, with a curve for each combination of the further settings."""
     rows = math.ceil(len(curves) / 4) if len(names) > 1 else 0
@@ -128,7 +90,7 @@ def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str]) ->
     points = [point for curve in curves.values() for point in curve]
     for axes, (metric, title) in zip(panels, _METRICS.items(), strict=True):
         style.format_axes(axes, title, _best_text(points, metric))
-        _draw_panel(axes, names[0], [(metric, curve) for curve in curves.values()], _PANEL_INCHES / 2)
+        _draw_panel(axes, names[0], [(metric, curve) for curve in curves.values()])
     if len(names) > 1:
         style.add_legend(figure, {name: _handle(number) for number, name in enumerate(curves)}, columns=4)
     return figure
@@ -147,22 +109,25 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figur
         found = [f"{title.split()[0]} at {format_value(each.values[name])}" for title, each in best.items() if each]
         subtitle = style.plain(f"best: {', '.join(found)}" if found else "", 46)
         style.format_axes(axes, style.plain(_label(name), 32), subtitle)
-        positions = _draw_panel(axes, name, [(metric, line) for metric in _METRICS], _PANEL_INCHES / columns)
-        if center[name] in [point.values[name] for point in line]:
-            axes.axvline(positions.of(center[name]), color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
+        values = _draw_panel(axes, name, [(metric, line) for metric in _METRICS])
+        if center[name] in values:
+            axes.axvline(values.index(center[name]), color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
     entries = {title: _handle(number) for number, title in enumerate(_METRICS.values())}
     entries["value in the other panels"] = Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=":")
     style.add_legend(figure, entries, columns=4)
     return figure
 
 
-def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]], inches: float) -> AxisPositions:
-    """Curves of metrics over the values of a setting, shifted so that their error bars do not overlap."""
-    positions = AxisPositions([point.values[name] for _, curve in curves for point in curve], inches)
-    shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * positions.width
+def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]]) -> list[Any]:
+    """Curves of metrics over the values of a setting, evenly spaced; returns the values.
+
+    Curves are shifted so that their error bars do not overlap.
+    """
+    values = distinct_values(point.values[name] for _, curve in curves for point in curve)
+    shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * len(values)
     for number, (metric, curve) in enumerate(curves):
         color, offset = style.PALETTE[number], shift * (number - (len(curves) - 1) / 2)
-        measured = [(positions.of(point.values[name]) + offset, point) for point in curve if point.each(metric)]
+        measured = [(values.index(point.values[name]) + offset, point) for point in curve if point.each(metric)]
         measured.sort(key=lambda pair: pair[0])
         x, means = [at for at, _ in measured], [point.mean(metric) or 0.0 for _, point in measured]
         bars = [each for _, point in measured if (each := point.estimate(metric, deviations=1.0)) is not None]
@@ -171,7 +136,7 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
         seeds = [(at, value) for at, point in measured for value in point.each(metric) if len(point.results) > 1]
         axes.scatter([at for at, _ in seeds], [value for _, value in seeds], 14, color, alpha=0.4, linewidth=0)
         axes.plot(
-            x, means, color=color, linewidth=1.9, linestyle="-" if positions.ordered else "none", marker="o",
+            x, means, color=color, linewidth=1.9, linestyle="-" if are_numbers(values) else "none", marker="o",
             markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
         )  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
@@ -180,8 +145,12 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
     if high - low < _LEAST_SPAN:
         low = min(max(0.0, (low + high - _LEAST_SPAN) / 2), 100 - _LEAST_SPAN)
         axes.set_ylim(low, low + _LEAST_SPAN)
-    positions.label_axis(axes, _label(name))
-    return positions
+    limit = max(6, 60 // len(values))
+    labels = [style.plain(format_value(value), limit) for value in values]
+    axes.set_xticks(range(len(values)), labels, parse_math=False)
+    axes.set_xlim(-0.5, len(values) - 0.5)
+    style.label_axes(axes, style.plain(_label(name), 60))
+    return values
 
 
 def _handle(number: int) -> Line2D:

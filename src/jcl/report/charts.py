@@ -1,7 +1,5 @@
 """Charts of the page; the template draws them as SVG."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jcl.report.contents import FeatureMap, RunContents
+from jcl.console import join_words
+from jcl.report.contents import QUALITY, FeatureMap, RunContents
 from jcl.report.style import PALETTE
 from jcl.train.display import uniform_guess_loss
 
@@ -46,6 +45,9 @@ class ChartSpec:
 
 
 _LEARNING_RATE: Final = ChartSpec("rate", "Learning rate", "Features improve most as it decays.", "lr", from_zero=True)
+_QUALITY: Final = [
+    ChartSpec(name, *QUALITY[name], name, kind="quality", from_zero=True) for name in ("rankme", "lidar")
+]
 _TRAINING: Final = (
     ChartSpec("loss", "Loss", "Lower is better. Losses of different methods are not comparable.", "loss"),
     ChartSpec(
@@ -56,14 +58,7 @@ _TRAINING: Final = (
         "knn", "kNN accuracy of the frozen features", "Top-1, first of the network before training.",
         "knn_top1", kind="knn", percent=True,
     ),
-    ChartSpec(
-        "rankme", "RankMe", "Number of directions that the features use, without labels. Usually higher is better.",
-        "rankme", kind="quality", from_zero=True,
-    ),
-    ChartSpec(
-        "lidar", "LiDAR", "Number of directions that tell images apart, without labels. Usually higher is better.",
-        "lidar", kind="quality", from_zero=True,
-    ),
+    *_QUALITY,
     _LEARNING_RATE,
     ChartSpec(
         "positive", "Similarity of query and keys", "Cosine similarity of a query and the mean of its keys.",
@@ -208,8 +203,9 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
             until = f", until epoch {filling.max():.3g}" if filling.max() < filled[:, 0].max() else ""
             way = "rises" if spec.key == "loss" else "falls"
             spec = replace(spec, text=f"{spec.text} It {way} while the queue fills{until}.")
-    if spec is _LEARNING_RATE:
-        spec = replace(spec, text=f"{_peak_rates([runs[index] for index in found])} {spec.text}")
+    if spec is _LEARNING_RATE:  # steps that were logged may have missed the peak
+        rates = sorted({runs[index].settings.train.lr for index in found})
+        spec = replace(spec, text=f"The peak is {join_words([f'{rate:g}' for rate in rates])}. {spec.text}")
     if spec.key == "knn":
         chances = {chance.value for index in found if (chance := runs[index].accuracy("chance_top1")) is not None}
         levels = [(chance, "chance") for chance in sorted(chances)]
@@ -217,14 +213,6 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
     ends = "; ".join(f"{name} ends at {spec.format(value)}" for name, value in final.items())
     end = max(float(points[:, 0].max()) for points in found.values())
     return _chart(spec, f"{spec.title} by epoch. {ends}.", series, (0.0, end or 1.0), levels)
-
-
-def _peak_rates(runs: Sequence[RunContents]) -> str:
-    """The peaks of the schedules; steps that were logged may have missed the peak."""
-    rates = {run.name: f"{run.settings.train.lr:g}" for run in runs}
-    if len(set(rates.values())) == 1:
-        return f"The peak is {rates[runs[0].name]}."
-    return f"The peaks: {', '.join(f'{rate} for {name}' for name, rate in rates.items())}."
 
 
 def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:

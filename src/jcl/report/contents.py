@@ -1,11 +1,9 @@
 """What a report shows of a run: plain values, and images as tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
@@ -15,6 +13,13 @@ from jcl.evaluate.knn import KnnResult
 from jcl.runs.json_object import is_number
 from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.studies.distribution import ViewSpread
+
+QUALITY: Final = {
+    "rankme": ("RankMe", "Number of directions that the features use. Usually higher is better."),
+    "alpha_req": ("alpha-ReQ", "How fast the variance of these directions decays. Best near 1."),
+    "lidar": ("LiDAR", "Number of directions that tell images apart, given their views. Usually higher is better."),
+}
+"""The measures without labels: title and meaning."""
 
 
 @dataclass(frozen=True, eq=False)

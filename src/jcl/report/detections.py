@@ -1,7 +1,5 @@
 """A picture of what a detector found beside the annotations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,11 +61,8 @@ def _draw_object(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage,
     left, top, width, height = entry["bbox"]
     axes.add_patch(Rectangle((left, top), width, height, fill=False, edgecolor=color, linewidth=1.2))
     score = f" {entry['score']:.2f}" if "score" in entry else ""
-    axes.annotate(
-        style.plain(name, 18) + score, (left, top), (1, -1), textcoords="offset points", va="top",
-        fontsize=style.SIZES["small"] - 2, color=style.PAPER, parse_math=False, annotation_clip=True, clip_on=True,
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": color, "alpha": 0.8, "linewidth": 0},
-    )  # fmt: skip
+    look = {"color": style.PAPER, "va": "top", "bbox": style.label_box(color, 0.8), "clip_on": True}
+    style.write(axes, style.plain(name, 18) + score, (left, top), (1, -1), size="tiny", annotation_clip=True, **look)
     shape = entry.get("segmentation")
     if isinstance(shape, list):
         for polygon in shape:

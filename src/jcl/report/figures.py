@@ -27,11 +27,8 @@ def plot_comparison(
     lengths = [value if math.isfinite(value) else 0.0 for value in scores.values()]
     axes.barh(range(len(scores)), lengths, height=0.66, color=style.colours_for(list(scores)), linewidth=0)
     for row, (length, value) in enumerate(zip(lengths, scores.values(), strict=True)):
-        axes.annotate(
-            f"{value:.1f} %" if math.isfinite(value) else "not measured", (length, row), (5, 0),
-            textcoords="offset points", va="center_baseline", color=style.INK, fontsize=style.SIZES["panel"],
-            fontweight="bold",
-        )  # fmt: skip
+        text = f"{value:.1f} %" if math.isfinite(value) else "not measured"
+        style.write(axes, text, (length, row), (5, 0), size="panel", va="center_baseline", fontweight="bold")
     axes.set_yticks(range(len(scores)), [style.plain(name, 22) for name in scores], parse_math=False)
     axes.set_ylim(len(scores) - 0.5, -0.5)
     axes.set_xlim(0, max([*lengths, 1.0]) * 1.12)
@@ -63,11 +60,9 @@ def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "N
             axes = figure.add_axes(box)
             _show(axes, image, colour, mark)
             if column > 0:
-                axes.annotate(
-                    f"{row.similarities[column - 1]:.2f}", (1, 0), (-4, 4.5), xycoords="axes fraction",
-                    textcoords="offset points", ha="right", fontsize=style.SIZES["small"] - 1, color=style.PAPER,
-                    bbox={"boxstyle": "round,pad=0.2", "facecolor": style.INK, "alpha": 0.72, "linewidth": 0},
-                )  # fmt: skip
+                similarity, frame = f"{row.similarities[column - 1]:.2f}", style.label_box(style.INK, 0.72)
+                look = {"color": style.PAPER, "ha": "right", "bbox": frame, "xycoords": "axes fraction"}
+                style.write(axes, similarity, (1, 0), (-4, 4.5), size="tiny", **look)
     return style.save(figure, path)
 
 
@@ -109,10 +104,8 @@ def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:
     axes.set_yticks([])
     axes.spines[:].set(color=colour, linewidth=2.2)
     text = mark + style.plain(image.label or "", 20)
-    axes.annotate(
-        text, (0.5, 0), (0, -9.5), xycoords="axes fraction", textcoords="offset points", ha="center", color=colour,
-        fontsize=style.SIZES["small"] * min(1.0, 15 / max(len(text), 1)), parse_math=False,
-    )  # fmt: skip
+    size = style.SIZES["small"] * min(1.0, 15 / max(len(text), 1))
+    style.write(axes, text, (0.5, 0), (0, -9.5), xycoords="axes fraction", ha="center", color=colour, fontsize=size)
 
 
 def _verdict(own: str | None, other: str | None) -> tuple[str, str]:

@@ -1,7 +1,5 @@
 """One self-contained HTML page for one or several runs; it loads nothing from the network."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib
@@ -17,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 import jcl
-from jcl.console import join_words, pluralize
+from jcl.console import join_words, pluralize, unique_names
 from jcl.report import style, tables
 from jcl.report.charts import PLOT_AREA, SPEED, map_chart, training_chart, training_charts, view_histograms
 from jcl.report.contents import RunContents
@@ -62,7 +60,10 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
         resources=tables.resource_table(runs),
         settings=tables.settings_tables(runs),
         data={"runs": [run.name for run in runs], "charts": charts},
-        css=Markup(_colours(runs) + _asset("page.css")),
+        colours=style.colours_for(unique_names([run.settings.method.name for run in runs], " ")),
+        hues=style.PALETTE,
+        dark=_DARK_COLOURS,
+        css=Markup(_asset("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )  # fmt: skip
@@ -142,21 +143,3 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "spread": sample.spread if sample else None,
         "view_names": view_names(run.settings),
     }
-
-
-def _colours(runs: Sequence[RunContents]) -> str:
-    """CSS with the colours of runs and classes, for light and dark pages."""
-    methods = [run.settings.method.name for run in runs]
-    # Further runs of a method get unused colours, because no method has this name.
-    names = [f"{name} {index}" if name in methods[:index] else name for index, name in enumerate(methods)]
-    chosen = style.colours_for(names)
-    named = {f"--run-{index}": colour for index, colour in enumerate(chosen)}
-    named |= {f"--hue-{index}": colour for index, colour in enumerate(style.PALETTE)}
-    light = ";".join(f"{name}:{colour}" for name, colour in named.items())
-    dark = ";".join(f"{name}:{_DARK_COLOURS.get(colour, colour)}" for name, colour in named.items())
-    rules = [f":root{{{light}}}", f"@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"]
-    for index, colour in enumerate(chosen):
-        dash = ("none", "6 3", "2 2")[chosen[:index].count(colour) % 3]  # tells runs of the same colour apart
-        rules.append(f".run-{index}{{--colour:var(--run-{index});--dash:{dash}}}")
-    rules += [f".hue-{index}{{--colour:var(--hue-{index})}}" for index in range(len(style.PALETTE))]
-    return "\n".join(rules) + "\n"

@@ -1,7 +1,5 @@
 """Remarks about anything unusual in a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
@@ -44,10 +42,8 @@ def _problems(run: RunContents) -> Iterator[str]:
     if warning := baseline_warning("knn_top1", figures, "Train longer or on more images."):
         yield warning
     if (spread := _spread(run)) < COLLAPSED:
-        yield (
-            f"The features have collapsed: their standard deviation is {spread:.0%} of the possible one, so all images "
-            "look alike to the network. Lower the learning rate, or use more BN groups."
-        )
+        share = f"their standard deviation is {spread:.0%} of the possible one"
+        yield f"The features have collapsed: {share}. Lower the learning rate, or use more BN groups."
 
 
 def _spread(run: RunContents) -> float:
@@ -65,10 +61,8 @@ def _notes(run: RunContents) -> Iterator[str]:
     accuracies = _values(run, "contrastive_accuracy")
     late = [value for value in accuracies[-max(1, len(accuracies) // 4) :] if value is not None]
     if len(accuracies) >= 4 and late and min(late) >= _SATURATED:
-        yield (
-            f"The task is too easy: the contrastive accuracy was at least {min(late):.1f} % in the last quarter of "
-            "training. Try a longer queue or stronger views."
-        )
+        accuracy = f"the contrastive accuracy was at least {min(late):.1f} % in the last quarter"
+        yield f"The task is too easy: {accuracy}. Try a longer queue or stronger views."
     rates = [rate for rate in _values(run, "lr") if rate is not None]
     if len(rates) >= 2 and rates[-1] > _HIGH_FINAL_LR * max(rates):
         share = f"{rates[-1] / max(rates):.0%} of its peak"
@@ -78,18 +72,13 @@ def _notes(run: RunContents) -> Iterator[str]:
             yield f"The learning rate ended at {share}; train longer or use a cosine schedule to let it decay."
     filled = last.get("queue_filled")
     if filled is not None and filled < 1:
-        yield (
-            f"Only {filled:.0%} of the queue holds real keys, so the loss is not comparable yet. Train longer, or "
-            "reduce method.queue_size."
-        )
+        yield f"Only {filled:.0%} of the queue holds real keys. Train longer, or reduce method.queue_size."
     knn = [line for line in run.metrics if line.get("kind") == "knn" and line.get("knn_top1") is not None]
     knn = [line for line in knn if line["step"]]  # without that of the untrained network
     best = max(knn, key=lambda line: line["knn_top1"], default=None)
     if best is not None and best["knn_top1"] - (final := knn[-1]["knn_top1"]) > _KNN_DROP:
-        yield (
-            f"The kNN accuracy was best at epoch {best['epoch']:g} ({best['knn_top1']:.1f} %) and has fallen to "
-            f"{final:.1f} % since."
-        )
+        top = f"{best['knn_top1']:.1f} % at epoch {best['epoch']:g}"
+        yield f"The kNN accuracy has fallen from {top} to {final:.1f} %."
     for name, reason in list(run.skipped.items())[:1]:
         images = pluralize(len(run.skipped), "unreadable image")
         yield f"Skipped {images}, for example {name} ({reason}). skipped.txt lists them all."

@@ -1,7 +1,5 @@
 """Plots of the studies: similarity of views (Figure 3), tightness of the bound, and cost of a step."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,22 +28,23 @@ _MAX_BINS = 80
 Values = NDArray[np.float64]
 
 
-def _histogram(axes: Axes, values: Values, edges: Values, color: str) -> Values:
-    """Draws and returns the percentage of values in each bin."""
-    shares: Values = np.histogram(values, edges)[0] / len(values) * 100
+def _histogram(axes: Axes, values: Values, edges: Values, color: str) -> None:
+    """The percentage of values in each bin."""
+    shares = np.histogram(values, edges)[0] / len(values) * 100
     axes.stairs(shares, edges, fill=True, facecolor=to_rgba(color, 0.27), linewidth=0)
     axes.stairs(shares, edges, color=color, linewidth=1.5)
-    return shares
 
 
 def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str = "") -> Path:
     """Histograms of similarity and variance of each image's views, as a PNG 1500 pixels wide."""
-    figure, (left, right) = style.new_panels(10, 4.3, header=1.25)
+    figure, (left, right) = style.new_panels(10, 4.5)
+    colors = dict(zip(spreads, style.colours_for(list(spreads)), strict=True))
     # Rounded, because differences as small as rounding errors cannot be divided into bins.
-    similarity = {name: spread.similarity.double().numpy().round(12) for name, spread in spreads.items()}
-    variance = {name: spread.variance.double().numpy().round(12) for name, spread in spreads.items()}
+    similarity = {colors[name]: spread.similarity.double().numpy().round(12) for name, spread in spreads.items()}
+    variance = {colors[name]: spread.variance.double().numpy().round(12) for name, spread in spreads.items()}
     _draw_spreads(left, similarity, "Similarity of an image's views", "mean cosine similarity of all pairs of views")
     _draw_spreads(right, variance, "Variance of an image's views", "mean variance of a coordinate of the unit feature")
+    style.add_legend(figure, {name: Line2D([], [], color=color, lw=2.4) for name, color in colors.items()}, columns=5)
     title = "Similarity of the views of an image"
     if len(spreads) == 2:
         (name, first), (other_name, other) = spreads.items()
@@ -57,26 +56,14 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
 
 
 def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: str) -> None:
+    """A histogram and a dashed median for each color."""
     bins = min(_MAX_BINS, max(12, round(1.5 * math.sqrt(min(map(len, values.values()))))))
     edges = np.histogram_bin_edges(np.concatenate(list(values.values())), bins)
-    peaks = []
-    for (name, own), color in zip(values.items(), style.colours_for(list(values)), strict=True):
-        peaks.append((float(np.median(own)), float(_histogram(axes, own, edges, color).max()), name, color))
-    highest = max(peak for _, peak, _, _ in peaks)
-    for number, (median, _, name, color) in enumerate(sorted(peaks)):
-        # Names are on the outer side of their medians, the outermost lowest, so that no line crosses a name.
-        at_left = number < len(peaks) / 2
-        level = highest * (1.06 + 0.09 * (number if at_left else len(peaks) - 1 - number))
-        axes.plot([median, median], [0, level], color=color, linewidth=1.2, linestyle="--")
-        axes.annotate(
-            style.plain(name, 24), (median, level), (-4 if at_left else 4, 0), textcoords="offset points",
-            ha="right" if at_left else "left", va="top", color=style.INK, fontsize=style.SIZES["label"],
-            fontweight="bold", parse_math=False,
-        )  # fmt: skip
-    medians = ", ".join(f"{median:.4g} ({style.plain(name, 14)})" for median, _, name, _ in peaks)
-    style.format_axes(axes, title, f"medians {medians}")
+    for color, own in values.items():
+        _histogram(axes, own, edges, color)
+        axes.axvline(float(np.median(own)), color=color, linewidth=1.2, linestyle="--")
+    style.format_axes(axes, title, f"medians {', '.join(f'{np.median(own):.4g}' for own in values.values())}")
     axes.set_xlim(edges[0], edges[-1])
-    axes.set_ylim(0, highest * (1.1 + 0.09 * math.ceil(len(peaks) / 2)))
     axes.xaxis.set_major_locator(MaxNLocator(7))
     style.label_axes(axes, label, "% of images")
 
@@ -144,11 +131,9 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
     _draw_losses(losses, steps, rows)
     shares.plot(steps, rejected, color=style.RED, clip_on=False, **_POINTS)
     shares.axhline(reference.rejected(), color=style.MUTED, linewidth=1.1, linestyle="--")
-    shares.annotate(
-        f"Gaussian samples: {reference.rejected():.1f} %", (1, reference.rejected()), (0, 3), ha="right",
-        xycoords=("axes fraction", "data"), textcoords="offset points", color=style.MUTED,
-        fontsize=style.SIZES["small"],
-    )  # fmt: skip
+    look = {"ha": "right", "xycoords": ("axes fraction", "data"), "color": style.MUTED}
+    text, level = f"Gaussian samples: {reference.rejected():.1f} %", reference.rejected()
+    style.write(shares, text, (1, level), (0, 3), size="small", **look)
     shares.set_ylim(0, 105)
     for axes, label in ((losses, "loss"), (shares, "% of images")):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

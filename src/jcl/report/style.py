@@ -35,7 +35,7 @@ PALETTE: Final = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED)
 
 _BASELINE_COLOURS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}  # shades of grey
 
-SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5}
+SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5, "tiny": 6.0}
 
 
 def colours_for(names: Sequence[str]) -> list[str]:
@@ -95,9 +95,21 @@ def format_axes(axes: Axes, title: str, subtitle: str = "") -> None:
     axes.grid(visible=True, axis="y", color=FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=MUTED, labelsize=SIZES["label"], length=3, width=0.8)
-    place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "parse_math": False}
-    axes.annotate(title, (0, 1), (0, 20), color=INK, fontsize=SIZES["panel"], fontweight="bold", **place)
-    axes.annotate(subtitle, (0, 1), (0, 7), color=MUTED, fontsize=SIZES["label"], **place)
+    write(axes, title, (0, 1), (0, 20), size="panel", fontweight="bold", xycoords="axes fraction")
+    write(axes, subtitle, (0, 1), (0, 7), color=MUTED, xycoords="axes fraction")
+
+
+def write(
+    axes: Axes, text: str, at: tuple[float, float], offset: tuple[float, float], *, size: str = "label", **look: Any
+) -> None:
+    """Write text at an offset in points from a position."""
+    usual: dict[str, Any] = {"color": INK, "fontsize": SIZES[size], "textcoords": "offset points", "parse_math": False}
+    axes.annotate(text, at, offset, **(usual | look))
+
+
+def label_box(color: str, opacity: float) -> dict[str, Any]:
+    """A box behind text on an image."""
+    return {"boxstyle": "square,pad=0.15", "facecolor": color, "alpha": opacity, "linewidth": 0}
 
 
 def label_axes(axes: Axes, x: str, y: str = "") -> None:

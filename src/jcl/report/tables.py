@@ -1,7 +1,5 @@
 """The tables of the page, with a column for each run and every value as text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -10,7 +8,7 @@ from typing import Any, Final
 
 from jcl.console import format_bytes, format_duration, pluralize
 from jcl.evaluate.baselines import Estimate, clearly_best, estimate
-from jcl.report.contents import Metric, RunContents
+from jcl.report.contents import QUALITY, Metric, RunContents
 from jcl.settings.recipes import describe_settings
 
 MISSING: Final = "–"
@@ -31,13 +29,6 @@ METRICS: Final = {
     "keypoint_ap": "keypoints, AP",
 }
 """The metrics that are read from JSON files in a run folder, and their titles."""
-
-QUALITY: Final = {
-    "rankme": ("RankMe", "number of directions that the features use; usually higher is better"),
-    "alpha_req": ("alpha-ReQ", "how fast the variance of these directions decays; best near 1"),
-    "lidar": ("LiDAR", "number of directions that tell images apart, given their views; usually higher is better"),
-}
-"""The measures without labels: title and meaning."""
 
 RESOURCES: Final[dict[str, tuple[str, Callable[[float], str]]]] = {
     "images per second": ("images_per_second", "{:,.0f}".format),
@@ -91,8 +82,7 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
         counts = sorted({int(one.images) for one in whole[row.name] if one is not None and one.images})
         rows[place] = replace(row, note=" and ".join(pluralize(count, *words) for count in counts))
     whole_note = (
-        "Results of other commands appear here if their JSON file is in the run folder: "
-        "`jcl linear RUN --json RUN/linear.json`, then `jcl report RUN`. In parentheses: 95 % intervals."
+        "In parentheses: 95 % intervals. To add results: `jcl linear RUN --json RUN/linear.json; jcl report RUN`."
     )
     tables = [
         Table(f"On all {words[1]}", rows, whole_note),
@@ -197,7 +187,5 @@ def _sample_note(runs: Sequence[RunContents]) -> str:
     if len(sizes) != 1:
         return "A quick estimate on a few images of each run. The sample sizes differ, so compare with care."
     bank, queries, from_test_set = sizes.pop()
-    return (
-        f"A quick estimate on {pluralize(queries, 'test image' if from_test_set else 'held-out image')} with "
-        f"{pluralize(bank, 'reference image')}. `jcl knn` and `jcl linear` use all images."
-    )
+    tested = pluralize(queries, "test image" if from_test_set else "held-out image")
+    return f"On {tested} with {pluralize(bank, 'reference image')}; `jcl knn` and `jcl linear` use all images."

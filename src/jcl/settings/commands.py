@@ -1,7 +1,5 @@
 """Options of the commands; those of `jcl detect` are in `detection.py`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +27,7 @@ from jcl.settings.options import (
     with_settings,
 )
 from jcl.settings.recipes import build_settings, recipe_names
-from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Settings, parse_yaml
+from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Precision, Settings, parse_yaml
 
 ProbeProtocol = Literal["fast", "paper"]
 Target = Literal[
@@ -40,26 +38,17 @@ _DATA = "A folder of images, a .npz file, .tar shards, or demo, cifar10, cifar10
 _WEIGHTS = "A run folder, a weights file or hf:USER/NAME."
 _BACKBONE = "torchvision or timm name of the network, if the file does not state it."
 
-# The settings with an option, and its panel in the help.
+# The settings with an option, by its panel in the help.
 RUN_SETTINGS = {
-    "data.location": "",
-    "method.name": "",
-    "model.backbone": "",
-    "model.init": "",
-    "views.image_size": "",
-    "train.epochs": "",
-    "train.batch_size": "",
-    "train.lr": "",
-    "method.num_keys": "",
-    "method.covariance_scale": "",
-    "method.temperature": "",
-    "train.seed": "",
-    "train.on_nan": SETTINGS,
-    "data.strict": DATA,
-    "data.subset": DATA,
-    "train.accumulate": HARDWARE,
-    "train.device": HARDWARE,
-    "record.track": OUTPUT,
+    "": (
+        *("data.location", "method.name", "model.backbone", "model.init", "views.image_size", "train.epochs"),
+        *("train.batch_size", "train.lr", "method.num_keys", "method.covariance_scale", "method.temperature"),
+        "train.seed",
+    ),
+    SETTINGS: ("train.on_nan",),
+    DATA: ("data.strict", "data.subset"),
+    HARDWARE: ("train.accumulate", "train.device"),
+    OUTPUT: ("record.track",),
 }
 
 
@@ -91,16 +80,12 @@ class RunOptions(Options):
 
         Those are for training from scratch: with initial weights, everything is chosen as for your own images.
         """
+        from jcl.data.named import KNOWN_SETS
+
         values = self.values() if values is None else values
-        named = "folder" if values.get("model.init") else _recipe_of(values.get("data.location"))
-        return build_settings(self.recipe or named, values=values)
-
-
-def _recipe_of(location: object) -> str:
-    """The recipe named after a known data set, else `folder`; the names of folders do not matter."""
-    from jcl.data.named import KNOWN_SETS
-
-    return str(location) if location in KNOWN_SETS and location in recipe_names() else "folder"
+        location = values.get("data.location")
+        own = location in KNOWN_SETS and location in recipe_names() and not values.get("model.init")
+        return build_settings(self.recipe or (str(location) if own else "folder"), values=values)
 
 
 def _assigned(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -217,7 +202,7 @@ class NeighboursOptions(DeviceOptions, ForceOptions, JsonOptions):
     row: tuple[int, ...] = option((), "Row of the index to use as a query; repeatable.")
     weights: Path | None = option(None, "Run or weights file (default: the one that made the index).")
     k: PositiveInt = option(8, "Neighbors of each image.", "-k")
-    out: Path | None = option(None, "Also draw them to this .png file.", "-o", "--out")
+    out: Path | None = option(None, "Also draw them to this .png file.", "-o", "--out", ending=".png")
 
 
 class AblateOptions(RunOptions, JsonOptions):
@@ -237,21 +222,25 @@ class AblateCellOptions(JsonOptions):
     workers: Count | None = option(None, "Image decoding processes, unless set.", panel=HARDWARE)
 
 
-class PlotOptions(ForceOptions):
-    plot: Path | None = option(None, "Also plot to this .png file.", "-o", "--out", metavar="FILE", panel=OUTPUT)
+class PlotOptions(ForceOptions, JsonOptions):
+    plot: Path | None = option(
+        None, "Also plot to this .png file.", "-o", "--out", metavar="FILE", panel=OUTPUT, ending=".png"
+    )
 
 
-class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions, JsonOptions):
+class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions):
     batch_size: PositiveInt = option(512, "Views per forward pass.", panel=HARDWARE)
-    precision: str = option("auto", "Precision of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
+    precision: Precision = option("auto", "Precision of the networks: auto, float32 or bfloat16.", panel=HARDWARE)
 
 
 class DistributionOptions(NetworksOptions, ViewOptions):
     of: Literal["backbone", "projection"] = option("backbone", "Features of the backbone or of the projection head.")
     images: PositiveInt = option(32_768, "Number of images, drawn at random.")
     views_per_image: PositiveInt = option(32, "Views of each image.")
-    split: str = option("train", "train or test.")
-    values: Path | None = option(None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT)
+    split: Literal["train", "test"] = option("train", "Images to use.")
+    values: Path | None = option(
+        None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT, ending=".csv"
+    )
 
 
 class BoundOptions(ViewOptions):
@@ -276,7 +265,7 @@ class BoundOptions(ViewOptions):
                 raise SettingsError(f"{self.flag(name)} {needs}.")
 
 
-class CostOptions(PlotOptions, DeviceOptions, JsonOptions):
+class CostOptions(PlotOptions, DeviceOptions):
     keys: str = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
     recipe: str | None = option(None, "Recipe (default: the paper's on a GPU, a small network on a CPU).")
     backbone: str | None = option(None, "Network, such as resnet18.")
@@ -326,7 +315,7 @@ class CheckOptions(JsonOptions):
 
 
 class ViewsOptions(RunOptions, ForceOptions, JsonOptions):
-    out: Path = option(Path("views.png"), "Picture to write.", "-o", "--out", metavar="OUT.png")
+    out: Path = option(Path("views.png"), "Picture to write.", "-o", "--out", metavar="OUT.png", ending=".png")
 
 
 class ShardOptions(SeedOptions, JsonOptions):

@@ -4,9 +4,7 @@
 named after it (`batch_size` is `--batch-size`) unless it is declared with `argument`.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -32,6 +30,7 @@ class CliField:
     metavar: str | None = None
     positional: bool = False
     setting: str = ""  # the dotted name of the run setting that the option sets
+    ending: str = ""  # of a file that the command writes
 
     def names(self, field: str) -> tuple[str, ...]:
         """The flags of a field, last the one that messages use; for an argument, its name in the usage line."""
@@ -40,9 +39,9 @@ class CliField:
         return self.flags or (f"--{field.replace('_', '-')}",)
 
 
-def option(default: Any, help: str, *flags: str, panel: str = "", metavar: str | None = None, setting: str = "") -> Any:
+def option(default: Any, help: str, *flags: str, panel: str = "", metavar: str | None = None, ending: str = "") -> Any:
     """A field that is an option; `...` as the default makes it required."""
-    return _field(default, help, CliField(flags, panel, metavar, setting=setting))
+    return _field(default, help, CliField(flags, panel, metavar, ending=ending))
 
 
 def argument(metavar: str, help: str, default: Any = ...) -> Any:
@@ -106,15 +105,15 @@ class ForceOptions(Options):
 Model = TypeVar("Model", bound=Options)
 
 
-def with_settings(panels: Mapping[str, str]) -> Callable[[type[Model]], type[Model]]:
-    """Add an option for each of these run settings, in its panel; type and help are the setting's, the default is None.
+def with_settings(panels: Mapping[str, Sequence[str]]) -> Callable[[type[Model]], type[Model]]:
+    """Add an option for each of these run settings, by panel; type and help are the setting's, the default is None.
 
     `data.location` becomes the argument DATA.
     """
 
     def add(model: type[Model]) -> type[Model]:
         fields: dict[str, Any] = {}
-        for setting, panel in panels.items():
+        for panel, setting in [(panel, setting) for panel, names in panels.items() for setting in names]:
             name = {"data.location": "data", "method.name": "method"}.get(setting, setting.rpartition(".")[2])
             data = name == "data"
             metavar = {"data": "DATA", "track": "NAME"}.get(name)  # the choices of the tracker are in its help

@@ -1,7 +1,5 @@
 """Replaces every setting that is "auto" by a value chosen from the data, with the reason."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable
@@ -49,10 +47,7 @@ def fit_to_ranks(settings: ResolvedSettings, ranks: int) -> tuple[ResolvedSettin
     """Settings that `ranks` ranks can train with, and what had to change for that."""
     batch, groups = settings.train.batch_size, settings.model.bn_groups
     if batch % ranks or batch < 2 * ranks:
-        raise SettingsError(
-            f"A batch of {batch} images cannot be split over {ranks} ranks with at least 2 images each; "
-            f"use a --batch-size that is a multiple of {ranks}, or another number of ranks."
-        )
+        raise SettingsError(f"--batch-size {batch} must be a multiple of {ranks} ranks, with 2 images each or more.")
     if groups % ranks == 0 or not backbone_traits(settings.model.backbone).batch_norm:
         return settings, []
     fitting = max(1, round(groups / ranks)) * ranks
@@ -217,7 +212,10 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
     if not _traits(values).batch_norm:
         return 1, f"{values['model.backbone']} has no batch norm"
     batch, accumulate = values["train.batch_size"], values["train.accumulate"]
-    groups = accumulate if batch % accumulate == 0 and batch >= 2 * accumulate else 1
+    if 1 < accumulate <= batch < 2 * accumulate:
+        advice = f"use --accumulate {batch // 2} or less, or a larger --batch-size"
+        raise SettingsError(f"{accumulate} micro-batches of one image each are too small for batch norm; {advice}.")
+    groups = accumulate if batch % accumulate == 0 else 1
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
         groups *= 2
     if groups == 1:

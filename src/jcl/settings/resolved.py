@@ -1,7 +1,5 @@
 """Settings of a run in which no value that training depends on is "auto" any more, and what these were chosen from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ A recipe is a YAML file with some of these settings; a run folder keeps all of t
 "auto" are chosen from the data before training (see `resolve.py`). Descriptions are help texts of command-line options.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,29 +191,19 @@ class Settings(Section):
         views = (self.method.num_keys, self.method.num_queries, self.method.num_local_queries)
         if METHODS[self.method.name].symmetric:
             if views != (2, 2, 0):
-                raise ValueError(
-                    f"{self.method.name} uses two views per image, each as a query and as a key; "
-                    "remove settings of keys, queries and local queries"
-                )
+                raise ValueError(f"{self.method.name} uses two views per image; remove settings of keys and queries")
         elif not METHODS[self.method.name].several_keys and self.method.num_keys not in (1, "auto"):
-            raise ValueError(
-                f"{self.method.name} uses exactly one key per image, but method.num_keys is {self.method.num_keys}; "
-                "choose a method with several keys, such as jcl"
-            )
+            keys = f"method.num_keys is {self.method.num_keys}"
+            raise ValueError(f"{self.method.name} uses exactly one key per image, but {keys}; for several use jcl")
         batch, groups = self.train.batch_size, self.model.bn_groups
         if isinstance(batch, int) and isinstance(groups, int):
             if batch % groups:
                 raise ValueError(f"train.batch_size={batch} cannot be split into model.bn_groups={groups} equal groups")
             if batch // groups < 2:
-                raise ValueError(
-                    f"train.batch_size={batch} in model.bn_groups={groups} groups leaves one image per group, "
-                    "too few for batch norm; lower model.bn_groups"
-                )
+                raise ValueError(f"model.bn_groups={groups} leaves one image per group of a batch of {batch}")
         if self.train.optimizer == "adamw" and self.train.lr != "auto" and self.train.lr > _MAX_ADAMW_LR:
-            raise ValueError(
-                f"train.lr={self.train.lr} is too high for AdamW; use --lr auto, --set train.weight_decay=auto and "
-                "--set train.warmup_epochs=auto"
-            )
+            others = "--set train.weight_decay=auto --set train.warmup_epochs=auto"
+            raise ValueError(f"train.lr={self.train.lr} is too high for AdamW; use --lr auto {others}")
         return self
 
 
@@ -368,28 +356,17 @@ def invalid_value(name: str, problems: Sequence[Any], value: str | None = None) 
     return f"invalid value {shown} for {name}: {wanted}{f'; did you mean {close[0]}?' if close else ''}"
 
 
-_EXPECTED = {
-    "greater_than_equal": "must be at least {ge}",
-    "less_than_equal": "must be at most {le}",
-    "finite_number": "must be finite",
-    "int_type": "must be an integer",
-    "int_parsing": "must be an integer",
-    "int_from_float": "must be an integer",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "string_type": "must be a string",
-    "missing": "has too few values",
-    "too_long": "has too many values",
-    "tuple_type": "must be a list such as [1, 2, 3]",
-    "model_type": "must hold settings as 'name: value'",
+_WORDS = {
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid tuple": "a list such as [1, 2, 3]",
 }
 
 
 def _expected(problem: Any) -> str:
     """What a value should have been."""
-    if problem["type"] in _EXPECTED:
-        return _EXPECTED[problem["type"]].format(**problem.get("ctx", {}))
-    message: str = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message: str = problem["msg"].removeprefix("Value error, ").partition(", unable to")[0]
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours)
     return message[0].lower() + message[1:]

@@ -6,7 +6,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import nn
 
-from jcl.commands.detection_job import build_body, open_body, open_initial_backbone
+from jcl.commands.detect import build_body, open_body, open_initial_backbone
 from jcl.core.encoder import build_backbone
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.detection.model import build_detector, build_optimizer

@@ -1,7 +1,5 @@
 """Recipes: settings of the paper, of its released script and our own, as YAML files in this folder."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping
 from importlib import resources

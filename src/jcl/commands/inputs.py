@@ -1,0 +1,188 @@
+"""What commands read: the images of a run or at a location, and the backbone to evaluate on them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from jcl.console import print_line, warn_skipped
+from jcl.core.encoder import build_backbone
+from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
+from jcl.data.named import DEMO_SET, absolute_location, class_list, default_root
+from jcl.data.shards.fetch import is_shard_location, without_secrets
+from jcl.data.source import fingerprint
+from jcl.distributed.device import choose_device
+from jcl.distributed.group import ALONE, Ranks
+from jcl.errors import DataError, RunError, SettingsError
+from jcl.evaluate.baselines import baseline_figures
+from jcl.evaluate.classification import Scores
+from jcl.evaluate.features import Features
+from jcl.evaluate.knn import KnnResult
+from jcl.export.backbone_file import BackboneInfo
+from jcl.export.loading import LIBRARIES, checkpoint_run, initial_facts, open_backbone
+from jcl.export.reading import WeightsFile
+from jcl.paths import cache_folder, expand_user, hub_name, path_in
+from jcl.runs.folder import RunFolder
+from jcl.runs.json_object import is_number, read_object, write_object
+from jcl.settings.resolved import DataFacts
+from jcl.settings.schema import Settings, with_values
+
+
+def open_run_data(settings: Settings, console: Console) -> ImageData:
+    """The images that the settings name."""
+    data = settings.data
+    if not data.location:
+        raise SettingsError("Give the images to train on, for example: jcl pretrain photos/.")
+    return open_data(
+        data.location,
+        root=expand_user(data.root) if data.root else None,
+        download=data.download,
+        classes=class_list(data.subset) if data.subset else None,
+        strict=data.strict,
+        progress=partial(print_line, console),
+    )
+
+
+def open_own_data(settings: Settings, console: Console) -> ImageData:
+    """The images that a run was trained on, for a command that also takes others; `data.strict` is ignored."""
+    require_data(settings, "give their new location after the run", console)
+    return open_run_data(with_values(settings, {"data.strict": False}), console)
+
+
+def require_data(settings: Settings, remedy: str, console: Console) -> None:
+    """Raise if the images of a run have moved; print what will be downloaded, and to where.
+
+    The run may be somebody else's, so its `data.root` is not created.
+    """
+    location, root = settings.data.location, expand_user(settings.data.root)
+    if path_in(location).is_absolute():
+        if not is_shard_location(location) and not path_in(location).exists():
+            raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
+    elif hub_name(location):
+        print_line(console, f"The images of the run are {location}.")
+    elif location != DEMO_SET:
+        stored = root if settings.data.root else default_root()
+        print_line(console, f"The images of the run are {without_secrets(location)}, stored in {stored}.")
+        if settings.data.root and not root.is_dir():
+            raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
+
+
+def open_with_warnings(location: str, console: Console) -> ImageData:
+    """The images at a location; warnings are printed."""
+    return open_data(location, progress=partial(print_line, console))
+
+
+def with_absolute_location(settings: Settings) -> Settings:
+    """The settings with absolute paths of images and initial weights, so that a run can be resumed from anywhere."""
+    init = settings.model.init
+    init = init if init in ("", *LIBRARIES) or hub_name(init) else str(expand_user(init).absolute())
+    return with_values(settings, {"data.location": absolute_location(settings.data.location), "model.init": init})
+
+
+def refuse_inside_data(folder: Path, location: str) -> None:
+    """Raise if output would be written into the folder of the images, and be read as such next time."""
+    data = path_in(location)
+    if data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
+        raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
+
+
+def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFacts:
+    """The facts about a source, and about the weights to start from, that automatic settings depend on."""
+    decoded = isinstance(source, ArrayImages)
+    side = min(source.pixels.shape[2:]) if isinstance(source, ArrayImages) else _median_short_side(source)
+    return DataFacts(len(source), side, decoded, init=initial_facts(init) if init else None)
+
+
+def _median_short_side(source: ImageSource, probes: int = 32) -> int:
+    """The median short side of a few images spread over the source, in pixels."""
+    sides = []
+    count = min(probes, len(source))
+    for probe in range(count):
+        with contextlib.suppress(UnreadableImage):
+            sides.append(min(source.read(probe * len(source) // count).shape[1:]))
+    if not sides:
+        raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
+    return sorted(sides)[len(sides) // 2]
+
+
+@dataclass(frozen=True)
+class EvaluationTarget:
+    """A backbone, the data to evaluate it on, and the device."""
+
+    backbone: nn.Module
+    info: BackboneInfo
+    data: ImageData
+    device: torch.device
+    location: str = ""  # of the data
+    seed: int = 0  # that the training of the backbone started from, if known
+    run_state: dict[str, Any] = field(default_factory=dict)  # `finished` of a run, `epoch` of a checkpoint
+
+    def untrained(
+        self, measure: Callable[[EvaluationTarget], list[float]], ranks: Ranks = ALONE, **about: Any
+    ) -> list[float]:
+        """What `measure` gives for the untrained network; `about` is what else the result depends on.
+
+        A single process keeps the result in the user's cache for the next call.
+        """
+        sources = [source for source in (self.data.train, self.data.test) if source is not None]
+        key = json.dumps([self.info.to_text(), self.seed, [*map(fingerprint, sources)], about])
+        file = cache_folder() / "untrained" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+        with contextlib.suppress(RunError):
+            stored = read_object(file).get("found") if ranks.count == 1 else None
+            if isinstance(stored, list) and all(map(is_number, stored)):
+                return stored
+        found = measure(replace(self, backbone=untrained_backbone(self.info, self.seed)))
+        with contextlib.suppress(RunError):
+            if ranks.first:
+                write_object(file, {"found": found}, follow_links=True)
+        return found
+
+    def features(self, source: ImageSource, *, console: Console, **options: Any) -> Features:
+        """What `FeatureSettings.extract` gives with these options; unreadable images are reported to the console."""
+        found = self.info.preprocessing.extract(self.backbone, source, device=self.device, **options)
+        warn_skipped(console, found.skipped)
+        return found
+
+
+def accuracy_figures(name: str, scores: Scores | KnnResult, untrained: float | None = None) -> dict[str, Any]:
+    """Accuracies, their baselines and the number of test images, with plain names for JSON."""
+    return {
+        f"{name}_top1": scores.top1,
+        f"{name}_top5": scores.top5,
+        **baseline_figures(f"{name}_top1", scores.top1, scores.images, scores.chance_top1, untrained),
+        "test_images": scores.images,
+        "unseen_class_images": scores.unseen_class_images,
+    }
+
+
+def untrained_backbone(info: BackboneInfo, seed: int) -> nn.Module:
+    """A network of the same architecture as training starts from, with this seed."""
+    torch.manual_seed(seed)
+    return build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)[0]
+
+
+def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
+    """The backbone of a run or file with the data at `location` (default: the data of the run)."""
+    loaded, run = open_backbone(weights), RunFolder(checkpoint_run(weights) or weights)
+    settings = run.settings() if run.settings_file.is_file() or (location is None and weights.is_dir()) else None
+    if location is not None:
+        data = open_with_warnings(location, console)
+    elif settings is not None:
+        data, location = open_own_data(settings, console), settings.data.location
+    else:
+        raise RunError(f"{weights} is a weights file; give the data to evaluate it on after it.")
+    state: dict[str, Any] = {} if loaded.epoch is None else {"epoch": loaded.epoch}
+    if settings is not None and weights.is_dir():
+        state["finished"] = loaded.epoch is None
+    seed = settings.train.seed if settings is not None else 0
+    return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), location, seed, state)
