@@ -11,7 +11,6 @@ from scipy import stats
 import jcl
 from jcl.studies.bound import (
     GaussianCase,
-    GaussianKeys,
     attraction,
     bound_row,
     closed_form,
@@ -127,16 +126,22 @@ def test_large_exponents_do_not_overflow() -> None:
     assert all(math.isfinite(value) for value in row.metrics().values())
 
 
-def test_gaussian_keys_have_the_moments_they_state() -> None:
-    keys = GaussianKeys(16, 0.5, images=4, negatives=50, seed=0)
-    assert keys.queries.norm(dim=1).tolist() == pytest.approx([1.0] * 4)
-    assert float(keys.means[0].square().sum() + keys.variances.sum()) == pytest.approx(1.0)
-    similarities = keys.similarities(40_000)
-    error = (keys.exact_variance / 40_000).sqrt()
-    assert (((similarities.mean(dim=1) - keys.exact_mean) / error).abs() < 4).all()
-    assert similarities.var(dim=1).tolist() == pytest.approx(keys.exact_variance.tolist(), rel=0.05)
-    covariance = torch.diag(keys.variances)
-    assert float(keys.exact_variance[1]) == pytest.approx(float(keys.queries[1] @ covariance @ keys.queries[1]))
+def test_gaussian_keys_equal_keys_drawn_in_all_dimensions() -> None:
+    case, images, draws = GaussianCase(16, 0.5, 0.2), 4, 40_000
+    ((_, row),) = gaussian_rows([case], [1.0], draws=draws, images=images, negatives=50, seed=0)
+    generator = torch.Generator().manual_seed(0)
+    noise = [torch.randn(count, 16, dtype=torch.float64, generator=generator) for count in (images, images, 50)]
+    variances = 1 / torch.arange(1, 17).double()
+    variances *= 0.5**2 / variances.sum()
+    means = torch.nn.functional.normalize(noise[0], dim=1) * 0.75**0.5
+    assert float(means[0].square().sum() + variances.sum()) == pytest.approx(1.0)
+    queries = torch.nn.functional.normalize(means + noise[1] * variances.sqrt(), dim=1)
+    negative = (queries @ torch.nn.functional.normalize(noise[2], dim=1).T / 0.2).logsumexp(dim=1)
+    keys = means[:, None] + torch.randn(images, draws, 16, dtype=torch.float64, generator=generator) * variances.sqrt()
+    sampled = bound_row(torch.einsum("nd,nmd->nm", queries, keys) / 0.2, negative, [1.0])
+    assert abs(row.infinite - sampled.infinite) < 4 * (row.infinite_error + sampled.infinite_error)
+    assert row.deviation == pytest.approx(sampled.deviation, rel=0.02)
+    assert row.closed[1.0] == pytest.approx(sampled.closed[1.0], rel=0.02)
 
 
 def test_a_sweep_keeps_the_order_and_shares_keys() -> None:

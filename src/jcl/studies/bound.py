@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MIN_SAMPLES = 20  # with fewer values, the kurtosis test is not valid
-_CHUNK_VALUES = 4_000_000  # drawn at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,48 +169,27 @@ class GaussianCase(NamedTuple):
     temperature: float
 
 
-class GaussianKeys:
-    """Gaussian keys of n images, by the `means` (n, d) and `variances` (d,) of their coordinates.
-
-    The `queries` (n, d) have the distribution of the keys, normalized; the `negatives` (K, d) are random unit rows.
-    """
-
-    def __init__(self, dimension: int, spread: float, *, images: int, negatives: int, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        variances = 1 / torch.arange(1, dimension + 1, dtype=torch.float64)
-        self.variances = variances * (spread**2 / variances.sum())
-        self.means = F.normalize(self._normal(images, dimension), dim=1) * math.sqrt(1 - spread**2)
-        self.queries = F.normalize(self.means + self._normal(images, dimension) * self.variances.sqrt(), dim=1)
-        self.negatives = F.normalize(self._normal(negatives, dimension), dim=1)
-        self.exact_mean = (self.queries * self.means).sum(dim=1)  # q·mu, (n,)
-        self.exact_variance = self.queries.square() @ self.variances  # qᵀΣq, (n,)
-
-    def similarities(self, draws: int) -> Tensor:
-        """q·k of `draws` random keys of each image, (n, draws)."""
-        images, width = self.queries.shape
-        at_once = max(1, _CHUNK_VALUES // (images * width))
-        parts = []
-        for start in range(0, draws, at_once):
-            noise = self._normal(images, min(at_once, draws - start), width)
-            keys = self.means[:, None] + noise * self.variances.sqrt()
-            parts.append(torch.einsum("nd,nmd->nm", self.queries, keys))
-        return torch.cat(parts, dim=1)
-
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=self._generator)
-
-
 def gaussian_rows(
     cases: Sequence[GaussianCase], scales: Sequence[float], *, draws: int, images: int, negatives: int, seed: int
 ) -> Iterator[tuple[GaussianCase, BoundRow]]:
-    """The losses of each case; consecutive cases that differ only in temperature share their keys."""
+    """The losses of each case; consecutive cases that differ only in temperature share their keys.
+
+    A query has the distribution of its image's keys, normalized; negatives are random unit rows. Given the query, q·k
+    is Gaussian with mean q·mu and variance qᵀΣq, and is drawn as such.
+    """
     for (dimension, spread), same_keys in itertools.groupby(cases, lambda case: (case.dimension, case.spread)):
-        keys = GaussianKeys(dimension, spread, images=images, negatives=negatives, seed=seed)
-        similarities = keys.similarities(draws)
+        normal = partial(torch.randn, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        variances = 1 / torch.arange(1, dimension + 1, dtype=torch.float64)
+        variances *= spread**2 / variances.sum()
+        means = F.normalize(normal(images, dimension), dim=1) * math.sqrt(1 - spread**2)
+        queries = F.normalize(means + normal(images, dimension) * variances.sqrt(), dim=1)
+        negative = queries @ F.normalize(normal(negatives, dimension), dim=1).T
+        mean, variance = (queries * means).sum(dim=1), queries.square() @ variances
+        similarities = mean[:, None] + variance.sqrt()[:, None] * normal(images, draws)
         for case in same_keys:
             t = case.temperature
-            negative = torch.logsumexp(keys.queries @ keys.negatives.T / t, dim=1)
-            yield case, bound_row(similarities / t, negative, scales, (keys.exact_mean / t, keys.exact_variance / t**2))
+            total = torch.logsumexp(negative / t, dim=1)
+            yield case, bound_row(similarities / t, total, scales, (mean / t, variance / t**2))
 
 
 def gaussian_metrics(results: Sequence[tuple[GaussianCase, BoundRow]]) -> dict[str, float]:
