@@ -103,7 +103,5 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
 def test_without_pyarrow(refused, tmp_path, monkeypatch):
     """Nothing is opened before the sentence: there is neither a run nor data."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert refused("embed", tmp_path / "no run", tmp_path / "no data", "-o", "f.parquet") == (
-        "Parquet files need pyarrow, which is not installed; run: "
-        "pip install 'joint-contrastive-learning[parquet]', or use a .npz file."
-    )
+    said = refused("embed", tmp_path / "no run", tmp_path / "no data", "-o", "f.parquet")
+    assert "pyarrow" in said and "'joint-contrastive-learning[parquet]'" in said
