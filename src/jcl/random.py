@@ -17,6 +17,7 @@ DATA_ORDER: Final = 2
 KEY_SHUFFLE: Final = 3
 SHARD_ORDER: Final = 4
 WINDOWS: Final = 5
+NOISE: Final = 6
 IMAGE_CHOICE: Final = 0x766965777321
 LABEL_SUBSET: Final = 0x6C6162656C
 VALIDATION_SPLIT: Final = 0x73706C6974
@@ -57,6 +58,12 @@ def uniforms(seed: int, stream: int, step: int | Tensor, samples: Tensor, number
     columns = torch.arange(count, device=samples.device)
     words = hash_words(seed, stream, step, samples[:, None], numbers[:, None], columns[None, :])
     return _shift_right(words, 64 - _UNIFORM_BITS).to(torch.float32) * 2.0**-_UNIFORM_BITS
+
+
+def normals(keys: Tensor, count: int) -> Tensor:
+    """Draw `count` standard normal float32 values for each of n hashes: (n,) int64 -> (n, count)."""
+    words = _shift_right(hash_words(keys[:, None], torch.arange(count, device=keys.device)[None, :]), 64 - 23)
+    return torch.erfinv((words.to(torch.float32) + 0.5) * 2.0**-22 - 1) * 2**0.5
 
 
 def permutation(seed: int, stream: int, step: int | Tensor, length: int, device: torch.device | str = "cpu") -> Tensor:

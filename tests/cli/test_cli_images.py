@@ -145,12 +145,12 @@ def test_every_command_says_whether_it_uses_the_folder_or_the_data_set(call, com
 
 def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
     out_folder = tmp_path / "shards"
-    (image_folder / "cats" / "IMG_1.heic").touch()
+    (image_folder / "cats" / "IMG_1.nef").touch()
     code, out, err = call("shard", image_folder, out_folder, "--images-per-shard", 10, "--json", "shards.json")
     assert code == 0, err
     figures = json.loads(Path("shards.json").read_text())
     assert figures["train_images"] == 26 and figures["train_shards"] == 3
-    assert f"jcl pretrain {out_folder}" in out and ".heic" in err
+    assert f"jcl pretrain {out_folder}" in out and ".nef" in err
     code, _, err = call("pretrain", out_folder, *TINY, "--out", "from-shards")
     assert code == 0, err
     again = call("shard", image_folder, out_folder)

@@ -143,7 +143,7 @@ def test_a_run_that_broke_in_a_log_without_a_terminal_still_says_so(npz, tmp_pat
 def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, capsys):
     (image_folder / "cats" / "000.png").write_bytes(b"no image")
     (image_folder / "dogs" / "torn.jpg").write_bytes(b"\xff\xd8\xff\xe0")
-    (image_folder / "dogs" / "IMG_1.HEIC").touch()
+    (image_folder / "dogs" / "IMG_1.NEF").touch()
     console = Console(stderr=True, width=500)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/skipped.txt").write_text("old.png\tof an attempt that found nothing to train on\n")
@@ -154,7 +154,7 @@ def test_broken_images_are_skipped_counted_and_listed(image_folder, tmp_path, ca
     said = capsys.readouterr().err
     assert "2 unreadable images" in said
     assert re.search("Skipped .*(cats/000.png|dogs/torn.jpg): ", said)  # when it was met
-    assert "1 file" in said.partition("Pre-training")[0] and said.count(".heic 1") == 1
+    assert "1 file" in said.partition("Pre-training")[0] and said.count(".nef 1") == 1
     with pytest.raises(DataError, match="cannot be read"):
         pretrain(tiny_settings(image_folder, data__strict=True), tmp_path / "strict", console=QUIET)
 
@@ -350,6 +350,7 @@ def test_a_run_that_has_begun_has_no_auto(name, tmp_path):
     values = {"data.location": "demo", "data.canvas": 32, "data.workers": 0, "data.windows": False}
     values |= {"views.mean": [0.5] * 3, "views.std": [0.5] * 3, "views.local_size": 16}
     values |= {"views.local_scale": [0.1, 0.5], "train.key_passes": 1}
+    values |= {"data.channels": 3, "views.color": True}
     values |= {name: "auto"}
     RunFolder(tmp_path / "run").create(jcl.build_settings("demo", values=values))
     with pytest.raises(SettingsError, match=rf"'auto' for {name}"):

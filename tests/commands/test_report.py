@@ -217,9 +217,9 @@ def test_images_that_have_gone(page_runs: Path, tmp_path: Path) -> None:
 def test_images_that_were_passed_over(page_runs: Path, tmp_path: Path) -> None:
     before, images = page_runs / "plain-images", tmp_path / "images"
     shutil.copytree(before, images)
-    (images / "IMG_1.HEIC").touch()
+    (images / "IMG_1.NEF").touch()
     page = read([elsewhere(page_runs / "plain", tmp_path / "run", str(before), str(images))], tmp_path / "page.html")
-    assert page.text.count(".heic 1") == 1 and "Nothing unusual" not in page.text
+    assert page.text.count(".nef 1") == 1 and "Nothing unusual" not in page.text
 
 
 @pytest.mark.parametrize("odd", ["NaN", "Infinity", "1" + "0" * 400, '"many"', "[1]"])

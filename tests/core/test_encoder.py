@@ -3,7 +3,15 @@ import torch
 import torchvision
 from torch import nn
 
-from jcl.core.encoder import OWN_BACKBONES, Encoder, backbone_traits, build_backbone, projection_head
+from jcl.core.encoder import (
+    OWN_BACKBONES,
+    Encoder,
+    Stem,
+    backbone_traits,
+    build_backbone,
+    fit_channels,
+    projection_head,
+)
 from jcl.errors import SettingsError
 
 
@@ -157,3 +165,29 @@ def test_encoders_without_more_layers_start_as_they_always_did():
     torch.manual_seed(3)
     head = Encoder(nn.Identity(), 24, embedding_dim=7).head
     assert torch.equal(head[0].weight, first.weight) and torch.equal(head[2].bias, last.bias)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"), [("tiny_cnn", "imagenet"), ("resnet18", "small"), ("timm/test_vit", "imagenet")]
+)
+@pytest.mark.parametrize("channels", [1, 5])
+def test_the_first_layer_fits_the_channels(name: str, stem: Stem, channels: int):
+    size = 160 if "vit" in name else 32
+    torch.manual_seed(0)
+    usual, width = build_backbone(name, stem=stem, image_size=size)
+    torch.manual_seed(0)
+    network, same_width = build_backbone(name, stem=stem, image_size=size, channels=channels)
+    assert same_width == width and network.eval()(torch.randn(2, channels, size, size)).shape == (2, width)
+    before, after = usual.state_dict(), network.state_dict()
+    first = next(part for part, value in before.items() if before[part].shape != after[part].shape)
+    assert [part for part in before if not torch.equal(before[part], after[part])] == [first]
+    assert after[first].shape[1] == channels
+    assert 0.8 < float(after[first].std() / before[first].std()) / (3 / channels) ** 0.5 < 1.25
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5, 16])
+def test_fitted_weights_give_gray_images_the_same_outputs(channels: int):
+    weight, gray = torch.randn(8, 3, 3, 3, dtype=torch.float64), torch.randn(2, 1, 9, 9, dtype=torch.float64)
+    fitted = fit_channels(weight, channels)
+    outputs = (torch.conv2d(gray.expand(-1, each.shape[1], -1, -1), each) for each in (weight, fitted))
+    torch.testing.assert_close(*outputs)

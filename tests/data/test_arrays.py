@@ -48,9 +48,10 @@ def test_all_four_arrays(tmp_path: Path):
     ("arrays", "message"),
     [
         ({"images": COLOUR}, "x_train.*images"),
-        ({"x_train": COLOUR / 255}, "x_train in .* must be uint8.* float64"),
-        ({"x_train": COLOUR[0, 0]}, r"has shape \(7, 3\)"),
-        ({"x_train": COLOUR.repeat(2, axis=3)}, r"has shape \(5, 6, 7, 6\)"),
+        ({"x_train": np.where(COLOUR, np.nan, 1.0)}, "x_train in .* NaN"),
+        ({"x_train": COLOUR.astype(complex)}, "x_train in .* complex128"),
+        ({"x_train": COLOUR[0, 0]}, r"shape is \(7, 3\)"),
+        ({"x_train": np.zeros((5, 20, 20, 17), np.uint8)}, r"shape is \(5, 20, 20, 17\)"),
         ({"x_train": COLOUR[:0]}, "no images in x_train"),
         ({"x_train": COLOUR, "y_train": [1, 2]}, r"5 images and labels of shape \(2,\)"),
         ({"x_train": COLOUR, "y_train": [0.5] * 5}, "y_train in .*float64"),
@@ -83,10 +84,6 @@ def test_no_npz_file(tmp_path: Path):
     file.write_bytes(b"something else")
     with pytest.raises(DataError, match=r"a\.npz"):
         open_data(str(file))
-    with file.open("wb") as stream:
-        np.save(stream, COLOUR)
-    with pytest.raises(DataError, match="single array"):
-        open_data(str(file))
 
 
 def test_truncated_npz(tmp_path: Path):
@@ -98,8 +95,8 @@ def test_truncated_npz(tmp_path: Path):
 
 
 def test_array_images_check_what_they_are_given():
-    with pytest.raises(DataError, match="uint8 tensor of shape"):
-        ArrayImages(torch.zeros(2, 3, 4, 4))
+    with pytest.raises(DataError, match="uint8 or float32 tensor"):
+        ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.float64))
     with pytest.raises(DataError, match="labels of shape"):
         ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))
 

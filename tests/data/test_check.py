@@ -44,7 +44,7 @@ def test_folder(tmp_path: Path):
 
 def test_images_that_are_passed_over_are_counted(tmp_path: Path):
     write_images(tmp_path, 2)
-    for name in ("a.CR2", "b.cr2", "c.heic", "._d.heic", "notes.txt"):
+    for name in ("a.CR2", "b.cr2", "c.nef", "._d.nef", "notes.txt"):
         (tmp_path / name).write_bytes(b"x")
     report = check_data(open_data(str(tmp_path)))
     assert report.as_dict()["train_passed_over"] == 3

@@ -182,8 +182,8 @@ def test_empty_folder(tmp_path: Path):
 
 
 def test_a_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
-    (tmp_path / "IMG_1.HEIC").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"\.heic 1"):
+    (tmp_path / "IMG_1.NEF").write_bytes(b"x")
+    with pytest.raises(DataError, match=r"\.nef 1"):
         open_data(str(tmp_path))
 
 
@@ -280,9 +280,9 @@ def test_an_empty_test_folder_is_no_test_split(tmp_path: Path, test_name: str):
 def test_a_test_folder_of_a_telephone_says_what_to_do(tmp_path: Path):
     write_images(tmp_path / "train", 2)
     (tmp_path / "val").mkdir()
-    (tmp_path / "val/IMG_1.HEIC").touch()
+    (tmp_path / "val/IMG_1.NEF").touch()
     (line,) = opened_and_told(tmp_path)[1]
-    assert ".heic 1" in line and NO_TEST_IMAGES in line
+    assert ".nef 1" in line and NO_TEST_IMAGES in line
 
 
 def test_a_test_folder_that_may_not_be_listed_is_no_test_split(tmp_path: Path):

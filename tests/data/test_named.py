@@ -86,14 +86,14 @@ def test_classes_need_a_folder():
 def test_unsupported_files_of_a_folder_give_a_warning(tmp_path: Path):
     for place in ("train/a", "train/b", "val/a"):
         write_images(tmp_path / place, 1)
-        (tmp_path / place / "IMG_1.HEIC").touch()
+        (tmp_path / place / "IMG_1.NEF").touch()
     (tmp_path / "train/b/IMG_2.dng").touch()
     told: list[str] = []
     open_data(str(tmp_path), progress=told.append)
-    assert len(told) == 2 and ".dng 1, .heic 2" in told[0] and ".heic 1" in told[1]
+    assert len(told) == 2 and ".dng 1, .nef 2" in told[0] and ".nef 1" in told[1]
     told.clear()
     open_data(str(tmp_path), classes=["a"], progress=told.append)
-    assert len(told) == 2 and ".heic 1" in told[0] and ".heic 1" in told[1]
+    assert len(told) == 2 and ".nef 1" in told[0] and ".nef 1" in told[1]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

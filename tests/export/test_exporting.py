@@ -131,9 +131,9 @@ def test_equal_names_and_shapes_do_not_make_equal_networks():
     """A ResNet that strides in its first convolutions has the same weights and other features."""
     network, info = sample_backbone("resnet18", SIZE)
     other = copy.deepcopy(network)
-    assert same_features(network, other, info.image_size)
+    assert same_features(network, other, info)
     other.layer2[0].conv1.stride, other.layer2[0].conv2.stride = (1, 1), (2, 2)
-    assert not same_features(network, other, info.image_size)
+    assert not same_features(network, other, info)
 
 
 def expected_detectron2_names() -> set[str]:

@@ -53,7 +53,7 @@ def test_settings_survive_a_file(tmp_path):
         ("method", "name", "mocov2"),
         ("views", "min_scale", 0.0),
         ("views", "min_scale", 1.1),
-        ("views", "mean", [0.5, 0.5]),
+        ("views", "mean", [0.5] * 17),
         ("views", "std", [0.2, 0.0, 0.2]),
         ("views", "image_size", "small"),
         ("model", "bn_groups", 0),

@@ -52,11 +52,12 @@ def test_fields_can_be_changed() -> None:
 
 def test_every_setting_of_the_views_reaches_the_recipe() -> None:
     values = {
-        **dict.fromkeys(("min_scale", "brightness", "contrast", "saturation", "hue"), 0.35),
+        **dict.fromkeys(("min_scale", "brightness", "contrast", "saturation", "hue", "noise"), 0.35),
         **{f"{name}_probability": 0.35 for name in ("jitter", "gray", "blur", "solarize", "flip")},
         "vertical_flip_probability": 0.35,
         "rotation_probability": 0.35,
         "blur_sigma": (0.35, 0.4),
+        "color": False,
         "mean": (0.1, 0.2, 0.3),
         "std": (0.3, 0.2, 0.1),
         "local_scale": (0.1, 0.35),

@@ -63,7 +63,8 @@ def bound_along_training(
     elif "temperatures" in options.model_fields_set:
         raise SettingsError("--temperatures is for Gaussian keys or imported checkpoints; a run has its own.")
     settings = trained.settings
-    data = open_with_warnings(options.data, STDERR) if options.data else open_own_data(settings, STDERR)
+    channels = settings.data.channels
+    data = open_with_warnings(options.data, STDERR, channels) if options.data else open_own_data(settings, STDERR)
     source = data.train
     rows = sample_rows(source, options.images or 256, options.seed)
     steps: list[StepBound] = []

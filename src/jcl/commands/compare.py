@@ -26,7 +26,6 @@ from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import CompareOptions, DistributionOptions, NetworksOptions
-from jcl.settings.resolve import canvas_side
 from jcl.settings.resolved import ResolvedSettings
 from jcl.studies.distribution import (
     DistributionReport,
@@ -39,6 +38,7 @@ from jcl.studies.distribution import (
 )
 from jcl.train.build import recipe_changes, run_view_recipe
 from jcl.views import view_recipe
+from jcl.views.recipe import canvas_side
 
 CLEAR = 0.975  # share of the halves of the images in which the better one is better
 MIN_IMAGES = 8  # on fewer, halves hardly differ
@@ -72,7 +72,7 @@ def open_networks(
     folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
     settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
     viewers, notes = _open_viewers(paths, settings, options.views, of, device)
-    source = _open_source(paths, settings, location, split)
+    source = _open_source(paths, settings, location, split, len(viewers[0].recipe.mean))
     # The size at which images are decoded in training.
     sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
     canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
@@ -116,13 +116,18 @@ def _open_viewers(
             found = open_backbone(path)
             network, size = to_device(found.network, device), found.info.image_size
             mean, std = found.info.mean, found.info.std
-        viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **changes)))
+        own_changes = {"color": len(mean) == 3, **changes}
+        viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
+    if len({len(viewer.recipe.mean) for viewer in viewers}) > 1:
+        raise SettingsError("The networks take images with different numbers of channels; compare those of one kind.")
     return viewers, notes
 
 
-def _open_source(paths: Sequence[Path], settings: RunSettings, location: str | None, split: str) -> ImageSource:
+def _open_source(
+    paths: Sequence[Path], settings: RunSettings, location: str | None, split: str, channels: int
+) -> ImageSource:
     if location is not None:
-        data = open_with_warnings(location, STDERR)
+        data = open_with_warnings(location, STDERR, channels)
     elif settings:
         data = open_own_data(next(iter(settings.values())), STDERR)
     else:

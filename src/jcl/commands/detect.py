@@ -167,8 +167,8 @@ class InitialBackbone(NamedTuple):
 
     body: nn.Module
     name: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     note: str
     label: str
 
@@ -183,6 +183,8 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
     path = Path(init)
     found = open_backbone(path, backbone)
     info = found.info
+    if info.channels != 3:
+        raise SettingsError(f"{path} takes images of {info.channels} channels. Detectors need three.")
     body = open_body(found.network, info.backbone, info.stem, str(path))
     skipped = ", ".join(f"{part} ({count})" for part, count in found.unused.items())
     loaded = f"loaded {found.loaded} tensors of {info.backbone} from {path}"

@@ -15,7 +15,6 @@ from torch import Tensor
 from jcl.commands.inputs import EvaluationTarget, open_target
 from jcl.console import STDERR
 from jcl.data import UNLABELLED, FolderImages, ImageSource, all_class_names, open_data
-from jcl.data.decode import decode
 from jcl.data.listing import Listing
 from jcl.data.named import KNOWN_SETS, absolute_location
 from jcl.distributed.device import choose_device
@@ -180,7 +179,7 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
         raise RunError(f"{options.index} was made with other weights than {path}; write it again with `jcl embed`.")
     features = loaded.info.preprocessing.extract(
         loaded.network,
-        FolderImages(Path(), Listing(files), class_names=None),
+        FolderImages(Path(), Listing(files), class_names=None, channels=loaded.info.channels),
         device=choose_device(options.device),
         precision=_PRECISIONS.get(table.info.precision, torch.float32),
         strict=True,
@@ -202,7 +201,8 @@ def draw_matches(matches: Matches, path: Path) -> Path:
 
     drawn = []
     for (name, query_row), own, similarities in zip(queries, rows, matches.found.similarities.tolist(), strict=False):
-        query = NamedImage(decode(Path(name), _CANVAS), name) if query_row is None else image(query_row, query=True)
+        file = FolderImages(Path(), Listing([name]), class_names=None)
+        query = NamedImage(file.read(0, _CANVAS), name) if query_row is None else image(query_row, query=True)
         drawn.append(NeighbourRow(query, [image(row) for row in own], similarities))
     return draw_neighbours(drawn, path)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
 from jcl.data.named import DEMO_SET, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
-from jcl.data.source import fingerprint
+from jcl.data.source import RGB, fingerprint, pixel_format
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError, RunError, SettingsError
@@ -49,6 +49,7 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
         download=data.download,
         classes=class_list(data.subset) if data.subset else None,
         strict=data.strict,
+        channels=None if data.channels == "auto" else data.channels,
         progress=partial(print_line, console),
     )
 
@@ -77,9 +78,9 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
             raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
 
 
-def open_with_warnings(location: str, console: Console) -> ImageData:
-    """The images at a location; warnings are printed."""
-    return open_data(location, progress=partial(print_line, console))
+def open_with_warnings(location: str, console: Console, channels: int | None = None) -> ImageData:
+    """The images at a location, with so many channels; warnings are printed."""
+    return open_data(location, channels=channels, progress=partial(print_line, console))
 
 
 def with_absolute_location(settings: Settings) -> Settings:
@@ -98,21 +99,36 @@ def refuse_inside_data(folder: Path, location: str) -> None:
 
 def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFacts:
     """The facts about a source, and about the weights to start from, that automatic settings depend on."""
-    decoded = isinstance(source, ArrayImages)
-    side = min(source.pixels.shape[2:]) if isinstance(source, ArrayImages) else _median_short_side(source)
-    return DataFacts(len(source), side, decoded, init=initial_facts(init) if init else None)
+    stored, start = pixel_format(source), initial_facts(init) if init else None
+    mean, std = (None, None) if stored == RGB else _estimate_normalization(source)
+    decoded, side = isinstance(source, ArrayImages), _median_short_side(source)
+    return DataFacts(len(source), side, decoded, stored.channels, stored.color, mean, std, init=start)
 
 
-def _median_short_side(source: ImageSource, probes: int = 32) -> int:
-    """The median short side of a few images spread over the source, in pixels."""
-    sides = []
+def _probe_images(source: ImageSource, probes: int = 32) -> Iterator[Tensor]:
+    """A few readable images spread over the source."""
     count = min(probes, len(source))
     for probe in range(count):
         with contextlib.suppress(UnreadableImage):
-            sides.append(min(source.read(probe * len(source) // count).shape[1:]))
+            yield source.read(probe * len(source) // count)
+
+
+def _median_short_side(source: ImageSource) -> int:
+    """The median short side of a few images, in pixels."""
+    sides = sorted(min(image.shape[1:]) for image in _probe_images(source))
     if not sides:
         raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
-    return sorted(sides)[len(sides) // 2]
+    return sides[len(sides) // 2]
+
+
+def _estimate_normalization(source: ImageSource) -> list[tuple[float, ...]]:
+    """The mean and standard deviation of each channel, over all pixels of a few images."""
+    floats = ((image if image.is_floating_point() else image / 255).double() for image in _probe_images(source))
+    moments = [torch.stack((image.mean(dim=(1, 2)), image.square().mean(dim=(1, 2)))) for image in floats]
+    mean, square = torch.stack(moments).mean(dim=0) if moments else torch.ones(2, pixel_format(source).channels)
+    std = (square - mean.square()).clamp_min(0).sqrt()
+    std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # of a constant channel
+    return [tuple(float(f"{value:.6g}") for value in values.tolist()) for values in (mean, std)]
 
 
 @dataclass(frozen=True)
@@ -168,7 +184,7 @@ def accuracy_figures(name: str, scores: Scores | KnnResult, untrained: float | N
 def untrained_backbone(info: BackboneInfo, seed: int) -> nn.Module:
     """A network of the same architecture as training starts from, with this seed."""
     torch.manual_seed(seed)
-    return build_backbone(info.backbone, stem=info.stem, image_size=info.image_size)[0]
+    return build_backbone(info.backbone, stem=info.stem, image_size=info.image_size, channels=info.channels)[0]
 
 
 def open_target(weights: Path, location: str | None, device: str, console: Console) -> EvaluationTarget:
@@ -176,7 +192,7 @@ def open_target(weights: Path, location: str | None, device: str, console: Conso
     loaded, run = open_backbone(weights), RunFolder(checkpoint_run(weights) or weights)
     settings = run.settings() if run.settings_file.is_file() or (location is None and weights.is_dir()) else None
     if location is not None:
-        data = open_with_warnings(location, console)
+        data = open_with_warnings(location, console, loaded.info.channels)
     elif settings is not None:
         data, location = open_own_data(settings, console), settings.data.location
     else:

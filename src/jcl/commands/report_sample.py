@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data
 from jcl.core.registry import METHODS
 from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
-from jcl.data.source import class_name, select_images
+from jcl.data.source import RGB, class_name, pixel_format, select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
 from jcl.evaluate.features import Features, evaluation_mode
@@ -31,7 +31,7 @@ from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings
 from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe
-from jcl.views import ViewMaker, ViewRecipe, denormalise
+from jcl.views import ViewMaker, ViewRecipe, as_rgb, denormalise
 
 _FLOPS: Final = {"cpu": 4e11, "cuda": 2e14}  # a few seconds of work
 _FLOPS_PER_PIXEL: Final = 6000  # the time it takes to make a view, in FLOPs
@@ -50,7 +50,7 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     backbone, preprocessing = found.network, found.info.preprocessing
     precision = choose_precision(settings.train.precision, device)
     bank_images, query_images, spread_images = _draw_sample(
-        data, _affordable_views(backbone, preprocessing.image_size, device)
+        data, _affordable_views(backbone, found.info.channels, preprocessing.image_size, device)
     )
     bank, queries = (
         preprocessing.extract(backbone, source, device=device, precision=precision)
@@ -105,7 +105,9 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     def make(recipe: ViewRecipe, numbers: list[int]) -> Tensor:
         maker = ViewMaker(recipe, settings.train.seed, 0, batch.pixels, batch.sizes, rows[batch.samples])
         images = torch.arange(len(batch)).repeat_interleave(len(numbers))
-        views = denormalise(maker(images, torch.tensor(numbers).repeat(len(batch))), recipe.mean, recipe.std)
+        views, plain = maker(images, torch.tensor(numbers).repeat(len(batch))), pixel_format(source) == RGB
+        unit = [[value] * len(recipe.mean) for value in (0.0, 1.0)]
+        views = denormalise(views, recipe.mean, recipe.std) if plain else as_rgb(views, *unit)
         return views.reshape(len(batch), len(numbers), *views.shape[1:])
 
     # The learner numbers the first query 0, then the keys, further queries and local queries.
@@ -117,7 +119,7 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
     if method.num_local_queries:
         numbers = list(range(first_local, first_local + method.num_local_queries))
         views = [[*whole, *local] for whole, local in zip(views, make(recipe.local(), numbers), strict=True)]
-    return ExampleViews([_image(source, sample) for sample in batch.samples.tolist()], views)
+    return ExampleViews([_image(source, sample, recipe) for sample in batch.samples.tolist()], views)
 
 
 def draw_run_views(settings: Settings, path: Path, console: Console) -> dict[str, Any]:
@@ -130,9 +132,9 @@ def draw_run_views(settings: Settings, path: Path, console: Console) -> dict[str
     return {name: made[name] if value is None else value for name, value in resolved.views.model_dump().items()}
 
 
-def _affordable_views(backbone: nn.Module, image_size: int, device: torch.device) -> int:
+def _affordable_views(backbone: nn.Module, channels: int, image_size: int, device: torch.device) -> int:
     with evaluation_mode(backbone.cpu()), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        backbone(torch.zeros(1, 3, image_size, image_size))
+        backbone(torch.zeros(1, channels, image_size, image_size))
     flops = counter.get_total_flops() + _FLOPS_PER_PIXEL * image_size**2
     return int(_FLOPS.get(device.type, _FLOPS["cpu"]) / flops)
 
@@ -182,8 +184,10 @@ def _distinct(labels: Tensor) -> list[int]:
     return sorted(range(len(labels)), key=lambda row: (row not in first, row))
 
 
-def _image(source: ImageSource, sample: int) -> NamedImage:
-    return NamedImage(source.read(sample, IMAGE_SIDE * 2), source.name_of(sample), _label(source, sample))
+def _image(source: ImageSource, sample: int, recipe: ViewRecipe | None = None) -> NamedImage:
+    pixels = source.read(sample, IMAGE_SIDE * 2)
+    pixels = as_rgb(pixels, recipe.mean, recipe.std) if recipe else pixels
+    return NamedImage(pixels, source.name_of(sample), _label(source, sample))
 
 
 def _label(source: ImageSource, sample: int) -> str | None:

@@ -25,7 +25,7 @@ Head = Literal["mlp", "linear"]
 
 
 class Encoder(nn.Module):
-    """Backbone, head and L2 normalization: images (n, 3, S, S) -> unit vectors (n, embedding_dim) in float32."""
+    """Backbone, head and L2 normalization: images (n, channels, S, S) -> float32 unit vectors (n, embedding_dim)."""
 
     def __init__(
         self,
@@ -82,13 +82,15 @@ def build_backbone(
     image_size: int = 224,
     local_size: int | None = None,
     drop_path: float | None = None,
+    channels: int = 3,
 ) -> tuple[nn.Module, int]:
     """Build a network without its classifier; returns it and the width of its pooled features.
 
     `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
     The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling; the `medium`
     stem, for images of about 64 px, is the same with stride 2. The network must take images of `local_size` too, if
-    given. `drop_path` is the rate of stochastic depth in the last block (default: the library's).
+    given. `drop_path` is the rate of stochastic depth in the last block (default: the library's). Its first layer is
+    drawn anew for another number of `channels` than 3.
     """
     sizes = [image_size] if local_size is None else [image_size, local_size]
     try:
@@ -105,7 +107,28 @@ def build_backbone(
         replace_drop_path(network, name, drop_path)
     if stem != "imagenet":
         _replace_stem(network, name, stem)
+    if channels != 3:
+        first = first_convolution(network)
+        if first is None:
+            raise SettingsError(f"The backbone {name} takes only images of three channels; choose another backbone.")
+        spread = float(first.weight.detach().std()) * (3 / channels) ** 0.5  # keeps the spread of the outputs
+        first.in_channels = channels
+        first.weight = nn.Parameter(torch.randn(len(first.weight), channels, *first.kernel_size) * spread)
     return network.train(), width
+
+
+def first_convolution(network: nn.Module, channels: int = 3) -> nn.Conv2d | None:
+    """The first layer of a network for images of so many channels."""
+    convolutions = (module for module in network.modules() if isinstance(module, nn.Conv2d))
+    return next((module for module in convolutions if module.in_channels == channels and module.groups == 1), None)
+
+
+def fit_channels(weight: Tensor, channels: int) -> Tensor:
+    """A first layer's weight (outputs, inputs, h, w) for another number of inputs.
+
+    All inputs get the mean over the old ones, scaled so that an image with equal channels has the same outputs.
+    """
+    return weight.mean(dim=1, keepdim=True).mul(weight.shape[1] / channels).repeat(1, channels, 1, 1)
 
 
 def _create_network(
@@ -140,12 +163,10 @@ def backbone_traits(name: str) -> BackboneTraits:
     )
 
 
-def patch_embedding(network: nn.Module) -> nn.Conv2d | None:
+def patch_embedding(network: nn.Module, channels: int = 3) -> nn.Conv2d | None:
     """The layer of a vision transformer that embeds patches of 8 px or more, or None."""
-    for module in network.modules():
-        if isinstance(module, nn.Conv2d) and module.in_channels == 3:
-            return module if module.kernel_size == module.stride and module.stride[0] >= 8 else None
-    return None
+    first = first_convolution(network, channels)
+    return first if first is not None and first.kernel_size == first.stride and first.stride[0] >= 8 else None
 
 
 def _refuse_partial_patches(network: nn.Module, name: str, sizes: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""Images in a NumPy `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`) or in a data set of Hugging Face."""
+"""Images in a NumPy `.npy` or `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`), or a data set of Hugging Face."""
 
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,9 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jcl.data.decode import EncodedImages
-from jcl.data.source import UNLABELLED, ArrayImages, ImageData, UnreadableImage
+from jcl.core import MAX_CHANNELS
+from jcl.data.encoded import EncodedImages, channels_last, to_tensor
+from jcl.data.source import UNLABELLED, ArrayImages, ImageData, PixelFormat, Refused, UnreadableImage, convert_pixels
 from jcl.errors import DataError, first_line
 from jcl.paths import expand_user, hub_name, refuse_expansion
 
@@ -18,10 +19,11 @@ _TEST_SPLITS = ("validation", "test", "val", "valid")  # in order of preference
 _LABELS = ("label", "labels", "fine_label", "cls")
 
 
-def open_npz(file: Path) -> ImageData:
-    """Open a `.npz` file of uint8 images: (n, h, w, 3), (n, 3, h, w), or gray as (n, h, w), (n, h, w, 1), (n, 1, h, w).
+def open_npz(file: Path, channels: int | None = None) -> ImageData:
+    """Open a `.npz` file of images (n, h, w, channels), (n, channels, h, w) or (n, h, w), or a `.npy` file of them.
 
-    Pickled objects in it are refused, because unpickling can run code.
+    uint8 stays as it is, gray becomes RGB unless `channels` is 1; uint16 is divided by 65,535. Pickled objects are
+    refused, because unpickling can run code.
     """
     if not file.is_file():
         problem = "is not a regular file" if file.exists() else "does not exist"
@@ -32,21 +34,22 @@ def open_npz(file: Path) -> ImageData:
     except Exception as error:  # NumPy raises many kinds for damaged files
         raise DataError(f"The file {file} is not a readable .npz file; write it with numpy.savez.") from error
     if not isinstance(content, NpzFile):
-        raise DataError(f"The file {file} holds a single array; write it with numpy.savez(file, x_train=...).")
+        pixels = _pixels(content, f"in {file}", channels)
+        return ImageData(file.stem, ArrayImages(pixels, None, None, f"{len(pixels):,} images in {file}"))
     with content:
         if "x_train" not in content.files:
             found = ", ".join(content.files) or "nothing"
             raise DataError(f"The file {file} must hold an array named x_train, but has {found}.")
-        train = _split(file, content, "train")
-        test = _split(file, content, "test") if "x_test" in content.files else None
+        train = _split(file, content, "train", channels)
+        test = _split(file, content, "test", train.pixels.shape[1]) if "x_test" in content.files else None
     if test is not None and test.pixels.shape[1:] != train.pixels.shape[1:]:
         shapes = [" x ".join(map(str, split.pixels.shape[2:])) for split in (train, test)]
         raise DataError(f"The images of x_train are {shapes[0]} pixels in {file} and those of x_test are {shapes[1]}.")
     return ImageData(file.stem, train, test)
 
 
-def _split(file: Path, content: NpzFile, split: str) -> ArrayImages:
-    pixels = _pixels(_array(file, content, f"x_{split}"), f"x_{split} in {file}")
+def _split(file: Path, content: NpzFile, split: str, channels: int | None) -> ArrayImages:
+    pixels = _pixels(_array(file, content, f"x_{split}"), f"x_{split} in {file}", channels)
     labels = None
     if f"y_{split}" in content.files:
         labels = _labels(_array(file, content, f"y_{split}"), f"y_{split} in {file}")
@@ -63,18 +66,17 @@ def _array(file: Path, content: NpzFile, name: str) -> NDArray[np.generic]:
     return array
 
 
-def _pixels(array: NDArray[np.generic], place: str) -> Tensor:
-    """Convert any of the accepted layouts to (n, 3, h, w)."""
-    if array.dtype != np.uint8:
-        raise DataError(f"The array {place} must be uint8, got {array.dtype}; convert it first.")
-    if array.ndim == 3:
-        array = array[..., None]
-    if array.ndim == 4 and array.shape[3] not in (1, 3) and array.shape[1] in (1, 3):
-        array = array.transpose(0, 2, 3, 1)
-    if array.ndim != 4 or array.shape[3] not in (1, 3):
-        raise DataError(f"The array {place} has shape {array.shape}, not (n, h, w, 3), (n, 3, h, w) or (n, h, w).")
-    channels_first = torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))
-    return channels_first.repeat(1, 3, 1, 1) if channels_first.shape[1] == 1 else channels_first
+def _pixels(array: NDArray[np.generic], place: str, channels: int | None) -> Tensor:
+    """Convert any of the accepted layouts to (n, channels, h, w)."""
+    pixels = channels_last(array) if array.ndim == 4 else array[..., None]
+    try:
+        if pixels.ndim != 4 or pixels.shape[3] > MAX_CHANNELS:
+            raise Refused(f"its shape is {array.shape}, not (n, h, w, c), (n, c, h, w) or (n, h, w) with c up to 16")
+        tensor = to_tensor(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
+        own = 3 if tensor.shape[1] == 1 and tensor.dtype == torch.uint8 else tensor.shape[1]
+        return convert_pixels(tensor, PixelFormat(channels or own, tensor.dtype)).contiguous()
+    except Refused as error:
+        raise DataError(f"The array {place} cannot be used: {error}.") from None
 
 
 def _labels(array: NDArray[np.generic], place: str) -> Tensor:

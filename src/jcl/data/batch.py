@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from jcl.data.source import ImageSource, UnreadableImage
+from jcl.data.source import RGB, ImageSource, PixelFormat, UnreadableImage, pixel_format
 from jcl.random import WINDOWS, uniforms
 
 _PROBED_IMAGES: Final = 64
@@ -19,9 +19,10 @@ _PROBED_IMAGES: Final = 64
 class ImageBatch:
     """Images of different sizes on canvases of one size.
 
-    pixels (n, 3, C, C) uint8, each image in the top left corner and zeros around it; sizes (n, 2) int64, its height and
-    width; samples (n,) int64, its index in the source. On several ranks the n images are those of a batch of N
-    that this rank holds, and local_rows (N,) int64 is the row of each image of that batch, -1 if it is not held here.
+    pixels (n, channels, C, C), uint8 or float32, each image in the top left corner and zeros around it; sizes (n, 2)
+    int64, its height and width; samples (n,) int64, its index in the source. On several ranks the n images are those of
+    a batch of N that this rank holds, and local_rows (N,) int64 is the row of each image of that batch, -1 if it is not
+    held here.
     """
 
     pixels: Tensor
@@ -30,9 +31,9 @@ class ImageBatch:
     local_rows: Tensor | None = None
 
     @classmethod
-    def empty(cls, count: int, canvas: int) -> ImageBatch:
+    def empty(cls, count: int, canvas: int, stored: PixelFormat = RGB) -> ImageBatch:
         """Memory for images; no row holds one, so that all samples are -1."""
-        pixels = torch.empty(count, 3, canvas, canvas, dtype=torch.uint8)
+        pixels = torch.empty(count, stored.channels, canvas, canvas, dtype=stored.dtype)
         return cls(pixels, torch.empty(count, 2, dtype=torch.int64), torch.full((count,), -1))
 
     def __len__(self) -> int:
@@ -94,7 +95,7 @@ class ImageReader:
 
     def read(self, indices: Sequence[int]) -> Decoded:
         """Read the images; the result has no rows if none is readable."""
-        batch = ImageBatch.empty(len(indices), self.canvas)
+        batch = ImageBatch.empty(len(indices), self.canvas, pixel_format(self.source))
         return readable_rows(batch, self.read_into(indices, batch))
 
     def read_into(self, indices: Sequence[int], batch: ImageBatch) -> dict[str, str]:

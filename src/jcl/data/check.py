@@ -10,20 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from PIL import Image
-
 from jcl.console import pluralize
 from jcl.cores import cpu_cores
-from jcl.data.decode import MAX_ASPECT, EncodedImages, is_deep, open_image, real_bits
+from jcl.data.decode import MAX_ASPECT
+from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
-from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage
+from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, pixel_format
 
 SMALL_SIDE: Final = 32  # images with a side below this are reported as very small
 
 _CHUNK: Final = 1024  # images submitted to the threads at a time, to bound memory
 _HEADERS_READ: Final = 1000  # at the start of a run
-_UNUSUAL: Final = ("sixteen_bit", "long", "multi_page")
+_UNUSUAL: Final = ("sixteen_bit", "long", "multi_page", "gray")
 
 
 class _CheckedImage(NamedTuple):
@@ -62,7 +61,7 @@ class SplitReport:
         self.duplicates = tuple(tuple(group) for group in groups.values() if len(group) > 1)
         self.warnings = source.warnings() if isinstance(source, EncodedImages) else []
         unusual = Counter(name for image in readable for name in image.unusual)
-        self.warnings += _describe_unusual(unusual, source)
+        self.warnings += _describe_unusual(unusual, source, len(readable))
         unlisted, damage = getattr(source, "unlisted", {}), getattr(source, "damage", {})  # of folders, of shards
         self.figures: dict[str, object] = {
             "images": self.images,
@@ -138,14 +137,14 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
     name = source.name_of(index)
     try:
         if not isinstance(source, EncodedImages):
-            pixels = source.read(index)
-            return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], "array RGB")
+            pixels, stored = source.read(index), pixel_format(source)
+            kind = "array RGB" if stored == RGB else f"array {pixels.numpy().dtype} x {stored.channels}"
+            return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], kind)
         content = source.checked_content_of(index)
     except UnreadableImage as error:
         return _CheckedImage(name, reason=error.reason)
-    with open_image(content) as image:
-        kind = f"{image.format} {image.mode}"
-        return _CheckedImage(name, _digest(content), image.width, image.height, kind, _unusual(image))
+    image = open_file(content)
+    return _CheckedImage(name, _digest(content), image.width, image.height, image.kind, _unusual(image))
 
 
 def survey_headers(source: ImageSource, windows: bool) -> list[str]:
@@ -155,28 +154,32 @@ def survey_headers(source: ImageSource, windows: bool) -> list[str]:
     found: Counter[str] = Counter()
     rows = range(0, len(source), -(-len(source) // _HEADERS_READ))
     for row in rows:
-        with contextlib.suppress(Exception), source.header_of(row) as image:  # unreadable ones are reported later
-            found.update(_unusual(image))
+        with contextlib.suppress(Exception):  # unreadable ones are reported later
+            found.update(_unusual(source.header_of(row)))
     looked_at = f" (of {len(rows):,} looked at)" if len(rows) < len(source) else ""
-    return _describe_unusual(found if windows else found - Counter(long=len(rows)), source, looked_at)
+    return _describe_unusual(found if windows else found - Counter(long=len(rows)), source, len(rows), looked_at)
 
 
-def _unusual(image: Image.Image) -> list[str]:
+def _unusual(image: ImageFile) -> list[str]:
     """What is unusual about an opened image."""
-    pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-    holds = (is_deep(image), max(image.size) > MAX_ASPECT * min(image.size), pages > 1)
+    long = max(image.width, image.height) > MAX_ASPECT * min(image.width, image.height)
+    holds = (image.deep, long, image.pages > 1, image.read is None and image.channels == 1)
     return [kind for kind, held in zip(_UNUSUAL, holds, strict=True) if held]
 
 
-def _describe_unusual(found: Counter[str], source: ImageSource, looked_at: str = "") -> list[str]:
-    bits = real_bits(source.peak()) if isinstance(source, EncodedImages) else 16
-    lines = {
-        "sixteen_bit": f"in 16-bit files: the values use {bits} bits and are scaled from these." if bits < 16 else "",
-        "long": "longer than 2:1: training uses windows of those larger than data.canvas, evaluation their center.",
-        "multi_page": "in TIFFs of several pages: only the first page is used.",
-    }
-    return [
-        f"{pluralize(found[kind], 'image')}{looked_at} {line}" for kind, line in lines.items() if found[kind] and line
+def _describe_unusual(found: Counter[str], source: ImageSource, images: int, looked_at: str = "") -> list[str]:
+    stored, lines, told = pixel_format(source), {}, []
+    if stored == RGB:
+        lines["sixteen_bit"] = "of more than 8 bits are scaled to 8, as the other images have."
+    lines["long"] = "longer than 2:1: training uses windows of those larger than data.canvas, evaluation their center."
+    lines["multi_page"] = "in TIFF or DICOM files of several pages: only the first page is used."
+    if stored == RGB and found["gray"] == images > 0:
+        lines["gray"] = "in gray: it is repeated in three channels; --set data.channels=1 keeps one."
+    if stored != RGB:
+        kept = "with 8 bits each" if stored.dtype == RGB.dtype else "in floats (16-bit integers divided by 65,535)"
+        told.append(f"Images are kept as they are: {pluralize(stored.channels, 'channel')} {kept}.")
+    return told + [
+        f"{pluralize(found[kind], 'image')}{looked_at} {line}" for kind, line in lines.items() if found[kind]
     ]
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from jcl.console import join_words, list_some, pluralize, shell_quote
-from jcl.data.decode import EncodedImages, open_image
-from jcl.data.listing import Listing, NameTable, has_images, list_images, sub_folders
+from jcl.data.encoded import EncodedImages, ImageFile, open_file
+from jcl.data.listing import OPTIONAL_EXTENSIONS, Listing, NameTable, has_images, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
 
@@ -33,8 +32,10 @@ class FolderImages(EncodedImages):
     skipped images of formats that cannot be decoded, by extension; `unlisted` maps skipped folders to the reason.
     """
 
-    def __init__(self, root: Path, listing: Listing, class_names: tuple[str, ...] | None) -> None:
-        self.root = root
+    def __init__(
+        self, root: Path, listing: Listing, class_names: tuple[str, ...] | None, channels: int | None = None
+    ) -> None:
+        self.root, self.channels = root, channels
         self.class_names = class_names
         self.labels = None if class_names is None else _labels(listing.files, class_names)
         self.unsupported = _count_extensions(listing)
@@ -68,8 +69,8 @@ class FolderImages(EncodedImages):
         except OSError:
             return -1
 
-    def header_of(self, index: int) -> Image.Image:  # without reading the whole file
-        return open_image(self.root / self._files[index])
+    def header_of(self, index: int) -> ImageFile:  # without reading the whole file
+        return open_file(self.root / self._files[index])
 
     def stray_images(self) -> list[str]:
         """The images beside several sub-folders, which would be classes without them."""
@@ -183,7 +184,10 @@ def _describe_skipped(listing: Listing) -> list[str]:
     if counts := _count_extensions(listing):
         kinds = ", ".join(f"{extension} {count:,}" for extension, count in counts.items())
         files = pluralize(sum(counts.values()), "file")
-        notes.append(f"Skipping {files} of unsupported formats ({kinds}; convert to JPEG or PNG)")
+        remedy = "convert to JPEG or PNG"
+        if missing := {extra for extension, extra in OPTIONAL_EXTENSIONS.items() if extension in counts}:
+            remedy = f"run: pip install 'joint-contrastive-learning[{','.join(sorted(missing))}]'"
+        notes.append(f"Skipping {files} of unsupported formats ({kinds}; {remedy})")
     if unlisted := listing.unlisted:
         folder, reason = next(iter(unlisted.items()))
         more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""

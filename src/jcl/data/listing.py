@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +14,17 @@ import numpy as np
 
 from jcl.errors import DataError
 
-_EXTENSIONS = "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx"
-IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split())
-_UNSUPPORTED = "heic heif cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs dcm"  # phones, cameras, microscopes
-UNSUPPORTED_EXTENSIONS: Final = frozenset(f".{name}" for name in _UNSUPPORTED.split())
+_EXTENSIONS = (
+    "jpg jpeg jpe jfif mpo png webp gif bmp dib tif tiff ppm pgm pbm pnm jp2 j2k avif tga ico pcx heic heif dcm"
+)
+_NEEDED = ((".heic", "pillow_heif", "heic"), (".heif", "pillow_heif", "heic"), (".dcm", "pydicom", "scientific"))
+OPTIONAL_EXTENSIONS: Final = {extension: extra for extension, library, extra in _NEEDED if find_spec(library) is None}
+"""Extensions of images that need a library which is not installed, and the extra that installs it."""
+IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split()) - OPTIONAL_EXTENSIONS.keys()
+ARRAY_EXTENSION: Final = ".npy"
+"""Arrays are images if there are no others; beside images they are usually labels or features."""
+_UNSUPPORTED = "cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs"  # cameras, microscopes
+UNSUPPORTED_EXTENSIONS: Final = frozenset(f".{name}" for name in _UNSUPPORTED.split()) | OPTIONAL_EXTENSIONS.keys()
 _SKIPPED_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # others, of a failing disk, are raised
 
 
@@ -65,6 +73,7 @@ def list_images(root: Path) -> Listing:
     cycles nor trees of links multiply the work.
     """
     files: list[str] = []
+    arrays: list[str] = []
     unsupported: list[str] = []
     unlisted: dict[str, str] = {}
     waiting = [(0, "")]  # the number of links on the path, and the path
@@ -91,9 +100,11 @@ def list_images(root: Path) -> Listing:
                 heapq.heappush(waiting, (links + entry.is_symlink(), path))
             elif extension in IMAGE_EXTENSIONS and _is_file(entry):
                 files.append(path)
+            elif extension == ARRAY_EXTENSION and _is_file(entry):
+                arrays.append(path)
             elif extension in UNSUPPORTED_EXTENSIONS:
                 unsupported.append(path)
-    return Listing(sorted(files), sorted(unsupported), unlisted)
+    return Listing(sorted(files or arrays), sorted(unsupported), unlisted)
 
 
 def sub_folders(folder: Path) -> list[str]:

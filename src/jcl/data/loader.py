@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, canvas_for
-from jcl.data.source import ArrayImages, ImageSource, NoReadableImages, UnreadableImage
+from jcl.data.source import ArrayImages, ImageSource, NoReadableImages, UnreadableImage, pixel_format
 from jcl.data.workers import DecodingPool
 from jcl.distributed.group import ALONE, Ranks, catch_lost_contact
 from jcl.errors import CollectiveDataError, DataError
@@ -74,8 +74,10 @@ class BatchLoader:
             canvas, workers = 0, 0
         else:
             canvas = canvas_for(source, canvas, 0.5 if windows else None)
-            if len(source) * 3 * canvas * canvas <= (CACHE_BYTES if cache_bytes is None else cache_bytes):
-                self._store = ImageBatch.empty(len(source), canvas)
+            stored = pixel_format(source)
+            size = len(source) * stored.channels * stored.dtype.itemsize * canvas * canvas
+            if size <= (CACHE_BYTES if cache_bytes is None else cache_bytes):
+                self._store = ImageBatch.empty(len(source), canvas, stored)
         reader = ImageReader(source, canvas, substitute=True, window=None, seed=seed if windows else None)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
         self._stream: Iterator[Decoded] = iter(())  # endless, so that workers do not pause between epochs
@@ -231,7 +233,7 @@ def _all_images(source: ArrayImages) -> ImageBatch:
 
 def _to_device_if_it_fits(images: ImageBatch, device: torch.device) -> ImageBatch:
     """Every image on the training device, so that a batch is one gather there."""
-    if device.type == "cuda" and images.pixels.numel() > _DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
+    if device.type == "cuda" and images.pixels.nbytes > _DEVICE_MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]:
         return images
     return images.to(device)
 
@@ -309,7 +311,7 @@ class ImageExchange:
     """Decides which images of a batch each rank holds, and exchanges them.
 
     ShuffleBN assigns the key views of the batch to ranks at random. Views are made where they are encoded, so the
-    decoded image is sent, as uint8 and once for all of its views on the same rank. Every rank computes the whole
+    decoded image is sent, once for all of its views on the same rank. Every rank computes the whole
     shuffle, so it knows what to send and what to receive.
     """
 

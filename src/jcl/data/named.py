@@ -33,6 +33,7 @@ def open_data(
     download: bool = True,
     classes: Sequence[str] | None = None,
     strict: bool = False,
+    channels: int | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> ImageData:
     """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
@@ -41,30 +42,32 @@ def open_data(
     such as `hf:USER/DATASET:SPLIT` (see `open_hub`). Shards are a `.tar` file, a
     pattern such as `shards/{0000..0127}.tar`, a URL of such, or a folder that `write_shards` made. `progress` receives
     download progress and warnings about a folder or shards. `classes` selects class folders of a folder. Unlistable
-    folders and damaged parts of shards are skipped; `strict` raises instead.
+    folders and damaged parts of shards are skipped; `strict` raises instead. Images get `channels` channels if given.
     """
     path = expand_user(location)
     sharded = is_shard_location(location)
     if classes is not None and (sharded or not path.is_dir()):
         raise DataError(f"A class list needs a folder with class folders; {location} is not one.")
-    if location == DEMO_SET:
-        return open_demo()
-    if location in DOWNLOADED_SETS:
-        return open_downloaded(location, root, download)
+    if location in KNOWN_SETS:
+        if channels not in (None, 3):
+            raise DataError(f"{location} has 3 channels, but data.channels or the weights need {channels}.")
+        return open_demo() if location == DEMO_SET else open_downloaded(location, root, download)
     if hub_name(location):
         data = open_hub(location, download)
     elif sharded:
         data = open_shards(location, (root or default_root()) / "shards", download, strict, progress)
     elif path.is_dir():
         data = open_folder(path, classes, strict=strict)
-    elif path.suffix.lower() == ".npz":
-        return open_npz(path)
+    elif path.suffix.lower() in (".npz", ".npy"):
+        return open_npz(path, channels)
     elif path.is_file():
         raise DataError(f"The file {location} is not a data set; give a folder of images, a .npz file or .tar shards.")
     else:
         raise DataError(f"There is no folder, .npz file or data set named {location}{_suggestion(location)}")
-    if isinstance(data.train, _ENCODED) and isinstance(data.test, _ENCODED):
-        data.train.share_peak(data.test)
+    if isinstance(data.train, _ENCODED):
+        data.train.channels = channels
+        if isinstance(data.test, _ENCODED):
+            data.test.stored = data.train.pixel_format()
     for warning in data_warnings(data):
         progress(warning)
     return data

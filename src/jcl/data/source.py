@@ -5,17 +5,33 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from jcl.errors import DataError
+from jcl.views.colour import GRAY_WEIGHTS
 
 UNLABELLED = -1
 """The label of an image without one, in a source where others have one."""
 
 _HASHED_NAMES, _HASHED_FILES, _HASHED_IMAGES = 1024, 65_536, 16  # evenly spaced
+
+
+class PixelFormat(NamedTuple):
+    """How the decoded images of a source are stored; in floats, 8-bit and 16-bit integers are scaled to 0..1."""
+
+    channels: int = 3
+    dtype: torch.dtype = torch.uint8  # or float32
+    color: bool = True  # three channels are red, green and blue
+
+
+RGB = PixelFormat()
+
+
+class Refused(ValueError):
+    """An image that is not decoded; the text says why."""
 
 
 class UnreadableImage(DataError):
@@ -61,7 +77,9 @@ class ImageSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
-        """Read one image, (3, h, w) uint8; with a canvas, its longer side scaled down to at most that.
+        """Read one image, (channels, h, w); with a canvas, its longer side scaled down to at most that.
+
+        It is 8-bit RGB unless the source has a method `pixel_format`.
 
         `window` says where an image longer than 2:1 is cut, from its start (0) to its end (1); None scales all of it.
         Raises `UnreadableImage`.
@@ -73,7 +91,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size in memory: pixels (n, 3, h, w) uint8, labels (n,) int64.
+    """Images of one size in memory: pixels (n, channels, h, w) uint8 or float32, labels (n,) int64.
 
     `numbers` (n,) identify them in messages (default: 0, 1, 2, ...).
     """
@@ -85,9 +103,9 @@ class ArrayImages:
     numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if self.pixels.dtype != torch.uint8 or self.pixels.ndim != 4 or self.pixels.shape[1] != 3:
+        if self.pixels.dtype not in (torch.uint8, torch.float32) or self.pixels.ndim != 4:
             found = f"{self.pixels.dtype} of shape {tuple(self.pixels.shape)}"
-            raise DataError(f"Images must be a uint8 tensor of shape (n, 3, height, width), got {found}.")
+            raise DataError(f"Images must be a uint8 or float32 tensor (n, channels, height, width), got {found}.")
         if self.pixels.numel() == 0:
             raise DataError(f"There are no images in {self.description}.")
         if self.labels is not None and self.labels.shape != (len(self.pixels),):
@@ -97,12 +115,33 @@ class ArrayImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
+    def pixel_format(self) -> PixelFormat:
+        return PixelFormat(self.pixels.shape[1], self.pixels.dtype, self.pixels.dtype == torch.uint8)
+
     def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         """Return the stored pixels; arrays are never scaled, their size is the canvas."""
         return self.pixels[index]
 
     def name_of(self, index: int) -> str:
         return f"number {index if self.numbers is None else int(self.numbers[index])}"
+
+
+def pixel_format(source: ImageSource) -> PixelFormat:
+    """The format of all images of a source."""
+    return getattr(source, "pixel_format", lambda: RGB)()
+
+
+def convert_pixels(pixels: Tensor, wanted: PixelFormat) -> Tensor:
+    """Convert images (..., channels, h, w) to a format: gray to RGB and back, uint8 to floats; or raise `Refused`."""
+    channels = pixels.shape[-3]
+    if channels == 1 and wanted.channels == 3:
+        pixels = pixels.expand(*pixels.shape[:-3], 3, -1, -1)
+    elif channels == 3 and wanted.channels == 1:
+        gray = (pixels.movedim(-3, -1).float() @ torch.tensor(GRAY_WEIGHTS)).unsqueeze(-3)
+        pixels = gray if pixels.is_floating_point() else gray.round().to(torch.uint8)
+    elif channels != wanted.channels:
+        raise Refused(f"it has {channels} channels, not {wanted.channels}")
+    return pixels / 255 if wanted.dtype != pixels.dtype else pixels
 
 
 def class_name(source: ImageSource, label: int) -> str:
@@ -135,6 +174,9 @@ class SourceSubset:
     @property
     def class_names(self) -> tuple[str, ...] | None:
         return self.whole.class_names
+
+    def pixel_format(self) -> PixelFormat:
+        return pixel_format(self.whole)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
+from jcl.data.source import RGB, PixelFormat, pixel_format
 from jcl.errors import DataError, JclError
 from jcl.signals import STOP_SIGNALS
 
@@ -100,7 +101,7 @@ class DecodingPool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
         try:
-            self._ring = BatchRing(slots, self._batch_size, self._reader.canvas)
+            self._ring = BatchRing(slots, self._batch_size, self._reader.canvas, pixel_format(self._reader.source))
             if self._pinned:
                 self._ring.pin()
             if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * self._workers:
@@ -248,22 +249,22 @@ def _without_main_module(reader: ImageReader) -> Iterator[None]:
 class BatchRing:
     """Shared memory for `slots` batches of `rows` images on canvases of C x C pixels.
 
-    pixels (slots, rows, 3, C, C) uint8; sizes (slots, rows, 2); wanted (slots, rows), the requested indices; samples
+    pixels (slots, rows, channels, C, C); sizes (slots, rows, 2); wanted (slots, rows), the requested indices; samples
     (slots, rows), the indices of what was read; current_pass (1,), a number that all processes see. Workers write
     pixels where the copy to the GPU reads them, so nothing is sent through pipes, and memory use is constant. The block
     is an anonymous file rather than a part of /dev/shm, which containers often keep too small. A ring sent to a process
     that is being started maps the same memory there.
     """
 
-    def __init__(self, slots: int, rows: int, canvas: int, shared: Any = None) -> None:
-        self.slots, self.rows, self.canvas = slots, rows, canvas
+    def __init__(self, slots: int, rows: int, canvas: int, stored: PixelFormat = RGB, shared: Any = None) -> None:
+        self.slots, self.rows, self.canvas, self.stored = slots, rows, canvas, stored
         images = slots * rows
         pixels_at = -(-8 * (1 + 4 * images) // _ALIGNMENT) * _ALIGNMENT
-        size = pixels_at + images * 3 * canvas * canvas
+        size = pixels_at + images * stored.channels * stored.dtype.itemsize * canvas * canvas
         self._file = _anonymous_file(size) if shared is None else shared.detach()
         weakref.finalize(self, os.close, self._file)
         self._block = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-        self.pixels = self._block[pixels_at:].view(slots, rows, 3, canvas, canvas)
+        self.pixels = self._block[pixels_at:].view(stored.dtype).view(slots, rows, stored.channels, canvas, canvas)
         numbers = self._block[:pixels_at].view(torch.int64)
         self.current_pass = numbers[:1]
         self.sizes = numbers[1 : 1 + 2 * images].view(slots, rows, 2)
@@ -281,8 +282,9 @@ class BatchRing:
         if int(runtime.cudaHostRegister(address, self._block.numel(), 0)) == 0:
             weakref.finalize(self, runtime.cudaHostUnregister, address)
 
-    def __reduce__(self) -> tuple[type[BatchRing], tuple[int, int, int, Any]]:
-        return BatchRing, (self.slots, self.rows, self.canvas, multiprocessing.reduction.DupFd(self._file))
+    def __reduce__(self) -> tuple[type[BatchRing], tuple[Any, ...]]:
+        shared = multiprocessing.reduction.DupFd(self._file)
+        return BatchRing, (self.slots, self.rows, self.canvas, self.stored, shared)
 
 
 def _anonymous_file(size: int) -> int:

@@ -39,8 +39,8 @@ class FeatureSettings:
     """How images are preprocessed for a frozen backbone: a normalized centre crop of `image_size` pixels."""
 
     image_size: int
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
     @property
     def crop_ratio(self) -> float:
@@ -60,7 +60,7 @@ class FeatureSettings:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Features:
-        """Pooled features of all images: `backbone` maps views (n, 3, image_size, image_size) to (n, d).
+        """Pooled features of all images: `backbone` maps views (n, channels, image_size, image_size) to (n, d).
 
         `options` are those of `batches`. `progress` is called with the number of images done and their total.
         """
@@ -126,8 +126,8 @@ def extract_features(
     source: ImageSource,
     *,
     image_size: int,
-    mean: tuple[float, float, float] = IMAGENET_MEAN,
-    std: tuple[float, float, float] = IMAGENET_STD,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
     device: torch.device | str = "cpu",
     workers: int = 0,
 ) -> Features:

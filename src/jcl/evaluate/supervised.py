@@ -215,6 +215,7 @@ def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, ji
         size=preprocessing.image_size,
         min_scale=min_scale,
         max_scale=1.0,
+        color=len(preprocessing.mean) == 3,
         jitter_probability=0.8 if jitter else 0.0,
         gray_probability=0.0,
         blur_probability=0.0,

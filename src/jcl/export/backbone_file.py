@@ -14,6 +14,7 @@ from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
+from jcl.core import MAX_CHANNELS
 from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
@@ -24,9 +25,9 @@ FORMAT = "jcl-backbone-1"
 INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries
 
 
-Channels = tuple[FiniteFloat, FiniteFloat, FiniteFloat]  # red, green, blue
+Channels = Annotated[tuple[FiniteFloat, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
 PositiveFinite = Annotated[FiniteFloat, Field(gt=0)]
-PositiveChannels = tuple[PositiveFinite, PositiveFinite, PositiveFinite]
+PositiveChannels = Annotated[tuple[PositiveFinite, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
 
 
 @pydantic_dataclass(frozen=True)
@@ -39,6 +40,19 @@ class BackboneInfo:
     feature_width: int
     mean: Channels
     std: PositiveChannels
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise ValueError("mean and std must have one value per channel")
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def values(self) -> str:
+        """What the values of images are before they are normalized."""
+        return "RGB in [0, 1]" if self.channels == 3 else f"{self.channels}-channel images (uint8 and uint16 in [0, 1])"
 
     @property
     def preprocessing(self) -> FeatureSettings:
@@ -94,10 +108,11 @@ def weights_digest(backbone: nn.Module) -> str:
 
 
 def same_features(
-    network: nn.Module, other: Callable[[Tensor], Tensor], image_size: int, tolerance: float = 1e-5
+    network: nn.Module, other: Callable[[Tensor], Tensor], info: BackboneInfo, tolerance: float = 1e-5
 ) -> bool:
     """Whether two networks in evaluation mode give the same features of random images, relative to the largest."""
-    images = torch.randn(3, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    shape = (3, info.channels, info.image_size, info.image_size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         ours, theirs = network(images), other(images)
     return ours.shape == theirs.shape and bool((ours - theirs).abs().max() <= tolerance * ours.abs().max())

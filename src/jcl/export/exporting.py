@@ -82,6 +82,8 @@ def export_backbone(
     elif out.exists() and any(out.iterdir()) and not force:
         raise RunError(f"{out} is not empty; use --force to write into it.")
     loaded = open_backbone(source, backbone)
+    if loaded.info.channels != 3 and target not in ("safetensors", "onnx"):
+        raise SettingsError(f"{target} takes networks for 3 channels, this has {loaded.info.channels}; {_ALWAYS}.")
     weights = loaded.network.state_dict()
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
     files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}
@@ -276,8 +278,8 @@ def for_onnx(job: ExportJob) -> Content:
     content = onnx_bytes(job.network, job.info)
     checked = check_onnx(content, job.network, job.info)
     result = "gives the same features as PyTorch" if checked else "is not installed, so the file was not checked"
-    size, width = job.info.image_size, job.info.feature_width
-    hint = f"images (batch, 3, {size}, {size}) -> features (batch, {width}), opset {OPSET}; onnxruntime {result}"
+    shape = f"(batch, {job.info.channels}, {job.info.image_size}, {job.info.image_size})"
+    hint = f"images {shape} -> features (batch, {job.info.feature_width}), opset {OPSET}; onnxruntime {result}"
     return content, hint, _preprocessing(job.info)
 
 
@@ -295,7 +297,7 @@ def for_hub(job: ExportJob) -> Content:
         for file, content in files.items():
             (Path(folder) / file).write_bytes(content)
         opened = timm.create_model(f"local-dir:{folder}", pretrained=True)
-    if not same_features(job.network, opened.eval(), info.image_size):
+    if not same_features(job.network, opened.eval(), info):
         raise RunError(f"timm gives other features for this {info.backbone}, so nothing was written; {_ALWAYS}.")
     address = f"hf-hub:{repository}" if repository else f"local-dir:{job.out}"
     return files, f"timm.create_model({address!r}, pretrained=True)", _preprocessing(info)
@@ -355,7 +357,7 @@ def _is_same_network(network: nn.Module, info: BackboneInfo, name: str) -> bool:
         other.load_state_dict(network.state_dict())
     except (JclError, RuntimeError):
         return False
-    return same_features(network, other.eval(), info.image_size)
+    return same_features(network, other.eval(), info)
 
 
 def _state_dict(job: ExportJob) -> bytes:
@@ -381,4 +383,4 @@ def _safetensors_bytes(job: ExportJob) -> bytes:
 
 
 def _preprocessing(info: BackboneInfo) -> str:
-    return f"images of {info.image_size} px, RGB in [0, 1], normalized with mean {info.mean} and std {info.std}"
+    return f"images of {info.image_size} px, {info.values}, normalized with mean {info.mean} and std {info.std}"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from jcl.console import STDERR, pluralize, print_line
-from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, torchvision_networks
+from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, fit_channels, torchvision_networks
 from jcl.errors import RunError, SettingsError, import_extra
 from jcl.export.backbone_file import BackboneInfo, backbone_info
 from jcl.export.hub import CONFIG, download_repository, library_errors
@@ -59,7 +59,7 @@ class LoadedBackbone:
 def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
     """The backbone of a run folder, one of its checkpoints or a weights file, in evaluation mode.
 
-    It maps normalized images (n, 3, h, w) to pooled features (n, width), which are not unit rows.
+    It maps normalized images (n, channels, h, w) to pooled features (n, width), which are not unit rows.
 
     Opens what this package writes, except ONNX and detectron2 exports, and what `jcl import` reads: torch.save and
     safetensors files of torchvision, timm, detectron2, lightly, solo-learn, and the released MoCo and JCL checkpoints.
@@ -163,7 +163,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
             f"Invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
             f"{_MAX_IMAGE_SIZE:,}."
         )
-    network, width = build_backbone(name, stem=stem, image_size=size)
+    network, width = build_backbone(name, stem=stem, image_size=size, channels=len(described.mean))
     expected = network.state_dict()
     prefix = _prefix(weights, tensors, expected, name)
     found = {part.removeprefix(prefix): value for part, value in tensors.items() if part.startswith(prefix)}
@@ -332,6 +332,10 @@ def initial_tensors(
                 raise SettingsError(problem) from None
         raise
     tensors, expected = loaded.network.state_dict(), backbone.state_dict()
+    had, channels = loaded.info.channels, settings.data.channels
+    fitted = next(part for part, value in tensors.items() if value.ndim == 4) if had != channels else ""
+    if fitted:  # the first layer
+        tensors[fitted] = fit_channels(tensors[fitted], channels)
     fresh = {part for part, value in expected.items() if tensors[part].shape != value.shape}
     kept = {part: value.contiguous() for part, value in tensors.items() if part not in fresh}
     lines = [
@@ -341,6 +345,8 @@ def initial_tensors(
     new = ["the projection head"]
     if fresh:
         new.append(f"{', '.join(sorted(fresh))}, because the weights have the {loaded.info.stem} stem, not {stem}")
+    if fitted and fitted not in fresh:
+        lines.append(f"fitted: {fitted} from {had} to {pluralize(channels, 'channel')}, by the mean over them")
     unused = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())
     lines.append(f"new: {' and '.join(new)}; not used from the weights: {unused or 'nothing'}")
     return kept, lines + [f"note: {note}" for note in loaded.notes if not note.startswith("ignored")]

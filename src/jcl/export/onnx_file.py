@@ -1,4 +1,4 @@
-"""ONNX files: images (batch, 3, S, S), normalized by the caller, to pooled features (batch, width)."""
+"""ONNX files: images (batch, channels, S, S), normalized by the caller, to pooled features (batch, width)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOLERANCE = 1e-4  # of features, relative to the largest
 def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     """The network as the content of an ONNX file."""
     onnx, _ = (import_extra(library, "onnx", "Writing ONNX files") for library in ("onnx", "onnxscript"))
-    images = torch.zeros(2, 3, info.image_size, info.image_size)
+    images = torch.zeros(2, info.channels, info.image_size, info.image_size)
     try:
         with contextlib.ExitStack() as quiet:
             quiet.enter_context(warnings.catch_warnings(action="ignore"))
@@ -48,7 +48,7 @@ def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
         "backbone": info.backbone,
         "image_size": str(info.image_size),
         "feature_width": str(info.feature_width),
-        "input": "RGB in [0, 1], then (image - mean) / std per channel",
+        "input": f"{info.values}, then (image - mean) / std per channel",
         "mean": json.dumps(info.mean),
         "std": json.dumps(info.std),
     }
@@ -71,7 +71,7 @@ def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> bool:
     def features(images: Tensor) -> Tensor:
         return torch.from_numpy(session.run(["features"], {"images": images.numpy()})[0])
 
-    if not same_features(network, features, info.image_size, _TOLERANCE):
+    if not same_features(network, features, info, _TOLERANCE):
         raise RunError("onnxruntime gives other features than PyTorch; nothing was written.")
     return True
 

@@ -37,8 +37,8 @@ class WeightsFile:
     info: BackboneInfo | None = None
     architecture: str | None = None
     image_size: int | None = None
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
     ignored: tuple[str, ...] = ()  # other entries of the file: optimizer, epoch, ...
     epoch: float | None = None  # of a checkpoint
 

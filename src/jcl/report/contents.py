@@ -13,6 +13,7 @@ from jcl.evaluate.knn import KnnResult
 from jcl.runs.json_object import is_number
 from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.studies.distribution import ViewSpread
+from jcl.views import as_rgb
 
 QUALITY: Final = {
     "rankme": ("RankMe", "Number of directions that the features use. Usually higher is better."),
@@ -24,11 +25,14 @@ QUALITY: Final = {
 
 @dataclass(frozen=True, eq=False)
 class NamedImage:
-    """An image (3, h, w) uint8 with its name and, if it has one, its label."""
+    """An image with its name and, if it has one, its label; its pixels become uint8 RGB, (3, h, w)."""
 
     pixels: Tensor
     name: str
     label: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pixels", as_rgb(self.pixels))
 
 
 @dataclass(frozen=True, eq=False)

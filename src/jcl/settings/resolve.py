@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jcl.console import pluralize
@@ -12,17 +13,7 @@ from jcl.cores import MAX_WORKERS, cpu_cores, default_workers
 from jcl.errors import SettingsError
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
 from jcl.settings.schema import Settings, set_value, setting_names, validated, values_of, with_values
-from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, LOCAL_SCALE
-
-
-def canvas_side(image_size: int, min_scale: float) -> int:
-    """The longest side of decoded images, at which the smallest crop of a square image has the pixels of a view.
-
-    Crops of less than 8 % of an image would need too much memory. A multiple of 4, because JPEGs are decoded fastest at
-    1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
-    """
-    return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)
-
+from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, LOCAL_SCALE, canvas_side
 
 Values = dict[str, Any]  # settings by dotted name; those a rule reads are resolved before it
 Rule = Callable[[Values, DataFacts], tuple[Any, str]]  # value and reason; no reason where the value has no effect
@@ -140,16 +131,26 @@ def _views(values: Values, facts: DataFacts) -> tuple[str, str]:
     return "moco-v2", "the paper's"
 
 
-@_rule("views.mean")
-def _mean(values: Values, facts: DataFacts) -> tuple[tuple[float, ...], str]:
-    mean = facts.init.mean if facts.init else IMAGENET_MEAN
-    return mean, "" if mean == IMAGENET_MEAN else _AS_WEIGHTS
+@_rule("data.channels")
+def _channels(values: Values, facts: DataFacts) -> tuple[int, str]:
+    return facts.channels, "" if facts.mean is None else "as the images have"
 
 
-@_rule("views.std")
-def _std(values: Values, facts: DataFacts) -> tuple[tuple[float, ...], str]:
-    std = facts.init.std if facts.init else IMAGENET_STD
-    return std, "" if std == IMAGENET_STD else _AS_WEIGHTS
+@_rule("views.color")
+def _color(values: Values, facts: DataFacts) -> tuple[bool, str]:
+    color = facts.color and values["data.channels"] == 3
+    return color, "" if color else "not red, green and blue: each channel has its own brightness, contrast and noise"
+
+
+def _normalization(values: Values, facts: DataFacts, name: str, usual: tuple[float, ...]) -> tuple[Any, str]:
+    estimated, of_weights = getattr(facts, name), getattr(facts.init, name, usual)
+    if estimated is not None:
+        return estimated, "estimated from the images, which are not 8-bit RGB"
+    return (of_weights, _AS_WEIGHTS) if usual != of_weights and len(of_weights) == facts.channels else (usual, "")
+
+
+_rule("views.mean")(partial(_normalization, name="mean", usual=IMAGENET_MEAN))
+_rule("views.std")(partial(_normalization, name="std", usual=IMAGENET_STD))
 
 
 @_rule("model.stem")

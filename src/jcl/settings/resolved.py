@@ -6,6 +6,7 @@ from typing import Any, Literal
 from jcl.console import join_words, pluralize
 from jcl.settings.schema import (
     BatchSize,
+    Channels,
     Count,
     CropFraction,
     DataSettings,
@@ -16,13 +17,13 @@ from jcl.settings.schema import (
     NumKeys,
     NumQueries,
     OptimizerName,
+    PerChannel,
     Positive,
     PositiveInt,
-    PositiveTriple,
+    PositivePerChannel,
     RecordSettings,
     Settings,
     TrainSettings,
-    Triple,
     ViewName,
     ViewSettings,
 )
@@ -30,6 +31,7 @@ from jcl.views.recipe import LOCAL_SCALE
 
 
 class ResolvedDataSettings(DataSettings):
+    channels: Channels = 3
     canvas: PositiveInt
     windows: bool = False  # of runs that began before there were windows
     workers: Count
@@ -40,8 +42,9 @@ class ResolvedViewSettings(ViewSettings):
     image_size: PositiveInt
     local_size: PositiveInt = 1
     local_scale: tuple[CropFraction, CropFraction] = LOCAL_SCALE
-    mean: Triple
-    std: PositiveTriple
+    color: bool = True
+    mean: PerChannel
+    std: PositivePerChannel
 
 
 class ResolvedModelSettings(ModelSettings):
@@ -105,8 +108,8 @@ class InitialWeights:
 
     stem: str
     image_size: int | None  # if known, or if the network takes no other
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,10 @@ class DataFacts:
     images: int
     short_side: int  # typical, in pixels
     decoded: bool  # True for images that are in memory as arrays
+    channels: int = 3
+    color: bool = True  # the channels are red, green and blue
+    mean: tuple[float, ...] | None = None  # estimated from images that are not 8-bit RGB
+    std: tuple[float, ...] | None = None
     ranks_on_machine: int = 1
     init: InitialWeights | None = None
 

@@ -14,6 +14,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from jcl.core import MAX_CHANNELS
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
 from jcl.paths import read_file
@@ -35,7 +36,9 @@ NotNegative = Annotated[float, Field(ge=0.0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 HueShift = Annotated[float, Field(ge=0.0, le=0.5)]
 Triple = tuple[float, float, float]
-PositiveTriple = tuple[Positive, Positive, Positive]
+Channels = Annotated[int, Field(ge=1, le=MAX_CHANNELS)]
+PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
+PositivePerChannel = Annotated[tuple[Positive, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
 ViewName = Literal["moco-v2", "moco-v1", "small", "no-color", "microscopy", "aerial", "none"]
 MethodName = Annotated[str, AfterValidator(_known_method)]
 BatchSize = Annotated[int, Field(ge=2)]
@@ -68,6 +71,7 @@ class DataSettings(Section):
     root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
     subset: str = Field("", description="Classes: imagenet100, or a file with one per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
+    channels: Channels | Auto = Field("auto", description="Channels of the images; 1 or 3 converts gray and color.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
     windows: bool | Auto = Field("auto", description="Use random windows of images longer than 2:1, at full sharpness.")
     workers: Count | Auto = Field("auto", description="Image decoding processes.")
@@ -83,6 +87,8 @@ class ViewSettings(Section):
     contrast: NotNegative | None = Field(None, description="Contrast in the color jitter (default: the recipe's).")
     saturation: NotNegative | None = Field(None, description="Saturation in the color jitter (default: the recipe's).")
     hue: HueShift | None = Field(None, description="Hue in the color jitter (default: the recipe's).")
+    noise: NotNegative | None = Field(None, description="Noise without color, in units of std (default: the recipe's).")
+    color: bool | Auto = Field("auto", description="Channels are red, green, blue; otherwise each has its own jitter.")
     jitter_probability: Probability | None = Field(None, description="Color jitter (default: the recipe's).")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
     blur_probability: Probability | None = Field(None, description="Gaussian blur (default: the recipe's).")
@@ -93,8 +99,8 @@ class ViewSettings(Section):
     rotation_probability: Probability | None = Field(None, description="Right-angle rotation (default: the recipe's).")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
     local_scale: tuple[CropFraction, CropFraction] | Auto = Field("auto", description="Fraction of an image in them.")
-    mean: Triple | Auto = Field("auto", description="Mean of the channels, for normalization.")
-    std: PositiveTriple | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
+    mean: PerChannel | Auto = Field("auto", description="Mean of the channels, for normalization.")
+    std: PositivePerChannel | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
 
 
 class ModelSettings(Section):

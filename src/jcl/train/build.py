@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jcl.console import pluralize
 from jcl.core.batchnorm import has_batch_norm
 from jcl.core.encoder import Encoder, build_backbone, patch_embedding
 from jcl.core.method import METHODS, ContrastiveLearner
@@ -34,9 +35,10 @@ def build_learner(
         image_size=views.image_size,
         local_size=local_size,
         drop_path=model.drop_path,
+        channels=settings.data.channels,
     )
     if model.freeze_patch_embed is True:
-        patches = patch_embedding(backbone)
+        patches = patch_embedding(backbone, settings.data.channels)
         if patches is None:
             raise SettingsError(f"{model.backbone} has no patch embedding; set model.freeze_patch_embed=false.")
         patches.requires_grad_(False)
@@ -132,7 +134,9 @@ def step_options(settings: ResolvedSettings, device: torch.device) -> StepOption
 
 def run_view_recipe(settings: ResolvedSettings) -> ViewRecipe:
     """The recipe of the views of a run, with the settings that replace values of the named one."""
-    views = settings.views
+    views, channels = settings.views, settings.data.channels
+    if not len(views.mean) == len(views.std) == channels:
+        raise SettingsError(f"views.mean and views.std need {pluralize(channels, 'value')}, one per channel.")
     local = {"local_size": views.local_size, "local_scale": views.local_scale}
     changes = recipe_changes(views) | (local if settings.method.num_local_queries else {})
     return view_recipe(views.recipe, views.image_size, mean=views.mean, std=views.std, **changes)

@@ -1,6 +1,6 @@
 """Batched augmentation on any device, with random parameters for each view."""
 
-from jcl.views.colour import denormalise
+from jcl.views.colour import as_rgb, denormalise
 from jcl.views.pipeline import ViewMaker, centre_views
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe, view_recipe
 
@@ -9,6 +9,7 @@ __all__ = [
     "IMAGENET_STD",
     "ViewMaker",
     "ViewRecipe",
+    "as_rgb",
     "centre_views",
     "denormalise",
     "view_recipe",

@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from jcl.random import normals
 from jcl.views.parameters import CONTRAST, HUE, SATURATION, ViewParameters
 
 GRAY_WEIGHTS: Final = (0.2989, 0.587, 0.114)
@@ -109,18 +110,67 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     return torch.addcmul(value, chroma, lacking.clamp_(0, 1), value=-1)
 
 
+@torch.library.custom_op("jcl::completed", mutates_args=())
+def completed(values: Tensor) -> Tensor:
+    """Identity that the compiler cannot fuse, so that it starts a new kernel.
+
+    Otherwise it computes a mean and its use in one kernel, which writes intermediate values and reads them back. Triton
+    may let a thread read before another has written (https://github.com/triton-lang/triton/issues/10924).
+    """
+    return values.clone()
+
+
+@completed.register_fake
+def _(values: Tensor) -> Tensor:
+    return torch.empty_like(values)
+
+
+def change_channels(views: Tensor, parameters: ViewParameters) -> Tensor:
+    """Contrast, brightness and noise of each channel of normalized views, (n, channels, height, width).
+
+    Contrast scales a channel around its mean in the view, brightness is added to it, and noise is Gaussian. Values have
+    no bounds, so nothing is clamped. With color, views stay as they are.
+    """
+    if parameters.channels is None or parameters.noise_key is None:
+        return views
+    changes, count = parameters.channels[..., None, None], views.shape[1]
+    shift, factor, noise = changes[:, :count], changes[:, count:-1], changes[:, -1:]
+    mean: Tensor = completed(views.mean(dim=(2, 3), keepdim=True))
+    drawn = normals(parameters.noise_key, views[0].numel()).view(views.shape)
+    return (views - mean) * factor + (mean + shift) + drawn * noise
+
+
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Normalize images in 0..1, (n, 3, height, width), by the mean and standard deviation of each channel."""
+    """Normalize images, (n, channels, height, width), by the mean and standard deviation of each channel."""
     return (images - _channels(mean, images)) * _channels([1 / value for value in std], images)
 
 
 def denormalise(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Undo `normalise`: uint8 (n, 3, height, width)."""
+    """Undo `normalise`: uint8 (n, channels, height, width)."""
     images = views.float() * _channels(std, views) + _channels(mean, views)
     return (images * 255).round().clamp(0, 255).to(torch.uint8)
 
 
+def as_rgb(images: Tensor, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Tensor:
+    """Images (..., channels, height, width) as uint8 RGB to look at; uint8 RGB stays as it is.
+
+    Black is two standard deviations below the mean, white four above it (default: the image's own). One channel is
+    gray; of several, the first three are red, green and blue.
+    """
+    if images.dtype == torch.uint8 and images.shape[-3] == 3:
+        return images
+    values = images.float() if images.is_floating_point() else images / 255
+    if mean is None or std is None:
+        own_std, own_mean = torch.std_mean(values, dim=(-2, -1), correction=0, keepdim=True)
+        values = (values - own_mean) / own_std.clamp_min(1e-12)
+    else:
+        values = normalise(values, mean, std)
+    shades = ((values + 2) * (255 / 6)).round().clamp(0, 255).to(torch.uint8).unbind(-3)
+    black = torch.zeros_like(shades[0])
+    return torch.stack(shades * 3 if len(shades) == 1 else (*shades, black)[:3], dim=-3)
+
+
 def _channels(values: Sequence[float], like: Tensor) -> Tensor:
-    """One value per channel, (3, 1, 1), filled on the device to avoid a copy."""
+    """One value per channel, (channels, 1, 1), filled on the device to avoid a copy."""
     dtype = like.dtype if like.dtype == torch.float64 else torch.float32
     return torch.stack([torch.full((1, 1), value, dtype=dtype, device=like.device) for value in values])

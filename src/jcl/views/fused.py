@@ -8,35 +8,45 @@ blur is a matrix product along each axis. Between stages, planes are stored in h
 import torch
 from torch import Tensor
 
-from jcl.views.colour import GRAY_WEIGHTS, Blends, ColourChange, gray_blends, jitter_change, solarize
+from jcl.views.colour import (
+    GRAY_WEIGHTS,
+    Blends,
+    ColourChange,
+    change_channels,
+    completed,
+    gray_blends,
+    jitter_change,
+    solarize,
+)
 from jcl.views.parameters import CONTRAST, HUE, ViewParameters
 from jcl.views.recipe import ViewRecipe
 from jcl.views.resize import Crop, box_crop
 
-Planes = tuple[Tensor, Tensor, Tensor]  # red, green, blue, each (n, size, size)
+Planes = tuple[Tensor, ...]  # the channels, such as red, green and blue, each (n, size, size)
 
 
 def fused_views(pixels: Tensor, rows: Tensor, parameters: ViewParameters, recipe: ViewRecipe) -> Tensor:
-    """Same as `apply_views`: uint8 (images, 3, height, width) -> normalized float32 (n, 3, size, size)."""
+    """Same as `apply_views`: (images, channels, height, width) -> normalized float32 (n, channels, size, size)."""
     canvas = (pixels.shape[2], pixels.shape[3])
     crop = box_crop(parameters, recipe, canvas, torch.float32)
-    planes = _kept(_crop(pixels, rows, crop))
-    gray = gray_blends(parameters.gray) if recipe.gray_probability else None
+    half = pixels.is_cuda and not pixels.is_floating_point()  # accurate to 1/4000 of the range
+    planes = _kept(_crop(pixels, rows, crop), half)
+    gray = gray_blends(parameters.gray) if recipe.gray_probability and recipe.color else None
     if gray is not None and recipe.gray_first:
         planes = _blend_all(planes, gray, None)
-    if recipe.jitter_probability:
+    if recipe.jitter_probability and recipe.color:
         planes = _change_colours(planes, parameters)
     if gray is not None and not recipe.gray_first:
         planes = _blend_all(planes, gray, None)
     if recipe.blur_probability:
-        planes = _blur(_kept(planes), parameters.blur_sigma)
-    if recipe.solarize_probability:
-        red, green, blue = (solarize(plane.float(), parameters.solarize[:, None, None]) for plane in planes)
-        planes = red, green, blue
-    return torch.stack(
+        planes = _blur(_kept(planes, half), parameters.blur_sigma)
+    if recipe.solarize_probability and recipe.color:
+        planes = tuple(solarize(plane.float(), parameters.solarize[:, None, None]) for plane in planes)
+    views = torch.stack(
         [(plane.float() - mean) * (1 / std) for plane, mean, std in zip(planes, recipe.mean, recipe.std, strict=True)],
         dim=1,
     )
+    return change_channels(views, parameters)
 
 
 def _crop(pixels: Tensor, rows: Tensor, crop: Crop) -> Planes:
@@ -57,7 +67,7 @@ def _crop(pixels: Tensor, rows: Tensor, crop: Crop) -> Planes:
                 total = total + pixels[row, channel, y, x].float() * weight
         return total if pixels.is_floating_point() else total * (1 / 255)
 
-    return plane(0), plane(1), plane(2)
+    return tuple(map(plane, range(pixels.shape[1])))
 
 
 def _change_colours(planes: Planes, parameters: ViewParameters) -> Planes:
@@ -65,21 +75,6 @@ def _change_colours(planes: Planes, parameters: ViewParameters) -> Planes:
     before_contrast = _chain(planes, _up_to_contrast(change, parameters.order), None)
     mean = _gray(before_contrast).mean(dim=(1, 2))
     return _chain(planes, change, completed(mean))
-
-
-@torch.library.custom_op("jcl::completed", mutates_args=())
-def completed(values: Tensor) -> Tensor:
-    """Identity that the compiler cannot fuse, so that it starts a new kernel.
-
-    Otherwise it computes a mean and its use in one kernel, which writes intermediate values and reads them back. Triton
-    may let a thread read before another has written (https://github.com/triton-lang/triton/issues/10924).
-    """
-    return values.clone()
-
-
-@completed.register_fake
-def _(values: Tensor) -> Tensor:
-    return torch.empty_like(values)
 
 
 def _up_to_contrast(change: ColourChange, order: Tensor) -> ColourChange:
@@ -106,14 +101,14 @@ def _chain(planes: Planes, change: ColourChange, mean: Tensor | None) -> Planes:
 
 def _blend_all(planes: Planes, blends: Blends, mean: Tensor | None) -> Planes:
     """Apply the blends, each clamped to 0..1; `mean` (n,) is the mean of the gray image at the contrast."""
-    red, green, blue = (plane.float() for plane in planes)
+    planes = tuple(plane.float() for plane in planes)
     for number in range(blends.own.shape[1]):
         own, share = blends.own[:, number, None, None], blends.gray[:, number, None, None]
-        added = _gray((red, green, blue)) * share
+        added = _gray(planes) * share
         if mean is not None:
             added = added + (mean * blends.mean[:, number])[:, None, None]
-        red, green, blue = ((plane * own + added).clamp(0, 1) for plane in (red, green, blue))
-    return red, green, blue
+        planes = tuple((plane * own + added).clamp(0, 1) for plane in planes)
+    return planes
 
 
 def _gray(planes: Planes) -> Tensor:
@@ -129,15 +124,13 @@ def _shift_hue(planes: Planes, turns: Tensor) -> Planes:
     hue = torch.copysign(from_red, green - blue) + 6 * turns[:, None, None]
     hue = hue - 6 * torch.round(hue * (1 / 6))
     lacking = (hue.abs() - 1, 2 - (hue + 1).abs(), 2 - (hue - 1).abs())
-    red, green, blue = (value - chroma * part.clamp(0, 1) for part in lacking)
-    return red, green, blue
+    return tuple(value - chroma * part.clamp(0, 1) for part in lacking)
 
 
 def _blur(planes: Planes, sigma: Tensor) -> Planes:
     """Gaussian blur with reflected borders, as a matrix product along each axis."""
     matrix = blur_matrix(sigma, planes[0].shape[1]).to(planes[0].dtype)
-    red, green, blue = (torch.bmm(torch.bmm(matrix, plane), matrix.mT) for plane in planes)
-    return red, green, blue
+    return tuple(torch.bmm(torch.bmm(matrix, plane), matrix.mT) for plane in planes)
 
 
 def blur_matrix(sigma: Tensor, size: int) -> Tensor:
@@ -161,9 +154,5 @@ def blur_matrix(sigma: Tensor, size: int) -> Tensor:
     return weight / bell
 
 
-def _kept(planes: Planes) -> Planes:
-    """Convert to half precision on a GPU; it is accurate to 1/4000 of the range."""
-    if not planes[0].is_cuda:
-        return planes
-    red, green, blue = (plane.to(torch.float16) for plane in planes)
-    return red, green, blue
+def _kept(planes: Planes, half: bool) -> Planes:
+    return tuple(plane.to(torch.float16) for plane in planes) if half else planes

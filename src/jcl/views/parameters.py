@@ -5,12 +5,12 @@ The parameters of a view are a function of (seed, step, sample, view number); se
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from jcl.random import VIEWS, uniforms
+from jcl.random import NOISE, VIEWS, hash_words, uniforms
 from jcl.views.recipe import ViewRecipe
 
 # The operations in `ViewParameters.order`, numbered as in torchvision's ColorJitter.
@@ -53,12 +53,15 @@ class ViewParameters:
     gray: Tensor  # (n,) bool
     blur_sigma: Tensor  # (n,) float32 in pixels of the view; 0: no blur
     solarize: Tensor  # (n,) bool
+    channels: Tensor | None = None  # without color: (n, 2c + 1), shift and factor of each channel, noise
+    noise_key: Tensor | None = None  # without color: (n,) int64, the hash that the noise is drawn from
 
     def __len__(self) -> int:
         return self.box.shape[0]
 
     def __getitem__(self, rows: slice | Tensor) -> "ViewParameters":
-        return ViewParameters(**{name: value[rows] for name, value in vars(self).items()})
+        chosen: dict[str, Any] = {name: value if value is None else value[rows] for name, value in vars(self).items()}
+        return ViewParameters(**chosen)
 
 
 def draw_parameters(
@@ -67,6 +70,14 @@ def draw_parameters(
     """Draw the parameters of views `numbers` (n,) of images `samples` (n,) with heights and widths `sizes` (n, 2)."""
     row = uniforms(seed, VIEWS, step, samples, numbers, sum(_DRAWS.values()))
     draws = dict(zip(_DRAWS, torch.split(row, list(_DRAWS.values()), dim=1), strict=True))
+    channels = noise_key = None
+    if not recipe.color and recipe.jitter_probability:
+        noise_key = hash_words(seed, NOISE, step, samples, numbers)
+        row, count = uniforms(seed, NOISE, step, samples, numbers, 2 * len(recipe.mean) + 1), len(recipe.mean)
+        shift, factor = (2 * row[:, :count] - 1) * recipe.brightness, _factor(row[:, count:-1], recipe.contrast)
+        changes = torch.cat((shift, factor, row[:, -1:] * recipe.noise), dim=1)
+        unchanged = torch.arange(2 * count + 1, device=row.device) // count == 1  # factors are 1
+        channels = torch.where(draws["jitter"] < recipe.jitter_probability, changes, unchanged.to(row.dtype))
     low, high = recipe.blur_sigma
     sigma = low + (high - low) * draws["sigma"]
     flip = _happens(draws["flip"], recipe.flip_probability)
@@ -92,6 +103,8 @@ def draw_parameters(
         gray=_happens(draws["gray"], recipe.gray_probability),
         blur_sigma=(sigma * (draws["blur"] < recipe.blur_probability)).squeeze(1),
         solarize=_happens(draws["solarize"], recipe.solarize_probability),
+        channels=channels,
+        noise_key=noise_key,
     )
 
 

@@ -8,11 +8,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.colour import blend, change_colours, gray_blends, jitter_change, normalise, solarize
+from jcl.views.colour import blend, change_channels, change_colours, gray_blends, jitter_change, normalise, solarize
 from jcl.views.fused import fused_views
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
-from jcl.views.resize import blur, blur_taps, box_crop, centre_crop, resize, working_type
+from jcl.views.resize import blur, blur_taps, box_crop, centre_crop, resize, sampling_type, working_type
 
 _CPU_CHUNK_VALUES: Final = 1_000_000  # values of views made at a time on a CPU, to fit its caches
 _BLUR_REACH: Final = 4  # standard deviations at which the strongest blur is cut off
@@ -27,18 +27,19 @@ def apply_views(
     rows: Tensor | None = None,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Tensor:
-    """Make views with these parameters: (n, 3, size, size), normalized.
+    """Make views with these parameters: (n, channels, size, size), normalized.
 
-    `pixels` (n, 3, height, width), uint8 or float in 0..1, holds the image of each view at the top left of a canvas.
+    `pixels` (n, channels, height, width) holds the image of each view at the top left of a canvas: uint8, or floats,
+    which with color are in 0..1.
     With `rows` (n,), the image of view i is `pixels[rows[i]]`.
     """
     count = len(parameters)
     if torch.compiler.is_compiling():
         chosen = torch.arange(count, device=pixels.device) if rows is None else rows
         return fused_views(pixels, chosen, parameters, recipe).to(dtype).contiguous(memory_format=memory_format)
-    shape = (count, 3, recipe.size, recipe.size)
+    shape = (count, pixels.shape[1], recipe.size, recipe.size)
     views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=memory_format)
-    for part in _chunks(count, recipe.size, pixels.device):
+    for part in _chunks(count, pixels.shape[1] * recipe.size**2, pixels.device):
         images = pixels[part] if rows is None else pixels.index_select(0, rows[part])
         views[part] = _make_views(images, parameters[part], recipe)
     return views
@@ -52,13 +53,13 @@ def centre_views(
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """Make views for evaluation by resize and center crop: float32 (n, 3, size, size), normalized.
+    """Make views for evaluation by resize and center crop: float32 (n, channels, size, size), normalized.
 
     `crop_ratio` is the fraction of the short side that is left after the crop (0.875: resize to 256, crop 224).
     """
-    views = torch.empty((len(pixels), 3, size, size), device=pixels.device)
+    views = torch.empty((*pixels.shape[:2], size, size), device=pixels.device)
     canvas, dtype = (pixels.shape[2], pixels.shape[3]), working_type(pixels)
-    for part in _chunks(len(pixels), size, pixels.device):
+    for part in _chunks(len(pixels), pixels.shape[1] * size**2, pixels.device):
         crop = centre_crop(sizes[part], crop_ratio, canvas, size, dtype)
         views[part] = normalise(resize(pixels[part], crop), mean, std)
     return views
@@ -68,8 +69,8 @@ def centre_views(
 class ViewMaker:
     """Makes views of a batch of images.
 
-    `pixels` (N, 3, height, width) holds the images at the top left, `sizes` (N, 2) their heights and widths, `samples`
-    (N,) their indices in the data. Seed, step, sample and view number determine a view.
+    `pixels` (N, channels, height, width) holds the images at the top left, `sizes` (N, 2) their heights and widths,
+    `samples` (N,) their indices in the data. Seed, step, sample and view number determine a view.
     """
 
     recipe: ViewRecipe
@@ -95,21 +96,21 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
     """Apply the transforms in the order of MoCo and BYOL; those with probability zero are skipped."""
     dtype, canvas = working_type(pixels), (pixels.shape[2], pixels.shape[3])
     images = resize(pixels, box_crop(parameters, recipe, canvas, dtype))
-    if recipe.gray_probability and recipe.gray_first:
+    if recipe.gray_probability and recipe.color and recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
-    if recipe.jitter_probability:
+    if recipe.jitter_probability and recipe.color:
         images = change_colours(images, jitter_change(parameters))
-    if recipe.gray_probability and not recipe.gray_first:
+    if recipe.gray_probability and recipe.color and not recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.blur_probability:
         radius = math.ceil(_BLUR_REACH * recipe.blur_sigma[1])
-        images = blur(images, blur_taps(parameters.blur_sigma.to(dtype), recipe.size, radius))
-    if recipe.solarize_probability:
+        images = blur(images, blur_taps(parameters.blur_sigma.to(dtype), recipe.size, radius), sampling_type(pixels))
+    if recipe.solarize_probability and recipe.color:
         images = solarize(images, parameters.solarize[:, None, None, None])
-    return normalise(images, recipe.mean, recipe.std)
+    return change_channels(normalise(images, recipe.mean, recipe.std), parameters)
 
 
-def _chunks(count: int, size: int, device: torch.device) -> Iterator[slice]:
-    """Small chunks on a CPU, everything at once on other devices."""
-    chunk = max(1, _CPU_CHUNK_VALUES // (3 * size**2)) if device.type == "cpu" else max(1, count)
+def _chunks(count: int, values: int, device: torch.device) -> Iterator[slice]:
+    """Small chunks on a CPU, everything at once on other devices; a view has so many values."""
+    chunk = max(1, _CPU_CHUNK_VALUES // values) if device.type == "cpu" else max(1, count)
     return (slice(start, start + chunk) for start in range(0, count, chunk))

@@ -20,7 +20,8 @@ class ViewRecipe:
     `min_scale`, `max_scale` and `ratio` are those of torchvision's `RandomResizedCrop`; without `random_crop` the crop
     is the largest centered square. The jitter strengths are those of `ColorJitter`. A rotation is by 90, 180 or 270
     degrees, equally likely. Operations with probability zero are skipped. With `local_size` there are also small crops
-    of that size, which cover `local_scale` of an image; see `local`.
+    of that size, which cover `local_scale` of an image; see `local`. `mean` and `std` have one value per channel.
+    Without `color`, each channel has its own brightness, contrast and noise (`change_channels`), and nothing else.
     """
 
     name: str
@@ -33,6 +34,8 @@ class ViewRecipe:
     contrast: float = 0.4
     saturation: float = 0.4
     hue: float = 0.1
+    noise: float = 0.1
+    color: bool = True
     jitter_probability: float = 0.8
     gray_probability: float = 0.2
     gray_first: bool = False
@@ -44,8 +47,8 @@ class ViewRecipe:
     rotation_probability: float = 0.0
     local_size: int = 0
     local_scale: tuple[float, float] = LOCAL_SCALE
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
     def __post_init__(self) -> None:
         checks = {
@@ -53,13 +56,15 @@ class ViewRecipe:
             "0 < min_scale <= max_scale <= 1 must hold": 0 < self.min_scale <= self.max_scale <= 1,
             "local_scale must be 0 < low <= high <= 1": 0 < self.local_scale[0] <= self.local_scale[1] <= 1,
             "ratio must be 0 < low <= high": 0 < self.ratio[0] <= self.ratio[1],
-            "brightness, contrast and saturation must not be negative": (
-                min(self.brightness, self.contrast, self.saturation) >= 0
+            "brightness, contrast, saturation and noise must not be negative": (
+                min(self.brightness, self.contrast, self.saturation, self.noise) >= 0
             ),
             "hue must be from 0 to 0.5": 0 <= self.hue <= 0.5,
             "probabilities must be from 0 to 1": all(0 <= getattr(self, name) <= 1 for name in _PROBABILITIES),
             "blur_sigma must be 0 < low <= high": 0 < self.blur_sigma[0] <= self.blur_sigma[1],
             "std must be positive": min(self.std) > 0,
+            "mean and std must have one value per channel": len(self.mean) == len(self.std),
+            "color needs three channels": len(self.mean) == 3 or not self.color,
         }
         for rule, holds in checks.items():
             if not holds:
@@ -97,3 +102,12 @@ def view_recipe(name: str, size: int, **changes: Any) -> ViewRecipe:
     if name not in _RECIPES:
         raise SettingsError(f"There is no view recipe '{name}'; choose one of {', '.join(_RECIPES)}.")
     return ViewRecipe(**{"name": name, "size": size, **_RECIPES[name], **changes})
+
+
+def canvas_side(image_size: int, min_scale: float) -> int:
+    """The longest side of decoded images, at which the smallest crop of a square image has the pixels of a view.
+
+    Crops of less than 8 % of an image would need too much memory. A multiple of 4, because JPEGs are decoded fastest at
+    1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
+    """
+    return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)

@@ -113,17 +113,17 @@ def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size:
 
 
 def resize(pixels: Tensor, crop: Crop) -> Tensor:
-    """Crop and resize: (n, 3, height, width) uint8 or float in 0..1 -> (n, 3, size, size) float in 0..1."""
+    """Crop and resize (n, channels, height, width) to (n, channels, size, size) float; uint8 becomes 0..1."""
     columns = crop.columns if pixels.is_floating_point() else Taps(crop.columns.index, crop.columns.weight / 255)
-    turned = resample_rows(pixels.to(_sampling_type(pixels)), crop.rows).mT
+    turned = resample_rows(pixels.to(sampling_type(pixels)), crop.rows).mT
     images = resample_rows(turned, columns).mT.to(working_type(pixels))
     return images if crop.transpose is None else torch.where(crop.transpose[:, None, None, None], images.mT, images)
 
 
-def blur(images: Tensor, taps: Taps) -> Tensor:
-    """Blur square images (n, 3, size, size)."""
+def blur(images: Tensor, taps: Taps, dtype: torch.dtype | None = None) -> Tensor:
+    """Blur square images (n, channels, size, size), with sums in `dtype`, by default theirs."""
     # Resized images are column-major, so columns come first and the result is row-major.
-    turned = resample_rows(images.to(_sampling_type(images)).mT, taps)
+    turned = resample_rows(images.to(dtype or images.dtype).mT, taps)
     return resample_rows(turned.mT, taps).to(images.dtype)
 
 
@@ -144,6 +144,6 @@ def working_type(pixels: Tensor) -> torch.dtype:
     return torch.float64 if pixels.dtype == torch.float64 else torch.float32
 
 
-def _sampling_type(pixels: Tensor) -> torch.dtype:
-    """The type for sums of rows: half precision on a GPU, which is accurate to 1/4000."""
-    return torch.float16 if pixels.is_cuda and pixels.dtype != torch.float64 else working_type(pixels)
+def sampling_type(pixels: Tensor) -> torch.dtype:
+    """The type for sums of rows: half precision for uint8 on a GPU, which is accurate to 1/4000."""
+    return torch.float16 if pixels.is_cuda and pixels.dtype == torch.uint8 else working_type(pixels)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError
 
-from jcl.data.listing import IMAGE_EXTENSIONS, NameTable
+from jcl.data.listing import ARRAY_EXTENSION, IMAGE_EXTENSIONS, NameTable
 from jcl.errors import DataError
 from jcl.paths import cache_folder
 
@@ -136,7 +136,7 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
         with _HeaderFile(file) as stream:
             start = os.pread(stream.fileno(), tarfile.BLOCKSIZE, 0)
             for member in _members(stream):
-                if member.extension in IMAGE_EXTENSIONS:
+                if member.extension in IMAGE_EXTENSIONS or member.extension == ARRAY_EXTENSION:
                     images.append(member)
                 elif member.extension in (".cls", ".json"):
                     text = _label(stream, member)

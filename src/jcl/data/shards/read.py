@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jcl.console import list_some, pluralize
-from jcl.data.decode import EncodedImages
+from jcl.data.encoded import EncodedImages
 from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage

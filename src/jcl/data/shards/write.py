@@ -11,12 +11,13 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+import numpy as np
 from PIL import Image
 
 from jcl.cores import cpu_cores
-from jcl.data.decode import EncodedImages
+from jcl.data.encoded import EncodedImages
 from jcl.data.shards.index import ShardSet
-from jcl.data.source import UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names
+from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names, pixel_format
 from jcl.errors import DataError, SettingsError
 from jcl.random import SHARD_ORDER, permutation
 
@@ -61,9 +62,9 @@ def write_shards(
 ) -> ShardReport:
     """Write a data set as `train-0000.tar`, ..., `val-0000.tar`, ... and an `index.json` into the new folder `out`.
 
-    Image files are stored unchanged, arrays as PNG. The order is shuffled by `seed`, so that every shard has images of
-    every class. Unreadable images are left out and reported. The same data gives the same bytes. Everything is written
-    into `OUT.partial`, which is renamed to `out` at the end. `progress` receives the images done and in total.
+    Image files are stored unchanged, arrays as PNG or NPY. The order is shuffled by `seed`, so that every shard has
+    images of every class. Unreadable images are left out and reported. The same data gives the same bytes. Everything
+    is written into `OUT.partial`, then renamed to `out`. `progress` receives the images done and in total.
     """
     if images_per_shard < 1:
         raise SettingsError(f"images_per_shard must be at least 1, got {images_per_shard}.")
@@ -131,8 +132,11 @@ def _load(source: ImageSource, index: int) -> _Stored | UnreadableImage:
     try:
         if isinstance(source, EncodedImages):
             return source.checked_content_of(index), PurePosixPath(source.name_of(index)).suffix.lower(), label
-        stream = io.BytesIO()
-        Image.fromarray(source.read(index).permute(1, 2, 0).numpy()).save(stream, "PNG")
+        stream, pixels = io.BytesIO(), source.read(index).permute(1, 2, 0).numpy()
+        if pixel_format(source) != RGB:
+            np.save(stream, pixels)
+            return stream.getvalue(), ".npy", label
+        Image.fromarray(pixels).save(stream, "PNG")
         return stream.getvalue(), ".png", label
     except UnreadableImage as error:
         return error
