@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Killed runs, lost hosts, and disks that fill up or turn read-only, which need the right to mount.
 test-faults: $(VENV)/.installed-test

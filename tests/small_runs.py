@@ -1,10 +1,15 @@
 """Data and settings with which a whole run takes a second."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from jcl.core.encoder import OWN_BACKBONES
 from jcl.settings.recipes import build_settings
@@ -64,3 +69,20 @@ def tiny_settings(location: Path | str, method: str | None = None, **changes: An
 def snapshot(folder: Path) -> dict[Path, bytes | None]:
     """Every file's content, and every folder."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@contextlib.contextmanager
+def networks_of_zeros() -> Iterator[None]:
+    """Networks start as zeros, which takes no time."""
+    import timm.layers.weight_init
+
+    def zeros(tensor: Tensor, *ways: object, **named_ways: object) -> Tensor:
+        with torch.no_grad():
+            return tensor.zero_()
+
+    names = ("kaiming_normal_", "kaiming_uniform_", "trunc_normal_", "normal_", "uniform_")
+    with (
+        mock.patch.multiple(torch.nn.init, **dict.fromkeys(names, zeros)),
+        mock.patch.object(timm.layers.weight_init, "_trunc_normal_", zeros),
+    ):
+        yield

@@ -38,33 +38,47 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"jcl", "joint_contrastive_learning"}
 
 
-def test_the_wheel_runs_outside_the_repository(wheel, tmp_path):
-    """Unpacked, with the repository out of reach: what is needed at run time (recipes, templates) is in it."""
+@pytest.fixture
+def installed(wheel, tmp_path):
+    """Runs `jcl` from the unpacked wheel, with the repository out of reach; gives what is printed."""
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path / "site")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     script = (
         "import jcl, sys; assert jcl.__file__.startswith(sys.argv.pop(1)), jcl.__file__; import jcl.cli; jcl.cli.main()"
     )
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(tmp_path / "site"), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_the_wheel_finds_its_recipes_outside_the_repository(installed):
+    assert "cifar10" in installed("recipes")
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_outside_the_repository(installed, tmp_path):
+    """What is needed at run time (recipes, templates) is in it."""
     np.savez(tmp_path / "images.npz", x_train=drawn_pixels(40))
-    options = ["pretrain", "images.npz", "--recipe", "demo", "--epochs", "1", "--batch-size", "8", "--out", "run"]
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "site"), *options],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env=environment,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    installed("pretrain", "images.npz", "--recipe", "demo", "--epochs", "1", "--batch-size", "8", "--out", "run")
     assert (tmp_path / "run" / "backbone.safetensors").is_file() and (tmp_path / "run" / "report.html").is_file()
 
 
 def test_torch_hub_opens_a_backbone(tmp_path):
     torch.manual_seed(0)
-    network, width = build_backbone("resnet18")
-    info = BackboneInfo("resnet18", "imagenet", 64, width, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    network, width = build_backbone("tiny_cnn")
+    info = BackboneInfo("tiny_cnn", "imagenet", 64, width, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     save_backbone(network, info, tmp_path / "b.safetensors")
     opened = torch.hub.load(str(ROOT), "backbone", str(tmp_path / "b.safetensors"), source="local")
     images = torch.rand(2, 3, 64, 64)

@@ -1,5 +1,6 @@
 """Images on the command line: missing, broken, badly sorted, in shards, moved, or with odd names."""
 
+import functools
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from jcl.commands.run import Run
+from jcl.data import open_demo
 from launch_tools import settings_options
 from plain_user import unlistable
 from run_tools import stop_after
@@ -117,12 +119,18 @@ def test_an_empty_test_folder_is_ignored(call, tmp_path):
     assert "knn_top1" in Run(Path("run")).summary  # of a part of the training images, as without such a folder
 
 
+@pytest.fixture
+def few_demo_images(monkeypatch):
+    monkeypatch.setattr("jcl.data.named.open_demo", functools.partial(open_demo, train_count=40, test_count=10))
+
+
+@pytest.mark.usefixtures("few_demo_images")
 def test_a_folder_with_the_name_of_a_data_set(call, monkeypatch):
     write_image_folder(Path("demo"))
     said = "Using the data set demo, not the folder; for the folder write ./demo.\n"
     assert call("recipes")[2] == ""
     code, out, err = call("check", "demo")
-    assert code == 0 and err == said and "2,500" in out
+    assert code == 0 and err == said and "40" in out and "26" not in out
     code, out, err = call("check", "./demo")
     assert code == 0 and err == "" and "26" in out
     monkeypatch.setattr("jcl.cli.printing.rank", 1)  # the first speaks for all
@@ -220,11 +228,10 @@ def test_a_run_is_resumed_from_another_folder(call, image_folder, monkeypatch, t
     assert code == 0 and Run(tmp_path / "run").summary["steps"] == 3, err
 
 
+@pytest.mark.usefixtures("few_demo_images")
 def test_the_name_of_a_data_set_wins_over_a_folder(call):
     (Path("demo") / "no images here").mkdir(parents=True)
-    code, _, err = call(
-        "pretrain", "demo", *TINY, "--out", "run", "--set", "train.batch_size=1000", "--set", "record.knn_every=0"
-    )
+    code, _, err = call("pretrain", "demo", *TINY, "--out", "run")
     assert code == 0, err
     assert Run(Path("run")).settings.data.location == "demo"
 

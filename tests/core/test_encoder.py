@@ -13,8 +13,17 @@ from jcl.core.encoder import (
     projection_head,
 )
 from jcl.errors import SettingsError
+from small_runs import networks_of_zeros
 
 
+@pytest.fixture
+def zeros():
+    """For tests of shapes alone."""
+    with networks_of_zeros():
+        yield
+
+
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize(
     ("name", "width", "size"),
     [
@@ -44,11 +53,13 @@ def test_backbones_by_name_give_pooled_features_of_the_width_they_say(name, widt
     assert network.eval()(torch.randn(1, 3, size, size)).shape == (1, found)
 
 
+@pytest.mark.usefixtures("zeros")
 def test_torchvision_transformers_are_built_for_the_image_size():
     network, width = build_backbone("vit_b_32", image_size=32)
     assert network(torch.randn(1, 3, 32, 32)).shape == (1, width) == (1, 768)
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize(
     ("name", "size"),
     [("vit_b_16", 33), ("inception_v3", 33), ("timm/inception_v3", 33)],
@@ -58,11 +69,13 @@ def test_an_image_size_that_a_network_cannot_take_is_one_sentence(name, size):
         build_backbone(name, image_size=size)
 
 
+@pytest.mark.usefixtures("zeros")
 def test_a_backbone_that_does_not_take_the_local_views():
     with pytest.raises(SettingsError, match=r"does not take images of 32 and 16 px.*choose another"):
         build_backbone("mixer_s16_224", image_size=32, local_size=16)
 
 
+@pytest.mark.usefixtures("zeros")
 def test_a_vision_transformer_takes_local_views_and_says_which_sizes_it_takes():
     network, width = build_backbone("vit_tiny_patch16_224", image_size=32, local_size=16)
     for size in (32, 16):
@@ -104,6 +117,7 @@ def test_the_last_batch_norm_of_a_block_is_not_zeroed():
     assert (network.layer1[0].bn2.weight == 1).all()
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("name", ["resnet18", "timm/resnet18"])
 def test_small_stem_keeps_the_resolution(name):
     network, width = build_backbone(name, stem="small")
@@ -114,6 +128,7 @@ def test_small_stem_keeps_the_resolution(name):
     assert sizes == [(32, 32)]
 
 
+@pytest.mark.usefixtures("zeros")
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "timm/convnext_atto", "timm/resnet26d", "densenet121"])
 def test_small_stem_is_refused_for_other_networks(name):
     with pytest.raises(SettingsError, match=r"model\.stem=imagenet"):

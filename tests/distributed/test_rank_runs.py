@@ -66,13 +66,24 @@ def assert_never_without_a_checkpoint(run: Path) -> None:
     assert found.newest is not None and found.damaged == []
 
 
-def test_two_ranks_say_everything_once_and_write_one_folder(unbroken):
-    said = (unbroken.path / "said.txt").read_text()
+def assert_said_once_and_in_one_folder(run: Run, said: str, steps: int) -> None:
     assert said.count("Pre-training") == 1 and said.count("Everything is in") == 1
     assert "2 ranks" in said and "rror" not in said and "torch" not in said, said
-    assert [entry.name for entry in unbroken.path.parent.iterdir() if entry.is_dir()] == ["run"]
-    assert unbroken.summary["ranks"] == 2 and unbroken.summary["steps"] == STEPS
-    assert not (unbroken.path / ".lock").exists()
+    assert [entry.name for entry in run.path.parent.iterdir() if entry.is_dir()] == ["run"]
+    assert run.summary["ranks"] == 2 and run.summary["steps"] == steps
+    assert not (run.path / ".lock").exists()
+
+
+def test_two_ranks_say_everything_once_and_write_one_folder(npz, tmp_path):
+    """Two forks of one process, as a launcher would have started them; test_launch.py has the launcher itself."""
+    (ended,) = forked_ranks([{"ranks": 2, "arguments": command(npz, tmp_path / "runs/run", 2)}])
+    assert ended["codes"] == [0, 0], ended["said"]
+    assert_said_once_and_in_one_folder(Run(tmp_path / "runs/run"), ended["said"], 4)
+
+
+@pytest.mark.slow
+def test_a_launch_of_two_ranks_says_everything_once_and_writes_one_folder(unbroken):
+    assert_said_once_and_in_one_folder(unbroken, (unbroken.path / "said.txt").read_text(), STEPS)
 
 
 @pytest.mark.faults

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("empty_starts")
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return open_source(tmp_path_factory.mktemp("backbones"), "resnet18")
+    return open_source(tmp_path_factory.mktemp("backbones"), "timm/test_resnet")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("empty_starts")
 SIZE = 64
 
 
-@pytest.fixture(scope="module", params=["resnet18", "resnet50", "timm/convnext_atto"])
+@pytest.fixture(scope="module", params=["resnet18", "timm/convnext_atto"])
 def source(request, tmp_path_factory):
     return open_source(tmp_path_factory.mktemp("backbones"), request.param)
 

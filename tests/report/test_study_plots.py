@@ -66,7 +66,7 @@ def test_histograms_bear_what_comes(spreads: dict[str, ViewSpread], tmp_path: Pa
 
 @pytest.mark.parametrize("scales", [[1.0, 4.0], [0.0, 1.0], [2.0]])
 def test_gaussian_bound(scales: list[float], tmp_path: Path) -> None:
-    cases = [GaussianCase(d, spread, 0.1) for d in (4, 8, 16, 32, 64) for spread in (0.2, 0.5)]
+    cases = [GaussianCase(d, spread, 0.1) for d in (4, 16, 64) for spread in (0.2, 0.5)]
     results = list(gaussian_rows(cases, scales, draws=300, images=3, negatives=20, seed=0))
     path = plot_gaussian_bound(results, tmp_path / "f.png", subtitle="$1")
     assert count(path, style.BLUE) > 200

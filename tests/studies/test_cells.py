@@ -137,7 +137,7 @@ def test_a_method_axis_brings_what_each_method_implies():
     assert (jcl.settings.method.num_keys, jcl.settings.model.head) == (2, "mlp")
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.text(max_size=300), st.integers(0, 2**62))
 def test_hostile_values_cannot_leave_the_folder(value, seed):
     cell = Cell({"model.backbone": value}, seed, Settings())

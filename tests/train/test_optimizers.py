@@ -20,7 +20,7 @@ from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
 from jcl.train.step import TrainingStep
 from run_tools import QUIET, assert_same, stop_after
-from small_runs import TINY_VALUES
+from small_runs import TINY_VALUES, networks_of_zeros
 
 CPU = torch.device("cpu")
 VIT, CONVNEXT = "test_vit", "test_convnext"  # of timm
@@ -63,7 +63,8 @@ def test_networks_with_batch_norm_keep_sgd():
 )
 def test_adamw_decays_weight_matrices_only(backbone, plain):
     settings = resolved(backbone, train__optimizer="adamw", views__image_size=64)
-    learner, _ = build_learner(settings, CPU)
+    with networks_of_zeros():
+        learner, _ = build_learner(settings, CPU)
     decayed, undecayed = build_optimizer(settings, learner, CPU).param_groups
     assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.1, 0.0)
     names = {parameter: name for name, parameter in learner.query_encoder.named_parameters()}
