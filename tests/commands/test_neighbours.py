@@ -147,15 +147,20 @@ def pixels_of(picture: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def large_areas(picture: np.ndarray) -> set[tuple[int, ...]]:
+def colours(pixels: np.ndarray, more_than: int = 0) -> set[int]:
+    """The colours of more than so many pixels, each as one number."""
+    found, counts = np.unique(pixels.astype(np.int32) @ [65536, 256, 1], return_counts=True)
+    return set(found[counts > more_than].tolist())
+
+
+def large_areas(picture: np.ndarray) -> set[int]:
     """The colours that fill much of a picture each."""
-    colours, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
-    return {tuple(colour) for colour in colours[counts > 300].tolist()}
+    return colours(picture, 300)
 
 
-def shows(areas: set[tuple[int, ...]], image: np.ndarray) -> bool:
+def shows(areas: set[int], image: np.ndarray) -> bool:
     """Whether all sixteen colours of one of the test images are among them."""
-    return {tuple(colour) for colour in image.reshape(-1, 3).tolist()} <= areas
+    return colours(image) <= areas
 
 
 def test_the_picture_shows_query_and_neighbours(index, photos, tmp_path):
