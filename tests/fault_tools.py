@@ -2,18 +2,20 @@
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jcl.runs.saver import CheckpointSaver
 from jcl.settings.schema import Settings
 from jcl.train.step import TrainingStep
 from small_runs import tiny_settings
@@ -108,9 +110,8 @@ def once_written(action: Callable[[], object]) -> Callable[[], object]:
     """After the checkpoint that is being written beside the steps, which a busy machine may be slow at."""
 
     def act() -> None:
-        for thread in threading.enumerate():
-            if thread.name == "checkpoint":
-                thread.join()
+        for saver in [each for each in gc.get_objects() if isinstance(each, CheckpointSaver)]:
+            wait([saver._written] if saver._written else [])
         action()
 
     return act

@@ -90,16 +90,14 @@ class RunTraining:
 
         with contextlib.ExitStack() as opened:
             tracker = context.on_first(track)
-            self._train(folder, progress, label or settings.method.name, [tracker] if tracker else [], resumed)
+            self._train(folder, progress, label or settings.method.name, tracker, resumed)
             if context.ranks.first and settings.record.report:
                 self._write_page(folder)
             if tracker is not None:
                 tracker.add_page(folder.report_file)
         return Run(folder.path)
 
-    def _train(
-        self, folder: RunFolder, progress: Progress, label: str, recorders: list[Tracker], resumed: bool
-    ) -> None:
+    def _train(self, folder: RunFolder, progress: Progress, label: str, tracker: Tracker | None, resumed: bool) -> None:
         """Train, then write the backbone and the summary."""
         settings, context, record = self.settings, self.context, self.settings.record
         ranks, memory = context.ranks, PeakMemory(context.device)
@@ -121,7 +119,7 @@ class RunTraining:
             save_seconds=60 * record.checkpoint_minutes,
         )
         try:
-            with trainer.writing_to(folder, record.keep, tensorboard=record.tensorboard, recorders=recorders):
+            with trainer.writing_to(folder, record.keep, tensorboard=record.tensorboard, tracker=tracker):
                 trainer.run()
         except torch.OutOfMemoryError as error:
             problem = memory_problem(error)

@@ -8,21 +8,16 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.paths import read_file
 from jcl.runs.atomic import OpenFolder, make_folder, write_atomically
 from jcl.runs.json_object import is_number
-
-
-class Recorder(Protocol):
-    """Where the figures of a run go besides `metrics.jsonl`. Its failures do not end training."""
-
-    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None: ...
+from jcl.runs.trackers import Tracker
 
 
 class MetricsLog:
@@ -46,7 +41,7 @@ class MetricsLog:
 
 
 class MetricsWriter(MetricsLog):
-    """Appends metrics to a run's files, and passes them to the `recorders`.
+    """Appends metrics to a run's files, and passes them to an experiment tracker.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
     kept and written later. When a run resumes at a step, lines of later steps are dropped. If fewer than `expected`
@@ -60,7 +55,7 @@ class MetricsWriter(MetricsLog):
         resumed_at: int = 0,
         expected: int = 0,
         tensorboard: bool = True,
-        recorders: Sequence[Recorder] = (),
+        tracker: Tracker | None = None,
         warn: Callable[[str], None] = print,
     ) -> None:
         self.path = folder / "metrics.jsonl"
@@ -87,7 +82,7 @@ class MetricsWriter(MetricsLog):
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
-        self._recorders = recorders
+        self._tracker = tracker
         self._events = _EventFile(self._folder, resumed_at) if tensorboard else None
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
@@ -95,8 +90,8 @@ class MetricsWriter(MetricsLog):
         self.lines += 1
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
-        for recorder in self._recorders:
-            recorder.write(kind, step, epoch, figures)
+        if self._tracker is not None:
+            self._tracker.write(kind, step, epoch, figures)
         if self._events is not None:
             try:
                 self._events.write(kind, step, epoch, figures)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ from jcl.distributed.heartbeat import Heartbeat
 from jcl.errors import CollectiveDataError, DataError, Diverged, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.metrics import MetricsLog, MetricsWriter, Recorder
+from jcl.runs.metrics import MetricsLog, MetricsWriter
 from jcl.runs.saver import CheckpointSaver, NullSaver
+from jcl.runs.trackers import Tracker
 from jcl.signals import StopRequest
 from jcl.train.display import WARMUP_STEPS, WARMUP_STEPS_ON_CPU, Display
 
@@ -105,7 +106,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def writing_to(
-        self, folder: TrainingFolder, keep: int = 2, *, tensorboard: bool = False, recorders: Sequence[Recorder] = ()
+        self, folder: TrainingFolder, keep: int = 2, *, tensorboard: bool = False, tracker: Tracker | None = None
     ) -> Iterator[None]:
         """Write metrics and checkpoints to a folder, on the first rank, and keep the newest `keep` checkpoints."""
         self.folder = folder
@@ -118,7 +119,7 @@ class Trainer:
                     resumed_at=progress.step,
                     expected=progress.lines,
                     tensorboard=tensorboard,
-                    recorders=recorders,
+                    tracker=tracker,
                     warn=warn,
                 )
                 self.record = opened.enter_context(record)
