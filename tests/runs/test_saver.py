@@ -219,13 +219,13 @@ class TestOnGpu:
         for step in (20, 30):
             assert values_in(tmp_path / "checkpoints" / f"step-{step:09d}.safetensors") == {0.0, float(step)}
 
-    def test_a_rate_on_the_device_is_a_number_in_the_file(self, saver, tmp_path):
+    def test_a_rate_on_the_device_is_left_to_the_next_step(self, saver, tmp_path):
         trainee = Trainee("cuda")
         trainee.optimiser.param_groups[0]["lr"] = torch.tensor(0.25, device="cuda")
         saver.finish(trainee.model, trainee.optimiser, trainee.progress)
         other = Trainee()
         load_checkpoint(newest_checkpoint(tmp_path / "checkpoints"), other.model, other.optimiser, torch.device("cpu"))
-        assert other.optimiser.param_groups[0]["lr"] == 0.25
+        assert other.optimiser.param_groups[0]["lr"] == 1.0
 
     def test_pinned_memory_is_used_again(self):
         trainee = Trainee("cuda")

@@ -26,7 +26,6 @@ from jcl.runs.atomic import OpenFolder, atomic_open, make_folder
 from jcl.runs.folder import read_run_id
 
 FORMAT = "jcl-checkpoint-2"
-_GROUP = "group."
 _IMPLEMENTATION = ("fused", "foreach", "capturable")  # of an optimizer; depends on the device
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
@@ -72,7 +71,6 @@ class Snapshot:
     tensors: dict[str, Tensor]
     copied: torch.cuda.Event | None  # after which the tensors may be read
     metadata: dict[str, str]
-    optimizer: dict[str, Any]  # its state other than tensors
 
 
 def take_snapshot(
@@ -88,6 +86,7 @@ def take_snapshot(
     optimizer_tensors, optimizer_rest = _split_optimizer(optimizer)
     tensors |= optimizer_tensors | {"progress.window": progress.window}
     metadata = {name: json.dumps(getattr(progress, name)) for name in _progress_fields()}
+    metadata |= {"format": FORMAT, "optimiser": json.dumps(optimizer_rest)}
     pinned = {} if previous is None else previous.tensors
     with torch.no_grad():
         copies = {name: _copy_to_host(value, pinned.get(name)) for name, value in tensors.items()}
@@ -96,7 +95,7 @@ def take_snapshot(
     if device is not None:
         copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         copied.record(torch.cuda.current_stream(device))
-    return Snapshot(progress.step, copies, copied, {"format": FORMAT} | metadata, optimizer_rest)
+    return Snapshot(progress.step, copies, copied, metadata)
 
 
 def _progress_fields() -> list[str]:
@@ -121,16 +120,14 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder 
     if snapshot.copied is not None:
         snapshot.copied.synchronize()
     tensors = {name: value.contiguous() for name, value in snapshot.tensors.items()}
-    optimizer = _move_group_values(snapshot.optimizer, tensors)
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise RunError(f"Step {snapshot.step} was not saved: {name} is not finite.")
     path = folder / f"step-{snapshot.step:09d}.safetensors"
-    metadata = snapshot.metadata | {"optimiser": json.dumps(optimizer)}
     with make_folder(folder, within=run) as opened:
         while True:
             try:
-                save_with_checksum(path, tensors, metadata, opened)
+                save_with_checksum(path, tensors, snapshot.metadata, opened)
                 break
             except RunError as error:
                 if getattr(error.__cause__, "errno", 0) not in _DISK_FULL or not _make_room(opened):
@@ -329,21 +326,9 @@ def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
                 tensors[f"optimiser.{index}.{name}"] = value
             else:
                 numbers[f"{index}.{name}"] = value
-    groups = []
-    for index, group in enumerate(state["param_groups"]):
-        # A learning rate may be a tensor on the device: copied with the others, since reading it would synchronize.
-        tensors |= {f"{_GROUP}{index}.{name}": value for name, value in group.items() if isinstance(value, Tensor)}
-        groups.append({name: value for name, value in group.items() if not isinstance(value, Tensor)})
-    return tensors, {"groups": groups, "numbers": numbers}
-
-
-def _move_group_values(rest: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Move values of parameter groups that were tensors from `tensors` back to their groups, as numbers."""
-    groups = [dict(group) for group in rest["groups"]]
-    for name in [name for name in tensors if name.startswith(_GROUP)]:
-        index, _, key = name.removeprefix(_GROUP).partition(".")
-        groups[int(index)][key] = float(tensors.pop(name))
-    return rest | {"groups": groups}
+    # A learning rate on the device, which every step sets, is left out: reading it would synchronize.
+    plain = [{name: v for name, v in group.items() if not isinstance(v, Tensor)} for group in state["param_groups"]]
+    return tensors, {"groups": plain, "numbers": numbers}
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
@@ -352,6 +337,8 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tens
     for name, value in (entries | rest["numbers"]).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
-    own = [{name: group[name] for name in _IMPLEMENTATION if name in group} for group in optimizer.param_groups]
-    groups = [saved | kept for saved, kept in zip(rest["groups"], own, strict=False)]
+    groups: list[dict[str, Any]] = []
+    for saved, own in zip(rest["groups"], optimizer.param_groups, strict=False):
+        groups.append(saved | {name: own[name] for name in _IMPLEMENTATION if name in own})
+        groups[-1].setdefault("lr", own["lr"])
     optimizer.load_state_dict({"state": state, "param_groups": groups})
