@@ -17,7 +17,7 @@ import jcl.commands.pretrain as pretraining
 from jcl.runs.checkpoint import search_checkpoints
 from jcl.settings.schema import Settings, read_settings
 
-ON_THE_DISK = {"mkdir", "open", "write", "flush", "fsync", "posix_fadvise", "read", "close", "replace", "unlink"}
+ON_THE_DISK = {"mkdir", "open", "writelines", "flush", "fsync", "posix_fadvise", "read", "close", "replace", "unlink"}
 
 
 class KillAtEvent:
@@ -27,8 +27,9 @@ class KillAtEvent:
         self.at, self.seen = at, 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        ours = threading.current_thread().name == "checkpoint" and event in ("c_call", "c_return")
-        if not ours or getattr(argument, "__name__", "") not in ON_THE_DISK:
+        ours = threading.current_thread().name.startswith("checkpoint") and event in ("c_call", "c_return")
+        imports = frame.f_code.co_name == "get_data"
+        if not ours or imports or getattr(argument, "__name__", "") not in ON_THE_DISK:
             return
         self.seen += 1
         if self.seen == self.at:
