@@ -1,11 +1,11 @@
 """Seconds until a network trained from scratch classifies 90 % of CIFAR-10's test images by kNN.
 
-    python benchmarks/speedrun.py cifar.npz --epochs 150 --seeds 0 1 2 --out speedrun --json benchmarks/results/speedrun.json
+    python benchmarks/speedrun.py cifar.npz --epochs 150 --seeds 0 1 2 --out speedrun --json speedrun.json
 
-Everything counts, from the start of `jcl pretrain` with the recipe cifar10 to the end of `jcl knn`: imports, compilation,
-training, features of all images and neighbors. kNN is measured once, at the end, with 10 and with 200 neighbors. Cold
-runs begin with empty compiler caches, warm ones with those of an earlier run. Choose the number of epochs and other
-settings (`--set`) with `--held-out`, which tests on 5,000 training images instead.
+Everything counts, from the start of `jcl pretrain` with the recipe cifar10 to the end of `jcl knn`: imports,
+compilation, training, features of all images and neighbors. kNN is measured once, at the end, with 10 and with 200
+neighbors. Cold runs begin with empty compiler caches, warm ones with those of an earlier run. Choose the number of
+epochs and other settings (`--set`) with `--held-out`, which tests on 5,000 training images instead.
 """
 
 import argparse

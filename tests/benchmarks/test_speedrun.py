@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 ROOT = Path(__file__).parents[2]
 TINY = ("model.backbone=tiny_cnn", "model.stem=imagenet", "train.batch_size=32", "method.queue_size=256")
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_and_classified_and_its_seconds_count_both(tmp_path):
     labels = np.arange(160) % 4
     images = np.broadcast_to((labels * 60).astype(np.uint8)[:, None, None, None], (160, 32, 32, 3))
