@@ -261,7 +261,7 @@ def test_a_setting_that_was_changed_under_a_checkpoint_is_named(tmp_path, change
     """Without the list of tensors, which for a large network fills the screen."""
 
     def parts(changes):
-        learner, _ = build_learner(build_settings("folder", values=TINY_VALUES | changes), CPU)
+        learner, _ = build_learner(build_settings("folder", values=TINY_VALUES | {"data.channels": 3} | changes), CPU)
         return learner, torch.optim.SGD(learner.parameters(), lr=0.1)
 
     path = save_checkpoint(tmp_path, *parts({}), Progress(3, 1.5, WINDOW, 2), keep=1)
