@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any, Self
 from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.paths import read_file
-from jcl.runs.atomic import OpenFolder, make_folder, write_atomically
+from jcl.runs.atomic import make_folder, write_atomically
 from jcl.runs.json_object import is_number
-from jcl.runs.trackers import Tracker
+from jcl.runs.trackers import TensorBoard, Tracker
 
 
 class MetricsLog:
@@ -82,23 +81,16 @@ class MetricsWriter(MetricsLog):
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
-        self._tracker = tracker
-        self._events = _EventFile(self._folder, resumed_at) if tensorboard else None
+        self._trackers: list[Tracker] = [TensorBoard(self._folder, resumed_at, warn)] if tensorboard else []
+        self._trackers += [tracker] if tracker else []
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         line = super().write(kind, step, epoch, figures)
         self.lines += 1
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
-        if self._tracker is not None:
-            self._tracker.write(kind, step, epoch, figures)
-        if self._events is not None:
-            try:
-                self._events.write(kind, step, epoch, figures)
-            except OSError as error:
-                self._events = None
-                reason = f"TensorBoard events could not be written: {error.strerror}."
-                self._warn(f"{reason} Training continues without them; metrics.jsonl has the same figures.")
+        for tracker in self._trackers:
+            tracker.write(kind, step, epoch, figures)
         return line
 
     def __enter__(self) -> Self:
@@ -139,30 +131,6 @@ class MetricsWriter(MetricsLog):
             while rest:
                 rest = rest[file.write(rest) :]
             self._end += len(content)
-
-
-class _EventFile:
-    """The TensorBoard events of a run. TensorBoard's own writer would print a trace when the disk is full."""
-
-    def __init__(self, run: OpenFolder, resumed_at: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        self._run, self._folder = run, run.path / "tensorboard"
-        self._name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        # Readers drop events from this step on that earlier files hold.
-        start = Event(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
-        self._waiting = [Event(file_version="brain.Event:2", wall_time=time.time()), start]
-
-    def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        values = [Summary.Value(tag=f"{kind}/{name}", simple_value=value) for name, value in figures.items()]
-        self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
-        with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._name) as file:
-            while self._waiting:
-                RecordWriter(file).write(self._waiting.pop(0).SerializeToString())
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from jcl.errors import SettingsError, first_line
+from jcl.runs.atomic import OpenFolder
 from jcl.settings.schema import Settings, setting_names, values_of
 
 _PROJECT = "jcl"
@@ -76,11 +78,34 @@ class Tracker(ABC):
     @abstractmethod
     def _log(self, step: int, figures: dict[str, float]) -> None: ...
 
-    @abstractmethod
-    def _add_page(self, page: Path) -> None: ...
+    def _add_page(self, page: Path) -> None: ...  # noqa: B027
 
-    @abstractmethod
-    def _finish(self, complete: bool) -> None: ...
+    def _finish(self, complete: bool) -> None: ...  # noqa: B027
+
+
+class TensorBoard(Tracker):
+    """The TensorBoard events of a run. TensorBoard's own writer would print a trace when the disk is full."""
+
+    def __init__(self, run: OpenFolder, resumed_at: int, warn: Callable[[str], None]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        self.name, self.warn = "TensorBoard", warn
+        self._run, self._folder = run, run.path / "tensorboard"
+        self._file = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        # Readers drop events from this step on that earlier files hold.
+        start = Event(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
+        self._waiting = [Event(file_version="brain.Event:2", wall_time=time.time()), start]
+
+    def _log(self, step: int, figures: dict[str, float]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
+        with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._file) as file:
+            while self._waiting:
+                RecordWriter(file).write(self._waiting.pop(0).SerializeToString())
 
 
 class _Wandb(Tracker):
