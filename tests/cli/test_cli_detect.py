@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchvision
 
-from jcl.commands.detect import build_body
+from jcl.core.encoder import build_backbone
 from jcl.evaluate.detection.model import DetectionTask
 from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import newest_checkpoint, read_tensors
@@ -27,8 +27,9 @@ SMALL += ["--rois-per-image", "16", "--workers", "0", "--device", "cpu", "--pict
 def backbone_file(tmp_path_factory) -> Path:
     file = tmp_path_factory.mktemp("backbone") / "jcl.safetensors"
     torch.manual_seed(0)
-    info = BackboneInfo("resnet18", "imagenet", 64, 512, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    save_backbone(build_body("resnet18"), info, file)
+    network, width = build_backbone(SMALLEST)
+    info = BackboneInfo(SMALLEST, "imagenet", 64, width, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    save_backbone(network, info, file)
     return file
 
 
@@ -53,7 +54,7 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
         "detect", "--task", "box", "--coco", coco, "--init", backbone_file, "--out", "one", *SMALL, "--json", "one.json"
     )
     assert code == 0, err
-    assert "120 tensors of resnet18" in err and "learning rate 0.005" in err
+    assert f"tensors of {SMALLEST}" in err and "learning rate 0.005" in err
     assert "held out" in err and "1 image, held out" in out
     figures = json.loads(Path("one.json").read_text())
     assert {"box_ap", "box_ap50", "box_ap75", "images_per_second", "iterations", "seconds"} <= figures.keys()
@@ -72,7 +73,7 @@ def test_from_a_backbone_to_a_table(call, coco, backbone_file):
         code, _, err = call("detect", *options, "--out", "ev")
         assert code == 1 and "ev" in err and "summary.json" in err
     code, out, err = call("detect-table", "one")
-    assert code == 0 and "| jcl.safetensors | resnet18 | 2 | 4 | 0 |" in out
+    assert code == 0 and f"| jcl.safetensors | {SMALLEST} | 2 | 4 | 0 |" in out
     code, out, err = call("detect-table", "one", "ev")
     assert code == 0 and "| jcl.safetensors (one) |" in out and "| jcl.safetensors (ev) |" in out, err
     assert "comparable" not in err
