@@ -27,11 +27,10 @@ class Heartbeat:
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._at = "starting"
+        self._ranks, self._at = ranks, "starting"
         self._store: Any = _connect_store() if ranks.count > 1 else None
         self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def set_status(self, status: str) -> None:
         """Set what this rank is doing, to complete the sentence "rank 3 is ..."."""
@@ -39,13 +38,12 @@ class Heartbeat:
 
     def __enter__(self) -> Self:
         if self._store is not None:
-            self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._over.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout=SECONDS)  # a store that does not answer would block it forever
 
     def describe_other_ranks(self) -> str:

@@ -57,11 +57,9 @@ def holds_results(file: Path) -> bool:
         content = json.loads(file.read_bytes() or b"{}")
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(content, dict) and all(map(_flat, content.values()))
-
-
-def _flat(value: Any) -> bool:
-    entries = value if isinstance(value, list) else [value]
+    if not isinstance(content, dict):
+        return False
+    entries = [entry for value in content.values() for entry in (value if isinstance(value, list) else [value])]
     return not any(isinstance(entry, dict | list) for entry in entries)
 
 

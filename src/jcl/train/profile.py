@@ -54,16 +54,20 @@ def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, 
     for name, owner, method in methods:
         setattr(owner, method, clock.timed(name, getattr(owner, method)))
     batches = itertools.chain.from_iterable(loader.epoch(epoch) for epoch in itertools.count())
-    waited = 0.0
+    on_gpu = step.options.device.type == "cuda"
+    synchronize: Callable[[], None] = torch.cuda.synchronize if on_gpu else lambda: None
+    waited = started = 0.0
     for number in range(warm_up + steps):
         if number == warm_up:
-            waited = 0.0
-            clock.restart()
+            synchronize()
+            clock.calls.clear()
+            waited, started = 0.0, time.perf_counter()
         asked = time.perf_counter()
         batch = next(batches)
         waited += time.perf_counter() - asked
         step(batch, number, 1e-3, 1.0)
-    seconds = clock.stop()
+    synchronize()
+    seconds = time.perf_counter() - started
     parts = {"waiting for data": 1000 * waited / steps}
     parts |= {name: clock.milliseconds(name) / steps for name, *_ in methods}
     return StepProfile(parts, 1000 * seconds / steps, steps * loader.batch_size / seconds)
@@ -74,18 +78,8 @@ class _PartClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.restart()
-
-    def restart(self) -> None:
-        self._synchronise()
         self.calls: list[tuple[str, str, Any, Any]] = []  # name, outer part, start, end
         self.around: list[str] = []
-        self.started = time.perf_counter()
-
-    def stop(self) -> float:
-        """Seconds since the restart, after all work is done."""
-        self._synchronise()
-        return time.perf_counter() - self.started
 
     def timed(self, name: str, function: Callable[..., Result]) -> Callable[..., Result]:
         def call(*arguments: Any, **options: Any) -> Result:
@@ -112,10 +106,6 @@ class _PartClock:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-    def _synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
 
 _MIN_SPEEDUP = 1.5
