@@ -24,7 +24,7 @@ _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 @command("knn", group=EVALUATE)
 def knn(options: commands.KnnOptions) -> dict[str, Any]:
-    """Evaluate frozen features with weighted k-nearest neighbours."""
+    """Evaluate frozen features with weighted k-nearest neighbors."""
     from jcl.commands.probes import measure_knn
 
     with progress_bar("features") as progress:
@@ -117,7 +117,7 @@ def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
 
 @command("report", group=EVALUATE)
 def report(options: commands.ReportOptions) -> dict[str, Any]:
-    """Write one HTML page about one or several runs: curves, accuracies, neighbours, views, settings.
+    """Write one HTML page about one or several runs: curves, accuracies, neighbors, views, settings.
 
     [dim]jcl report runs/moco-v2 runs/jcl -o compared.html[/]
     """

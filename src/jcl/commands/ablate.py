@@ -342,10 +342,10 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
     task = classification_task(target.data)
     features = partial(target.features, workers=workers, console=console)
     train, test = features(task.train), features(task.test)
-    labelled = (train.values, train.labels, test.values, test.labels)
+    labeled = (train.values, train.labels, test.values, test.labels)
     k, temperature = [record.knn_k], [record.knn_temperature]
-    knn = knn_accuracy(*labelled, k=k, temperature=temperature, device=target.device)[0]
-    linear = linear_probe(*labelled, device=target.device)
+    knn = knn_accuracy(*labeled, k=k, temperature=temperature, device=target.device)[0]
+    linear = linear_probe(*labeled, device=target.device)
     accuracies = {
         "linear_top1": linear.scores.top1,
         "chance_top1": linear.scores.chance_top1,

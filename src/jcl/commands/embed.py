@@ -104,7 +104,7 @@ def refuse_input(out: Path | None, *inputs: str | Path) -> None:
 
 
 class Query(NamedTuple):
-    """An image to find the neighbours of: a file, or a row of the index."""
+    """An image to find the neighbors of: a file, or a row of the index."""
 
     name: str
     row: int | None
@@ -119,7 +119,7 @@ class Matches:
     found: Neighbours
 
     def as_dict(self) -> dict[str, list[Any]]:
-        """Columns with a line for each neighbour of each query."""
+        """Columns with a line for each neighbor of each query."""
         count, k = self.found.rows.shape
         rows = self.found.rows.flatten().tolist()
         return {
@@ -188,16 +188,16 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
 
 
 def draw_matches(matches: Matches, path: Path) -> Path:
-    """Draw the first queries beside their neighbours; `DataError` if the images can no longer be read."""
+    """Draw the first queries beside their neighbors; `DataError` if the images can no longer be read."""
     table, queries = matches.table, matches.queries[:DRAWN]
     rows = matches.found.rows[:DRAWN, :DRAWN].tolist()
     query_rows = {query.row for query in queries if query.row is not None}
     pixels = _read_images(table, query_rows.union(*rows))
-    labelled = bool((table.labels != UNLABELLED).any())
+    labeled = bool((table.labels != UNLABELLED).any())
 
     def image(row: int, *, query: bool = False) -> NamedImage:
         split, name = table.splits[row], table.names[row]
-        return NamedImage(pixels[split, name], name, table.class_of(row) if labelled or query else Path(name).name)
+        return NamedImage(pixels[split, name], name, table.class_of(row) if labeled or query else Path(name).name)
 
     drawn = []
     for (name, query_row), own, similarities in zip(queries, rows, matches.found.similarities.tolist(), strict=False):

@@ -43,7 +43,7 @@ RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features a
 def measure_knn(
     options: KnnOptions, *, console: Console = STDERR, progress: Callable[[int, int], None] | None = None
 ) -> list[KnnResult]:
-    """Weighted kNN of the frozen features of a run or file on labelled data (default: the data of the run).
+    """Weighted kNN of the frozen features of a run or file on labeled data (default: the data of the run).
 
     The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
     `progress` is called with the number of images done and their total, for the training and then the test set.
@@ -92,7 +92,7 @@ class LinearReport:
 def measure_linear(
     options: LinearOptions, *, console: Console = STDERR, progress: Callable[[int, int], None] | None = None
 ) -> LinearReport:
-    """The linear probe of a run's or file's frozen features on labelled data (default: the data of the run).
+    """The linear probe of a run's or file's frozen features on labeled data (default: the data of the run).
 
     `fast` trains a grid of probes on cached features and selects one on held-out training images. `paper` trains one
     probe on augmented views, with one learning rate (default 30) and no weight decay; its crops keep at least

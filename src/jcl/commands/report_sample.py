@@ -79,7 +79,7 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
 def neighbour_rows(
     queries: Features, query_images: ImageSource, bank: Features, bank_images: ImageSource, rows: Sequence[int]
 ) -> list[NeighbourRow]:
-    """The nearest neighbours of some queries, with their images."""
+    """The nearest neighbors of some queries, with their images."""
     found = nearest_neighbours(queries.values[list(rows)], bank.values, _NEIGHBOURS)
     return [
         NeighbourRow(

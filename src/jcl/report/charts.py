@@ -265,7 +265,7 @@ class ClassMark:
 
 
 def class_marks(labels: Sequence[str | None]) -> dict[str | None, ClassMark]:
-    """A mark for each label by colour and shape; rare classes share a grey one if there are too many."""
+    """A mark for each label by color and shape; rare classes share a gray one if there are too many."""
     counts = Counter(label for label in labels if label is not None)
     if not counts:
         return {None: ClassMark("image", "hue-0", _CIRCLE, len(labels))}
@@ -287,7 +287,7 @@ def map_chart(run_name: str, feature_map: FeatureMap) -> dict[str, Any]:
     labels = feature_map.labels
     marks = class_marks(labels)
     positions = {name: _in_square(found) for name, found in feature_map.layouts.items()}
-    order = sorted(range(len(labels)), key=lambda row: marks[labels[row]].style != "hue-none")  # grey below
+    order = sorted(range(len(labels)), key=lambda row: marks[labels[row]].style != "hue-none")  # gray below
     names = [f"{name} · {label}" if label else name for name, label in zip(feature_map.names, labels, strict=True)]
     return {
         "label": f"Map of {len(labels)} images by the features of {run_name}, colored by class",

@@ -37,7 +37,7 @@ class NamedImage:
 
 @dataclass(frozen=True, eq=False)
 class NeighbourRow:
-    """A query and its nearest neighbours, nearest first."""
+    """A query and its nearest neighbors, nearest first."""
 
     query: NamedImage
     neighbours: Sequence[NamedImage]

@@ -1,4 +1,4 @@
-"""Figures as PNG files: bars that compare methods, images with their nearest neighbours or their views."""
+"""Figures as PNG files: bars that compare methods, images with their nearest neighbors or their views."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,9 +46,9 @@ def plot_comparison(
 
 
 def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "Nearest neighbors") -> Path:
-    """Each query beside its neighbours, nearest first.
+    """Each query beside its neighbors, nearest first.
 
-    A neighbour with the query's label has a green frame and a tick, one with another label a red frame and a cross.
+    A neighbor with the query's label has a green frame and a tick, one with another label a red frame and a cross.
     """
     columns = max(len(row.neighbours) for row in rows)
     captioned = any(image.label for row in rows for image in (row.query, *row.neighbours))
@@ -56,9 +56,9 @@ def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "N
     style.write_title(figure, style.plain(title, 60), "left: the query; then its nearest neighbors, nearest first")
     for row, panels in zip(rows, cells, strict=True):
         for column, (image, box) in enumerate(zip((row.query, *row.neighbours), panels, strict=False)):
-            colour, mark = (style.INK, "") if column == 0 else _verdict(row.query.label, image.label)
+            color, mark = (style.INK, "") if column == 0 else _verdict(row.query.label, image.label)
             axes = figure.add_axes(box)
-            _show(axes, image, colour, mark)
+            _show(axes, image, color, mark)
             if column > 0:
                 similarity, frame = f"{row.similarities[column - 1]:.2f}", style.label_box(style.INK, 0.72)
                 look = {"color": style.PAPER, "ha": "right", "bbox": frame, "xycoords": "axes fraction"}
@@ -96,16 +96,16 @@ def _grid(headings: Sequence[str], rows: int, *, captioned: bool) -> tuple[Figur
     return figure, [[(left / width, bottom / height, *size) for left in lefts] for bottom in bottoms]
 
 
-def _show(axes: Axes, image: NamedImage, colour: str, mark: str) -> None:
+def _show(axes: Axes, image: NamedImage, color: str, mark: str) -> None:
     """An image in a frame, with its label below; small images keep their pixels."""
     pixels = image.pixels.permute(1, 2, 0).cpu().numpy()
     axes.imshow(pixels, interpolation="nearest" if pixels.shape[1] <= 64 else "auto")
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.spines[:].set(color=colour, linewidth=2.2)
+    axes.spines[:].set(color=color, linewidth=2.2)
     text = mark + style.plain(image.label or "", 20)
     size = style.SIZES["small"] * min(1.0, 15 / max(len(text), 1))
-    style.write(axes, text, (0.5, 0), (0, -9.5), xycoords="axes fraction", ha="center", color=colour, fontsize=size)
+    style.write(axes, text, (0.5, 0), (0, -9.5), xycoords="axes fraction", ha="center", color=color, fontsize=size)
 
 
 def _verdict(own: str | None, other: str | None) -> tuple[str, str]:

@@ -26,7 +26,7 @@ IMAGE_SIDE: Final = 112  # the longest side of an image in pixels
 _LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
 _MAX_ROWS, _MAX_ROWS_OF_ALL = 6, 24  # rows of images of one run, and of all runs, so that the page stays small
 _IMAGE_SECTIONS: Final = ("invariance", "map", "neighbors", "views")
-# Lighter versions of the colours in style.py, for dark pages.
+# Lighter versions of the colors in style.py, for dark pages.
 _DARK_COLOURS: Final = {
     style.BLUE: "#4ea8de",
     style.ORANGE: "#f0b545",

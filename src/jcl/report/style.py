@@ -1,4 +1,4 @@
-"""Colours, fonts and axes shared by all figures.
+"""Colors, fonts and axes shared by all figures.
 
 Figures are built without pyplot, so there is no global state and they can be drawn in any thread. Names of runs,
 classes and files go through `plain`, and math parsing is off, so a `$` in a file name is a dollar sign.
@@ -30,16 +30,16 @@ ORANGE: Final = "#e69f00"
 GREEN: Final = "#009e73"
 RED: Final = "#d55e00"
 
-# The colour-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
+# The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 PALETTE: Final = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED)
 
-_BASELINE_COLOURS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}  # shades of grey
+_BASELINE_COLOURS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}  # shades of gray
 
 SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5, "tiny": 6.0}
 
 
 def colours_for(names: Sequence[str]) -> list[str]:
-    """A colour for each name: the same for a method in every figure, or else the next unused one."""
+    """A color for each name: the same for a method in every figure, or else the next unused one."""
     keys = [name.strip().lower().replace(" ", "-") for name in names]
     known = [METHODS[key].colour if key in METHODS else _BASELINE_COLOURS.get(key) for key in keys]
     free = [colour for colour in PALETTE if colour not in known] or list(PALETTE)

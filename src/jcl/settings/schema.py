@@ -174,7 +174,7 @@ class RecordSettings(Section):
     checkpoint_minutes: NotNegative = Field(15.0, description="Minutes between checkpoints within epochs; 0: none.")
     keep: PositiveInt = Field(2, description="Number of newest checkpoints to keep.")
     knn_every: Count = Field(10, description="Epochs between kNN evaluations; 0: only at the end.")
-    knn_k: PositiveInt | Auto = Field(200, description="Neighbours that vote in kNN.")
+    knn_k: PositiveInt | Auto = Field(200, description="Neighbors that vote in kNN.")
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
     track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="wandb, mlflow or trackio.")
