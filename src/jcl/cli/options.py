@@ -180,14 +180,10 @@ def _validated(context: typer.Context, model: type[Options], values: dict[str, A
 
 def _parameters(model: type[Options]) -> list[inspect.Parameter]:
     """The parameters of the command for Typer: arguments first, then options by panel, shared ones last."""
-    from jcl.settings.options import PANELS, Options, cli_field
+    from jcl.settings.options import PANELS, SharedOptions, cli_field
 
-    shared = {
-        name
-        for base in model.__mro__
-        if issubclass(base, Options) and base.__module__ == Options.__module__
-        for name in base.model_fields
-    }
+    bases = [base for base in model.__mro__ if issubclass(base, SharedOptions) and SharedOptions in base.__bases__]
+    shared = {name for base in bases for name in base.model_fields}
     fields = [(name, field, cli_field(field)) for name, field in model.model_fields.items()]
     fields.sort(key=lambda entry: (not entry[2].positional, PANELS.index(entry[2].panel), entry[0] in shared))
     schemas = model.model_json_schema()["properties"]

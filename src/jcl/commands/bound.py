@@ -18,17 +18,8 @@ from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
 from jcl.settings.commands import BoundOptions, parse_integers, parse_numbers
 from jcl.settings.schema import with_values
-from jcl.studies.bound import (
-    MIN_SAMPLES,
-    BoundRow,
-    GaussianCase,
-    RunBounds,
-    StepBound,
-    bound_row,
-    gaussian_reference,
-    gaussian_rows,
-    normality,
-)
+from jcl.studies import bound as study
+from jcl.studies.bound import BoundRow, GaussianCase, RunBounds
 from jcl.studies.distribution import ViewSampler, sample_rows, view_sampler
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewRecipe
@@ -43,7 +34,7 @@ def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, Bo
     )
     cases = list(itertools.starmap(GaussianCase, values))
     counts = {"draws": options.draws, "images": options.images or 16, "negatives": options.negatives}
-    return list(gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
+    return list(study.gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
 
 
 def bound_along_training(
@@ -55,8 +46,8 @@ def bound_along_training(
     evaluation mode, so that a key depends only on its view. Scales 1 and the run's own are always included. `progress`
     is called with the number of images done and in total, over all checkpoints.
     """
-    if options.keys < MIN_SAMPLES:
-        raise SettingsError(f"--keys must be at least {MIN_SAMPLES} to test a distribution, but got {options.keys}.")
+    if options.keys < study.MIN_SAMPLES:
+        raise SettingsError(f"--keys must be at least {study.MIN_SAMPLES}, but got {options.keys}.")
     trained, device = open_trained(run), choose_device(options.device)
     if trained.imported is not None:
         trained = _with_options(trained, options)
@@ -67,7 +58,7 @@ def bound_along_training(
     data = open_with_warnings(options.data, STDERR, channels) if options.data else open_own_data(settings, STDERR)
     source = data.train
     rows = sample_rows(source, options.images or 256, options.seed)
-    steps: list[StepBound] = []
+    steps: list[study.StepBound] = []
     total = len(rows) * len(trained.checkpoints)
     sampler = view_sampler(
         options, device, settings.data.canvas, lambda done, _: progress(len(steps) * len(rows) + done, total)
@@ -84,10 +75,10 @@ def bound_along_training(
         similarities, negatives = (torch.cat(parts).cpu() for parts in zip(*batches, strict=True))
         if bool((similarities.std(dim=1) < 1e-9).any()):
             raise RunError(f"All keys of an image are identical at step {step} of {run}: the features have collapsed.")
-        row = bound_row(similarities, negatives, scales)
-        steps.append(StepBound(step, row, normality(similarities), float(learner.queue.filled())))
+        row = study.bound_row(similarities, negatives, scales)
+        steps.append(study.StepBound(step, row, study.normality(similarities), float(learner.queue.filled())))
     count = len(similarities)
-    reference = gaussian_reference(max(count, 2000), options.keys, options.seed)
+    reference = study.gaussian_reference(max(count, 2000), options.keys, options.seed)
     return RunBounds(steps, reference, float(settings.method.temperature), own_scale, count, options.keys)
 
 

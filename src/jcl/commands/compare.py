@@ -27,15 +27,8 @@ from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import CompareOptions, DistributionOptions, NetworksOptions
 from jcl.settings.resolved import ResolvedSettings
-from jcl.studies.distribution import (
-    DistributionReport,
-    Viewer,
-    ViewSampler,
-    quality_features,
-    sample_rows,
-    view_sampler,
-    view_spreads,
-)
+from jcl.studies import distribution
+from jcl.studies.distribution import DistributionReport, Viewer
 from jcl.train.build import recipe_changes, run_view_recipe
 from jcl.views import view_recipe
 from jcl.views.recipe import canvas_side
@@ -159,9 +152,9 @@ def compare_views(options: DistributionOptions, progress: Progress | None = None
     started = time.perf_counter()
     device = choose_device(options.device)
     _, viewers, source, canvas, notes = open_networks(options, device, of=options.of, split=options.split)
-    sampler = view_sampler(options, device, canvas, progress)
-    rows = sample_rows(source, options.images, options.seed)
-    spreads, readable = view_spreads(viewers, source, rows, sampler, options.views_per_image)
+    sampler = distribution.view_sampler(options, device, canvas, progress)
+    rows = distribution.sample_rows(source, options.images, options.seed)
+    spreads, readable = distribution.view_spreads(viewers, source, rows, sampler, options.views_per_image)
     summary = {
         "images": len(readable),
         "views_per_image": options.views_per_image,
@@ -233,11 +226,11 @@ def compare_quality(options: CompareOptions, progress: Progress | None = None) -
     """Measure all networks without labels; `progress` is called with the number done and in all."""
     device = choose_device(options.device)
     paths, viewers, source, canvas, notes = open_networks(options, device)
-    sampler = ViewSampler(0, device, canvas=canvas, workers=options.worker_count)
+    sampler = distribution.ViewSampler(0, device, canvas=canvas, workers=options.worker_count)
     own_images = len(paths) == len(options.weights)  # those of the first run, as in its recorded kNN
     found, images = [], 0
     for path, viewer in zip(paths, viewers, strict=True):
-        features = quality_features(viewer, source, sampler, options.images, options.views_per_image)
+        features = distribution.quality_features(viewer, source, sampler, options.images, options.views_per_image)
         quality, images = features.measure(), len(features.crops)
         halves = features.resample(quality) if len(paths) > 1 else []
         found.append(Compared(viewer.name, quality, halves, _recorded_knn(path) if own_images else None))

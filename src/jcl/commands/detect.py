@@ -19,15 +19,9 @@ from jcl.cores import default_workers
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import fail_together
 from jcl.errors import RunError, SettingsError
+from jcl.evaluate.detection import model
 from jcl.evaluate.detection.batches import Hardware, training_batches
 from jcl.evaluate.detection.data import coco_files, coco_module, load_coco, overfit_subset, training_subset
-from jcl.evaluate.detection.model import (
-    DetectionTask,
-    build_detector,
-    build_optimizer,
-    detector_body,
-    prepare_for_training,
-)
 from jcl.evaluate.detection.predict import KINDS, Results, coco_scores, predict
 from jcl.evaluate.folders import DetectionFolder
 from jcl.export.loading import open_backbone
@@ -149,7 +143,7 @@ def _train(
         progress.ranks = ranks.count
     job.announce(folder.path)
     batches = training_batches(job.train, settings, progress.step, job.hardware)
-    task = DetectionTask(job.detector, job.optimizer, batches, settings, job.hardware)
+    task = model.DetectionTask(job.detector, job.optimizer, batches, settings, job.hardware)
     display = Display(context.console, settings.task)
     trainer = Trainer(task, display, progress, ranks, save_every=settings.checkpoint_every)
     with contextlib.closing(batches), trainer.writing_to(folder):
@@ -201,7 +195,7 @@ def open_body(network: nn.Module, name: str, stem: str, origin: str) -> nn.Modul
     """The modules of a network that a detector uses."""
     if stem != "imagenet":
         raise SettingsError(f"{origin} has the {stem} stem, for small images. Detectors need the usual stem.")
-    body = detector_body(network)
+    body = model.detector_body(network)
     if body is None:
         raise SettingsError(f"{origin} is a {name}. Detectors need a ResNet, such as resnet50, or a ConvNeXt.")
     return body
@@ -231,9 +225,9 @@ class DetectionJob:
         self.notes = notes if start is None else [start.note, *notes]
         body = build_body(settings.backbone) if start is None else start.body
         keypoints = len(self.train.keypoints) if settings.task == "keypoint" else 0
-        detector = build_detector(body, settings, classes=len(self.train.categories), keypoints=keypoints)
-        self.detector = prepare_for_training(detector, context.device, ranks)
-        self.optimizer = build_optimizer(self.detector, settings)
+        detector = model.build_detector(body, settings, classes=len(self.train.categories), keypoints=keypoints)
+        self.detector = model.prepare_for_training(detector, context.device, ranks)
+        self.optimizer = model.build_optimizer(self.detector, settings)
 
     def load(self, checkpoint: Path) -> Progress:
         return load_checkpoint(checkpoint, self.detector, self.optimizer, self.context.device)

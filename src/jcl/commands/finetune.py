@@ -13,18 +13,10 @@ from jcl.cores import default_workers
 from jcl.data.named import absolute_location
 from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
+from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.supervised import (
-    Classifier,
-    ClassifierTask,
-    FinetuneSettings,
-    backbone_parts,
-    crop_and_flip,
-    default_batch_size,
-    finetune_optimizer,
-    train_and_evaluate,
-)
+from jcl.evaluate.supervised import Classifier, FinetuneSettings
 from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import new_folder
 from jcl.runs.lock import lock_folder
@@ -62,7 +54,7 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
 
 def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> FinetuneSettings:
     """The settings for a number of labels: given values are kept, the others derived from them."""
-    batch_size = default_batch_size(labels) if options.batch_size is None else options.batch_size
+    batch_size = supervised.default_batch_size(labels) if options.batch_size is None else options.batch_size
     root = math.sqrt(batch_size / 256)
     lr = round(DEFAULT_LR * root, 6) if options.lr is None else options.lr
     head_lr, layer_decay = (lr, 1.0) if options.from_scratch else (round(DEFAULT_HEAD_LR * root, 6), 0.7)
@@ -134,19 +126,19 @@ class _Finetuning:
         settings, network, task = self.settings, self.network, self.task
         preprocessing, device = self.target.info.preprocessing, self.target.device
         self._announce(folder)
-        work = ClassifierTask(
+        work = supervised.ClassifierTask(
             title="fine-tuning",
             network=network,
-            optimizer=finetune_optimizer(network, settings),
+            optimizer=supervised.finetune_optimizer(network, settings),
             data=task,
             preprocessing=preprocessing,
-            recipe=crop_and_flip(preprocessing, jitter=settings.jitter),
+            recipe=supervised.crop_and_flip(preprocessing, jitter=settings.jitter),
             train=settings.train,
             device=device,
             workers=self.workers,
             label_smoothing=settings.label_smoothing,
         )
-        scores, progress, unreadable = train_and_evaluate(work, self.console, folder, resumed=resumed)
+        scores, progress, unreadable = supervised.train_and_evaluate(work, self.console, folder, resumed=resumed)
         save_backbone(network.backbone, self.target.info, folder.backbone_file)
         folder.save_classifier(network.fc, task.class_names)
         summary = {
@@ -164,7 +156,8 @@ class _Finetuning:
         return folder
 
     def _announce(self, folder: FinetuneFolder) -> None:
-        settings, train, parts = self.settings, self.settings.train, list(backbone_parts(self.network.backbone))
+        settings, train = self.settings, self.settings.train
+        parts = list(supervised.backbone_parts(self.network.backbone))
         start = "random weights" if settings.from_scratch else settings.weights
         images, classes = len(self.task.train), pluralize(len(self.task.classes), "class", "classes")
         labels = f"{pluralize(images, 'labeled image')} ({settings.labels}, {classes})"

@@ -17,20 +17,13 @@ from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
 from jcl.errors import DataError, SettingsError
+from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
 from jcl.evaluate.features import OF_TEST
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
 from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, LinearResult, ProbeGrid, linear_probe
-from jcl.evaluate.supervised import (
-    Classifier,
-    ClassifierResult,
-    ClassifierTask,
-    crop_and_flip,
-    paper_settings,
-    probe_optimizer,
-    train_and_evaluate,
-)
+from jcl.evaluate.supervised import Classifier, ClassifierResult
 from jcl.export.backbone_file import weights_digest
 from jcl.runs.json_object import write_object
 from jcl.settings.commands import KnnOptions, LinearOptions
@@ -105,7 +98,7 @@ def measure_linear(
             raise SettingsError(f"{options.flag(name)} needs --protocol paper.")
     if not fast and (len(options.lr) > 1 or any(options.weight_decay)):
         raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
-    train = paper_settings(
+    train = supervised.paper_settings(
         lr=options.lr[0] if options.lr and not fast else 30.0,
         epochs=options.epochs or 100,
         batch_size=options.batch_size,
@@ -195,18 +188,18 @@ class LinearProbe:
         width, classes = target.info.feature_width, len(self.task.classes)
         network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
         network = to_device(network, target.device)
-        work = ClassifierTask(
+        work = supervised.ClassifierTask(
             title="linear probe",
             network=network,
-            optimizer=probe_optimizer(network, train),
+            optimizer=supervised.probe_optimizer(network, train),
             data=self.task,
             preprocessing=preprocessing,
-            recipe=crop_and_flip(preprocessing, min_scale=self.options.least_crop),
+            recipe=supervised.crop_and_flip(preprocessing, min_scale=self.options.least_crop),
             train=train,
             device=target.device,
             workers=self.options.worker_count,
         )
-        found = train_and_evaluate(work, self.console, folder, resumed=resumed)
+        found = supervised.train_and_evaluate(work, self.console, folder, resumed=resumed)
         if folder is not None:
             folder.save_classifier(network.fc, self.task.class_names)
         return found

@@ -5,29 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field
 
+from jcl.cores import default_workers
 from jcl.errors import SettingsError
-from jcl.settings.options import (
-    DATA,
-    HARDWARE,
-    OUTPUT,
-    SETTINGS,
-    DeviceOptions,
-    DevicesOptions,
-    ForceOptions,
-    JsonOptions,
-    Options,
-    SeedOptions,
-    WorkersOptions,
-    argument,
-    cli_field,
-    option,
-    with_settings,
-)
-from jcl.settings.recipes import build_settings, recipe_names
-from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Precision, Settings, parse_yaml
+from jcl.settings import options
+from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, SharedOptions, argument, option
+from jcl.settings.recipes import build_settings, parse_assignments, recipe_names
+from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Precision, Seed, Settings
 
 ProbeProtocol = Literal["fast", "paper"]
 Target = Literal[
@@ -37,6 +22,35 @@ Target = Literal[
 _DATA = "A folder of images, a .npz file, .tar shards, or demo, cifar10, cifar100 or stl10."
 _WEIGHTS = "A run folder, a weights file or hf:USER/NAME."
 _BACKBONE = "torchvision or timm name of the network, if the file does not state it."
+
+
+class JsonOptions(SharedOptions):
+    json_file: Path | None = option(None, "Also write the results to this JSON file.", "--json", panel=OUTPUT)
+
+
+class DeviceOptions(SharedOptions):
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
+
+
+class WorkersOptions(SharedOptions):
+    workers: Count | None = option(None, "Decoding processes (default: one per core).", panel=HARDWARE)
+
+    @property
+    def worker_count(self) -> int:
+        return default_workers() if self.workers is None else self.workers
+
+
+class DevicesOptions(SharedOptions):
+    devices: PositiveInt = option(1, "GPUs, or CPU processes.", panel=HARDWARE)
+
+
+class SeedOptions(SharedOptions):
+    seed: Seed = option(0, "Random seed.")
+
+
+class ForceOptions(SharedOptions):
+    force: bool = option(False, "Overwrite existing files.", panel=OUTPUT)
+
 
 # The settings with an option, by its panel in the help.
 RUN_SETTINGS = {
@@ -52,7 +66,7 @@ RUN_SETTINGS = {
 }
 
 
-@with_settings(RUN_SETTINGS)
+@options.with_settings(RUN_SETTINGS)
 class RunOptions(Options):
     """Options that determine the settings of a run."""
 
@@ -63,10 +77,10 @@ class RunOptions(Options):
 
     def values(self) -> dict[str, Any]:
         """The settings that were given, by dotted name: by options and by --set."""
-        assigned = _assigned(self.assignments)
+        assigned = parse_assignments(self.assignments)
         values = dict(assigned)
         for name, field in type(self).model_fields.items():
-            setting, value = cli_field(field).setting, getattr(self, name)
+            setting, value = options.cli_field(field).setting, getattr(self, name)
             if not setting or value is None:
                 continue
             if setting in assigned:
@@ -86,20 +100,6 @@ class RunOptions(Options):
         location = values.get("data.location")
         own = location in KNOWN_SETS and location in recipe_names() and not values.get("model.init")
         return build_settings(self.recipe or (str(location) if own else "folder"), values=values)
-
-
-def _assigned(texts: tuple[str, ...]) -> dict[str, Any]:
-    """The values given as `--set section.name=value`, read as YAML."""
-    values = {}
-    for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign:
-            raise SettingsError(f"--set takes SECTION.NAME=VALUE, but got {text!r}.")
-        try:
-            values[name.strip()] = parse_yaml(value)
-        except yaml.YAMLError:
-            raise SettingsError(f"--set cannot read the value in {text!r}; write lists as [1, 2, 3].") from None
-    return values
 
 
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):

@@ -9,21 +9,8 @@ from pydantic import Field, create_model, model_validator
 
 from jcl.errors import SettingsError
 from jcl.paths import expand_user
-from jcl.settings.options import (
-    DATA,
-    HARDWARE,
-    OUTPUT,
-    SETTINGS,
-    DeviceOptions,
-    DevicesOptions,
-    JsonOptions,
-    Options,
-    WorkersOptions,
-    argument,
-    cli_field,
-    option,
-    optional_field,
-)
+from jcl.settings.commands import DeviceOptions, DevicesOptions, JsonOptions, WorkersOptions
+from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, argument, cli_field, option, optional_field
 from jcl.settings.schema import Count, NotNegative, Positive, PositiveInt, Precision, Section, Seed, Triple, validated
 
 Task = Literal["box", "mask", "keypoint"]

@@ -12,9 +12,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
-from jcl.cores import default_workers
 from jcl.paths import expand_user
-from jcl.settings.schema import Count, PositiveInt, Section, Seed, setting_fields
+from jcl.settings.schema import Section, setting_fields
 
 # Panels of `--help` below the main one, in this order.
 SETTINGS, DATA, HARDWARE, OUTPUT = "Other settings", "Data", "Hardware", "Output"
@@ -74,32 +73,8 @@ class Options(Section):
         return cli_field(cls.model_fields[name]).names(name)[-1]
 
 
-class JsonOptions(Options):
-    json_file: Path | None = option(None, "Also write the results to this JSON file.", "--json", panel=OUTPUT)
-
-
-class DeviceOptions(Options):
-    device: str = option("auto", "auto, cpu, cuda, cuda:1, ...", panel=HARDWARE)
-
-
-class WorkersOptions(Options):
-    workers: Count | None = option(None, "Decoding processes (default: one per core).", panel=HARDWARE)
-
-    @property
-    def worker_count(self) -> int:
-        return default_workers() if self.workers is None else self.workers
-
-
-class DevicesOptions(Options):
-    devices: PositiveInt = option(1, "GPUs, or CPU processes.", panel=HARDWARE)
-
-
-class SeedOptions(Options):
-    seed: Seed = option(0, "Random seed.")
-
-
-class ForceOptions(Options):
-    force: bool = option(False, "Overwrite existing files.", panel=OUTPUT)
+class SharedOptions(Options):
+    """Base of options that several commands have; `--help` shows them last."""
 
 
 Model = TypeVar("Model", bound=Options)

@@ -4,80 +4,58 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jcl.console import join_words, pluralize
-from jcl.settings.schema import (
-    BatchSize,
-    Channels,
-    Count,
-    CropFraction,
-    DataSettings,
-    Fraction,
-    MethodSettings,
-    ModelSettings,
-    NotNegative,
-    NumKeys,
-    NumQueries,
-    OptimizerName,
-    PerChannel,
-    Positive,
-    PositiveInt,
-    PositivePerChannel,
-    RecordSettings,
-    Settings,
-    TrainSettings,
-    ViewName,
-    ViewSettings,
-)
+from jcl.settings import schema
 from jcl.views.recipe import LOCAL_SCALE
 
 
-class ResolvedDataSettings(DataSettings):
-    channels: Channels = 3
-    canvas: PositiveInt
+class ResolvedDataSettings(schema.DataSettings):
+    channels: schema.Channels = 3
+    canvas: schema.PositiveInt
     windows: bool = False  # of runs that began before there were windows
-    workers: Count
+    workers: schema.Count
 
 
-class ResolvedViewSettings(ViewSettings):
-    recipe: ViewName = "moco-v2"
-    image_size: PositiveInt
-    local_size: PositiveInt = 1
-    local_scale: tuple[CropFraction, CropFraction] = LOCAL_SCALE
+class ResolvedViewSettings(schema.ViewSettings):
+    recipe: schema.ViewName = "moco-v2"
+    image_size: schema.PositiveInt
+    local_size: schema.PositiveInt = 1
+    local_scale: tuple[schema.CropFraction, schema.CropFraction] = LOCAL_SCALE
     color: bool = True
-    mean: PerChannel
-    std: PositivePerChannel
+    mean: schema.PerChannel
+    std: schema.PositivePerChannel
 
 
-class ResolvedModelSettings(ModelSettings):
+class ResolvedModelSettings(schema.ModelSettings):
     stem: Literal["imagenet", "medium", "small"]
-    bn_groups: PositiveInt
+    bn_groups: schema.PositiveInt
     freeze_patch_embed: bool = False
 
 
-class ResolvedMethodSettings(MethodSettings):
-    num_keys: NumKeys = 5
-    num_queries: NumQueries = 1
-    num_local_queries: Count = 0
-    covariance_scale: NotNegative = 4.0
-    queue_size: PositiveInt
-    key_momentum: Fraction
+class ResolvedMethodSettings(schema.MethodSettings):
+    num_keys: schema.NumKeys = 5
+    num_queries: schema.NumQueries = 1
+    num_local_queries: schema.Count = 0
+    covariance_scale: schema.NotNegative = 4.0
+    queue_size: schema.PositiveInt
+    key_momentum: schema.Fraction
 
 
-class ResolvedTrainSettings(TrainSettings):
-    batch_size: BatchSize
-    lr: Positive
-    optimizer: OptimizerName = "sgd"
-    weight_decay: NotNegative = 1e-4
-    clip_grad: NotNegative = 0.0
-    warmup_epochs: NotNegative = 0.0
-    head_epochs: NotNegative = 0.0
-    key_passes: PositiveInt
+class ResolvedTrainSettings(schema.TrainSettings):
+    batch_size: schema.BatchSize
+    lr: schema.Positive
+    optimizer: schema.OptimizerName = "sgd"
+    weight_decay: schema.NotNegative = 1e-4
+    clip_grad: schema.NotNegative = 0.0
+    warmup_epochs: schema.NotNegative = 0.0
+    head_epochs: schema.NotNegative = 0.0
+    key_passes: schema.PositiveInt
 
 
-class ResolvedRecordSettings(RecordSettings):
-    knn_k: PositiveInt = 200
+class ResolvedRecordSettings(schema.RecordSettings):
+    knn_k: schema.PositiveInt = 200
 
 
-class ResolvedSettings(Settings):
+class ResolvedSettings(schema.Settings):
     """All settings of a run.
 
     Device, precision, `compile` and `cuda_graph` may be "auto": they are decided on the machine that trains.
@@ -108,8 +86,8 @@ class InitialWeights:
 
     stem: str
     image_size: int | None  # if known, or if the network takes no other
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -119,10 +97,6 @@ class DataFacts:
     images: int
     short_side: int  # typical, in pixels
     decoded: bool  # True for images that are in memory as arrays
-    channels: int = 3
-    color: bool = True  # the channels are red, green and blue
-    mean: tuple[float, ...] | None = None  # estimated from images that are not 8-bit RGB
-    std: tuple[float, ...] | None = None
     ranks_on_machine: int = 1
     init: InitialWeights | None = None
 

@@ -11,7 +11,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.settings.schema import Settings, read_yaml, set_value, setting_fields, validated
+from jcl.settings.schema import Settings, parse_yaml, read_yaml, set_value, setting_fields, validated
 
 
 def recipe_names() -> list[str]:
@@ -52,6 +52,20 @@ def build_settings(recipe: str, *, method: str | None = None, values: Mapping[st
     for name, value in values.items():
         set_value(nested, name, value)
     return validated(Settings, nested, f"the recipe {recipe}{' with your changes' if values or method else ''}")
+
+
+def parse_assignments(texts: tuple[str, ...]) -> dict[str, Any]:
+    """The values given as `--set section.name=value`, read as YAML."""
+    values = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise SettingsError(f"--set takes SECTION.NAME=VALUE, but got {text!r}.")
+        try:
+            values[name.strip()] = parse_yaml(value)
+        except yaml.YAMLError:
+            raise SettingsError(f"--set cannot read the value in {text!r}; write lists as [1, 2, 3].") from None
+    return values
 
 
 def describe_settings(settings: Settings | None = None) -> list[tuple[str, str, str]]:
