@@ -86,8 +86,8 @@ class InitialWeights:
 
     stem: str
     image_size: int | None  # if known, or if the network takes no other
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,10 @@ class DataFacts:
     images: int
     short_side: int  # typical, in pixels
     decoded: bool  # True for images that are in memory as arrays
+    channels: int = 3
+    color: bool = True  # the channels are red, green and blue
+    mean: tuple[float, ...] | None = None  # estimated from images that are not 8-bit RGB
+    std: tuple[float, ...] | None = None
     ranks_on_machine: int = 1
     init: InitialWeights | None = None
 
