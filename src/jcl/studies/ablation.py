@@ -93,9 +93,6 @@ class CellFolder:
         """The error message, if the cell failed."""
         return str(read_object(self.failure_file).get("error")) if self.failure_file.exists() else None
 
-    def record(self) -> CellRecord:
-        return CellRecord(self.cell(), self.result(), self.failure())
-
     def fail(self, error: str) -> None:
         """Record the error, if the disk allows it."""
         with contextlib.suppress(RunError):
@@ -144,7 +141,8 @@ class AblationFolder:
     def records(self, cells: Sequence[Cell]) -> list[CellRecord]:
         """The records of these cells and, after them, of finished cells of earlier plans."""
         order = {cell.name: number for number, cell in enumerate(cells)}
-        found = [CellFolder(file.parent).record() for file in sorted(self.cells.glob("*/cell.json"))]
+        folders = [CellFolder(file.parent) for file in sorted(self.cells.glob("*/cell.json"))]
+        found = [CellRecord(folder.cell(), folder.result(), folder.failure()) for folder in folders]
         shown = [record for record in found if record.result is not None or record.cell.name in order]
         return sorted(shown, key=lambda record: order.get(record.cell.name, len(order)))
 
