@@ -133,6 +133,11 @@ def test_arrays_in_one_file(tmp_path: Path):
         source = open_data(str(tmp_path / name)).train
         assert len(source) == count and pixel_format(source) == PixelFormat(16, FLOAT, False)
         np.testing.assert_array_equal(source.read(3), images[3].transpose(2, 0, 1))
+    write_shards(open_data(str(tmp_path / "a.npz")), tmp_path / "shards")
+    shards = open_data(str(tmp_path / "shards")).train
+    assert {shards.read(row).numpy().tobytes() for row in range(4)} == {
+        image.transpose(2, 0, 1).tobytes() for image in images[:4]
+    }
     np.save(tmp_path / "gray.npy", np.full((2, 8, 9), 65_535, np.uint16))
     assert open_data(str(tmp_path / "gray.npy"), channels=3).train.read(1).unique().tolist() == [1.0]
     with pytest.raises(DataError, match="16 channels, not 3"):

@@ -64,7 +64,7 @@ def test_views_of_any_number_of_channels_are_exact(channels: int):
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=2e-5)
     fused = fused_views(pixels, rows, parameters, recipe)
     torch.testing.assert_close(fused, found, rtol=0, atol=2e-4)
-    if channels == 2:  # others take as many times longer to compile
+    if channels == 1:  # others take many times longer to compile
         compiled = torch.compile(
             lambda p: apply_views(p, parameters, recipe, rows=rows), backend="eager", fullgraph=True
         )
