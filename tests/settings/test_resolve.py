@@ -121,12 +121,6 @@ def test_too_few_images_for_a_batch():
     assert chosen(15, train__batch_size=4)[0].train.batch_size == 4
 
 
-def test_micro_batches_of_one_image_are_refused_with_advice_that_works():
-    with pytest.raises(SettingsError, match="--accumulate 8"):
-        chosen(1_000, train__batch_size=16, train__accumulate=16)
-    assert chosen(1_000, train__batch_size=16, train__accumulate=8)[0].model.bn_groups == 8
-
-
 def test_groups_that_no_chosen_batch_can_have_are_a_sentence():
     with pytest.raises(SettingsError, match=r"cannot be split into model\.bn_groups=7"):
         chosen(5_000, model__bn_groups=7)

@@ -69,11 +69,9 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
     if path_in(location).is_absolute():
         if not is_shard_location(location) and not path_in(location).exists():
             raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
-    elif hub_name(location):
-        print_line(console, f"The images of the run are {location}.")
     elif location != DEMO_SET:
-        stored = root if settings.data.root else default_root()
-        print_line(console, f"The images of the run are {without_secrets(location)}, stored in {stored}.")
+        stored = "" if hub_name(location) else f", stored in {root if settings.data.root else default_root()}"
+        print_line(console, f"The images of the run are {without_secrets(location)}{stored}.")
         if settings.data.root and not root.is_dir():
             raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
 

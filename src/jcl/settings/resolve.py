@@ -213,10 +213,7 @@ def _bn_groups(values: Values, facts: DataFacts) -> tuple[int, str]:
     if not _traits(values).batch_norm:
         return 1, f"{values['model.backbone']} has no batch norm"
     batch, accumulate = values["train.batch_size"], values["train.accumulate"]
-    if 1 < accumulate <= batch < 2 * accumulate:
-        advice = f"use --accumulate {batch // 2} or less, or a larger --batch-size"
-        raise SettingsError(f"{accumulate} micro-batches of one image each are too small for batch norm; {advice}.")
-    groups = accumulate if batch % accumulate == 0 else 1
+    groups = accumulate if batch % accumulate == 0 and batch >= 2 * accumulate else 1
     while groups < 8 and batch % (groups * 2) == 0 and batch // (groups * 2) >= 32:
         groups *= 2
     if groups == 1:
