@@ -91,7 +91,7 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
 
 def test_ctrl_c_before_the_summary_says_how_to_have_the_results(call, npz, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("jcl.commands.train_run.write_summary", press_ctrl_c)
+        patch.setattr("jcl.commands.train_run.RunTraining._write_summary", press_ctrl_c)
         code, out, err = call("pretrain", npz, *TINY, "--out", "run")
     assert code == 75 and out == "" and "results are not written" in err and "`jcl resume run`" in err
     code, out, _ = call("resume", "run")

@@ -17,17 +17,16 @@ from jcl.data.source import class_name
 from jcl.distributed.group import Ranks, fail_together, process_group
 from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
-from jcl.evaluate.baselines import compare_online
 from jcl.evaluate.knn import KnnResult
 from jcl.export import load_backbone
 from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import read_moco_checkpoint
 from jcl.paths import expand_user, suggest_path
-from jcl.runs.checkpoint import Progress, list_checkpoints, load_weights, read_learner
+from jcl.runs.checkpoint import list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import RunFolder, TrainingFolder, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import lock_folder
-from jcl.runs.metrics import MetricsLog, read_metrics
+from jcl.runs.metrics import read_metrics
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
@@ -63,37 +62,6 @@ class Run:
     def backbone(self) -> nn.Module:
         """The pre-trained backbone, giving pooled features."""
         return load_backbone(self.path)
-
-
-def write_summary(
-    folder: RunFolder,
-    settings: ResolvedSettings,
-    record: MetricsLog,
-    progress: Progress,
-    peak_memory: int,
-) -> dict[str, Any]:
-    """Write the figures of a finished run and return them."""
-    train, *measured = (record.newest.get(kind, {}) for kind in ("train", "quality", "knn"))
-    quality, knn = (line if line.get("step") else {} for line in measured)  # not of the untrained network
-    summary: dict[str, Any] = {
-        "method": settings.method.name,
-        "data": settings.data.location,
-        "seed": settings.train.seed,
-        "epochs": settings.train.epochs,
-        "steps": progress.step,
-        "ranks": progress.ranks,
-        "loss": train.get("loss"),
-        "contrastive_accuracy": train.get("contrastive_accuracy"),
-        "images_per_second": progress.step * settings.train.batch_size / progress.seconds,
-        "seconds": progress.seconds,
-        "peak_memory_bytes": peak_memory,
-        **{name: value for name, value in (quality | knn).items() if name not in ("kind", "step", "epoch")},
-    }
-    if settings.train.on_nan == "skip":
-        summary["skipped_steps"] = progress.skipped_steps
-    summary |= compare_online(record.first.get("knn", {}), knn, initialized=bool(settings.model.init))
-    folder.write_summary(summary)
-    return summary
 
 
 def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:

@@ -5,13 +5,13 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes, write_summary
+from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes
 from jcl.console import pluralize, shell_quote
 from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS
@@ -21,7 +21,7 @@ from jcl.data.source import fingerprint
 from jcl.distributed.device import PeakMemory
 from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, JclError, OutOfMemory, RunError, first_line, memory_problem
-from jcl.evaluate.baselines import baseline_warning
+from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
 from jcl.export.loading import initial_tensors, read_initial
@@ -29,6 +29,7 @@ from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
+from jcl.runs.metrics import MetricsLog
 from jcl.runs.trackers import Tracker, open_tracker
 from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of, with_values
@@ -135,7 +136,7 @@ class RunTraining:
             if measured:
                 write_classes(folder, self.data.train, measured[-1])
             # Last: the summary marks the run as finished.
-            summary = write_summary(folder, settings, trainer.record, progress, memory.read())
+            summary = self._write_summary(folder, trainer.record, progress, memory.read())
             if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
                 context.log(f"Warning: {warning}")
 
@@ -146,6 +147,33 @@ class RunTraining:
             raise Interrupted(f"Stopped: the results are not written yet. {saved}") from None
         except RunError as error:
             raise type(error)(f"{error} {saved}") from None
+
+    def _write_summary(
+        self, folder: RunFolder, record: MetricsLog, progress: Progress, peak_memory: int
+    ) -> dict[str, Any]:
+        """Write the figures of a finished run and return them."""
+        settings = self.settings
+        train, *measured = (record.newest.get(kind, {}) for kind in ("train", "quality", "knn"))
+        quality, knn = (line if line.get("step") else {} for line in measured)  # not of the untrained network
+        summary: dict[str, Any] = {
+            "method": settings.method.name,
+            "data": settings.data.location,
+            "seed": settings.train.seed,
+            "epochs": settings.train.epochs,
+            "steps": progress.step,
+            "ranks": progress.ranks,
+            "loss": train.get("loss"),
+            "contrastive_accuracy": train.get("contrastive_accuracy"),
+            "images_per_second": progress.step * settings.train.batch_size / progress.seconds,
+            "seconds": progress.seconds,
+            "peak_memory_bytes": peak_memory,
+            **{name: value for name, value in (quality | knn).items() if name not in ("kind", "step", "epoch")},
+        }
+        if settings.train.on_nan == "skip":
+            summary["skipped_steps"] = progress.skipped_steps
+        summary |= compare_online(record.first.get("knn", {}), knn, initialized=bool(settings.model.init))
+        folder.write_summary(summary)
+        return summary
 
     def load_initial(self, weights: WeightsFile | None = None) -> list[str]:
         """Load `model.init` into both encoders, from the first rank, which returns what was loaded and what was not."""
