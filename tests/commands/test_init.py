@@ -21,7 +21,7 @@ from jcl.train.build import build_learner
 from launch_tools import forked_ranks
 from page_tools import small_run
 from run_tools import QUIET, assert_same, stop_after
-from small_runs import tiny_settings
+from small_runs import networks_of_zeros, tiny_settings
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.25, 0.2, 0.3)
 OPTIONS = ("--backbone", "tiny_cnn", "--image-size", 16, "--batch-size", 8, "--epochs", 1, "--device", "cpu")
@@ -39,20 +39,19 @@ def unlike_new(network: torch.nn.Module) -> torch.nn.Module:
     return network
 
 
-def settings_for(init: object, backbone: str = "resnet18", **changes: object) -> ResolvedSettings:
-    """Resolved settings of a run that starts from these weights."""
+def loaded(
+    init: object, backbone: str = "resnet18", **changes: object
+) -> tuple[dict[str, torch.Tensor], str, ResolvedSettings]:
+    """What a run takes from these weights, what it prints about them, and its resolved settings."""
     values = {"views__image_size": 32, "model__stem": "auto"} | changes
     asked = tiny_settings("photos", model__backbone=backbone, model__init=str(init), **values)
-    facts = DataFacts(images=1000, short_side=32, decoded=True, init=initial_facts(read_initial(asked)))
-    return resolve(asked, facts)[0]
-
-
-def loaded(init: object, backbone: str = "resnet18", **changes: object) -> tuple[dict[str, torch.Tensor], str]:
-    """What a run takes from these weights, and what it prints about them."""
-    settings = settings_for(init, backbone, **changes)
-    network, _ = build_backbone(backbone, stem=settings.model.stem, image_size=settings.views.image_size)
-    tensors, lines = initial_tensors(read_initial(settings), settings, network)
-    return tensors, "\n".join(lines)
+    initial = read_initial(asked)
+    facts = DataFacts(images=1000, short_side=32, decoded=True, init=initial_facts(initial))
+    settings, _ = resolve(asked, facts)
+    with networks_of_zeros():
+        network, _ = build_backbone(backbone, stem=settings.model.stem, image_size=settings.views.image_size)
+    tensors, lines = initial_tensors(initial, settings, network)
+    return tensors, "\n".join(lines), settings
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +107,12 @@ def test_files_of_other_programs(tmp_path, resnet, kind):
         save_file(resnet, file)
     else:
         torch.save(content, file)
-    tensors, lines = loaded(file)
+    tensors, lines, settings = loaded(file)
     wanted = content if kind == "timm" else {f"{prefix}{name}": value for name, value in resnet.items()}
     assert_taken(tensors, wanted, prefix)
     assert "120 tensors" in lines and "projection head" in lines
     assert ("fc" in lines) == (kind != "dino")
-    assert settings_for(file).model.stem == "imagenet"  # of the weights, also at 32 px
+    assert settings.model.stem == "imagenet"  # of the weights, also at 32 px
 
 
 def moco(resnet: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -129,12 +128,12 @@ def test_stem_size_and_normalization_follow_the_weights(tmp_path):
     network, width = build_backbone("resnet18", stem="small", image_size=48)
     file = tmp_path / "backbone.safetensors"
     save_backbone(unlike_new(network), BackboneInfo("resnet18", "small", 48, width, MEAN, STD), file)
-    settings = settings_for(file, views__image_size="auto")
+    _, _, settings = loaded(file, views__image_size="auto")
     assert (settings.model.stem, settings.views.image_size) == ("small", 48)
     assert (settings.views.mean, settings.views.std) == (MEAN, STD)
-    tensors, lines = loaded(file, model__stem="imagenet", views__mean=[0.5, 0.5, 0.5])
+    tensors, lines, settings = loaded(file, model__stem="imagenet", views__mean=[0.5, 0.5, 0.5])
     assert "conv1.weight" not in tensors and len(tensors) == 119 and "conv1.weight" in lines
-    assert settings_for(file, model__stem="imagenet", views__mean=[0.5, 0.5, 0.5]).views.mean == (0.5, 0.5, 0.5)
+    assert settings.views.mean == (0.5, 0.5, 0.5)
 
 
 def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path, pretrained, monkeypatch):

@@ -1,10 +1,10 @@
 """The fast linear probe: a grid trained at once is as good as its cells alone, and no choice sees the test set."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.classification import stratified_split
@@ -64,11 +64,17 @@ def test_a_probe_is_what_torch_trains_with_its_own_parts():
     torch.testing.assert_close(ours.biases[0], layer.bias.detach(), rtol=0, atol=1e-10)
 
 
+def logistic_regression(**options: float) -> Any:
+    from sklearn.linear_model import LogisticRegression  # here, as it takes a second
+
+    return LogisticRegression(**options)
+
+
 def test_accuracy_is_that_of_logistic_regression(problem):
     x_train, y_train, x_test, y_test = problem
     standardise = standardizer(x_train)
     best = max(
-        LogisticRegression(C=strength, max_iter=2000)
+        logistic_regression(C=strength, max_iter=2000)
         .fit(standardise(x_train), y_train)
         .score(standardise(x_test), y_test)
         for strength in (0.01, 0.1, 1.0)
@@ -85,7 +91,7 @@ def test_a_converged_probe_reaches_the_loss_of_logistic_regression():
     features = standardizer(features)(features).double()
     decay = 0.05
     ours = train_probes(features, labels, 6, [(0.3, decay)], epochs=400, batch_size=300, seed=0)
-    reference = LogisticRegression(C=1 / (decay * len(features)), tol=1e-10, max_iter=5000).fit(features, labels)
+    reference = logistic_regression(C=1 / (decay * len(features)), tol=1e-10, max_iter=5000).fit(features, labels)
     torch.testing.assert_close(ours.weights[0], torch.from_numpy(reference.coef_), rtol=0, atol=1e-3)
 
 

@@ -35,8 +35,8 @@ def moco_checkpoint(query: nn.Module, key: nn.Module, prefix: str, head: str) ->
 
 @pytest.mark.parametrize(
     ("prefix", "head", "zipped"),
-    [("module.", "linear", False), ("module.", "mlp", False), ("module.", "mlp", True), ("", "linear", True)],
-    ids=["v1 of 2020", "v2 of 2020", "v2 of today", "v1 on one device"],
+    [("module.", "linear", False), ("module.", "mlp", True), ("", "mlp", True)],
+    ids=["v1 of 2020", "v2 of today", "v2 on one device"],
 )
 def test_the_authors_checkpoints(tmp_path, prefix, head, zipped):
     query, key = sample_resnet(seed=1), sample_resnet(seed=2)
@@ -59,12 +59,11 @@ def test_the_authors_checkpoints(tmp_path, prefix, head, zipped):
     assert taken.info == BackboneInfo("resnet18", "imagenet", 224, 512, IMAGENET_MEAN, IMAGENET_STD)
 
 
-@pytest.mark.parametrize("name", ["resnet34", "resnet50"])
-def test_the_network_is_told_from_its_shapes(tmp_path, name):
-    network = sample_resnet(name)
+def test_the_network_is_told_from_its_shapes(tmp_path):
+    network = sample_resnet("resnet50")
     torch.save(network.state_dict(), tmp_path / "weights.pth")
     backbone = jcl.load_backbone(tmp_path / "weights.pth")
-    assert backbone.info.backbone == name and backbone.info.stem == "imagenet"
+    assert backbone.info.backbone == "resnet50" and backbone.info.stem == "imagenet"
     assert_same_bits(backbone, body(network))
     network.fc = nn.Identity()
     with torch.inference_mode():
