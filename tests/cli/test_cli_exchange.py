@@ -13,6 +13,7 @@ import torchvision
 import jcl
 from jcl.export import TARGETS
 from jcl.settings.commands import Target
+from small_runs import networks_of_zeros
 
 
 @pytest.fixture
@@ -30,7 +31,8 @@ def checkpoint(tmp_path_factory):
     state |= {"module.queue": torch.randn(128, 16), "module.queue_ptr": torch.zeros(1, dtype=torch.long)}
     file = tmp_path_factory.mktemp("[released]") / "jcl_200.pth.tar"  # brackets are no markup
     torch.save({"epoch": 200, "arch": "resnet18", "state_dict": state}, file)
-    return file
+    with networks_of_zeros():  # from here on all weights come from files
+        yield file
 
 
 def test_the_targets_are_those_there_are():

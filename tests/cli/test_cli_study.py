@@ -22,7 +22,7 @@ from jcl.errors import RunError
 from jcl.evaluate.quality import Quality
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import BoundOptions
-from small_runs import drawn_pixels, tiny_settings
+from small_runs import drawn_pixels, networks_of_zeros, tiny_settings
 
 CPU = torch.device("cpu")
 
@@ -252,9 +252,10 @@ def test_bound_of_a_checkpoint_of_mocos_program(call, refused, npz, tmp_path_fac
     state = {f"module.{name}.{part}": v for name, own in networks.items() for part, v in own.state_dict().items()}
     state |= {"module.queue": queue, "module.queue_ptr": torch.zeros(1)}
     torch.save({"epoch": 200, "arch": "resnet18", "state_dict": state, "optimizer": {}}, file)
-    run = open_trained(file)
+    with networks_of_zeros():  # all weights come from the file
+        run = open_trained(file)
+        learner, _ = run.learner(file, CPU)
     assert run.settings.method.temperature == (0.2 if head == "mlp" else 0.07)
-    learner, _ = run.learner(file, CPU)
     images = torch.randn(2, 3, 32, 32)
     for mine, theirs in ((learner.query_encoder, "encoder_q"), (learner.key_encoder, "encoder_k")):
         with torch.no_grad():
@@ -264,7 +265,8 @@ def test_bound_of_a_checkpoint_of_mocos_program(call, refused, npz, tmp_path_fac
     if head == "mlp":
         assert "data" in refused("bound", file)
         arguments = ("bound", file, npz, "--images", 2, "--keys", 20, "--workers", 0, "--temperatures", 0.1)
-        code, out, err = call(*arguments, "--json", "f.json")
+        with networks_of_zeros():
+            code, out, err = call(*arguments, "--json", "f.json")
         assert code == 0 and "keys pushed away" in out, err
         found = json.loads(Path("f.json").read_text())
         assert (found["temperature"], found["covariance_scale"], found["queue_filled"]) == (0.1, None, 1)
