@@ -5,13 +5,12 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from jcl.distributed import heartbeat
-from jcl.distributed.group import Ranks
-from jcl.distributed.heartbeat import Heartbeat
+from jcl.distributed import group
+from jcl.distributed.group import Heartbeat, Ranks
 
 
 def test_ranks_that_stopped_or_never_started_to_beat_are_named(monkeypatch):
-    monkeypatch.setattr(heartbeat, "SECONDS", 0.01)
+    monkeypatch.setattr(group, "BEAT_SECONDS", 0.01)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(store.port))

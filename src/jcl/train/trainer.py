@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.distributed.group import ALONE, LostContact, Ranks, SilentRank, fail_together
-from jcl.distributed.heartbeat import Heartbeat
+from jcl.distributed.group import ALONE, Heartbeat, LostContact, Ranks, SilentRank, fail_together
 from jcl.errors import CollectiveDataError, DataError, Diverged, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
