@@ -52,6 +52,12 @@ def test_each_rank_runs_the_command(ranks_do):
     assert sorted(starts.read_text().splitlines()) == [f"{rank} -m jcl pretrain photos --out run" for rank in (0, 1)]
 
 
+def test_the_command_line_starts_ranks(ranks_do, call):
+    starts = ranks_do("exit 0")
+    assert call("pretrain", "photos", "--devices", 2)[0] == 0
+    assert sorted(starts.read_text().splitlines()) == [f"{rank} -m jcl pretrain photos --devices 2" for rank in (0, 1)]
+
+
 def test_an_error_of_a_rank_ends_all_without_a_restart(ranks_do):
     starts = ranks_do(
         f"if [ $RANK = 1 ]; then echo '[1, \"no images.\", 3, 2]' > ${ERROR_FOLDER}/1.json; exit 3; fi; sleep 60"
