@@ -1,6 +1,8 @@
 """Images with other than three channels or more than 8 bits stay as they are."""
 
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ from jcl.commands.inputs import data_facts
 from jcl.data import open_data, write_shards
 from jcl.data.check import check_data
 from jcl.data.source import RGB, PixelFormat, pixel_format
-from jcl.errors import DataError
+from jcl.errors import DataError, SettingsError
+from jcl.settings.recipes import build_settings
+from jcl.settings.resolve import resolve
 from jcl.views import centre_views
 
 FLOAT = torch.float32
@@ -177,3 +181,104 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float):
         image[0, 0, 0] = value if number else 1
         np.save(tmp_path / f"{number}.npy", image)
     assert list(check_data(open_data(str(tmp_path))).splits["train"].unreadable) == ["1.npy"]
+
+
+@pytest.mark.filterwarnings("ignore:.*zero-size")
+def test_images_without_pixels_or_with_too_many_channels_are_refused(tmp_path: Path):
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "empty.tif", np.zeros((0, 0), np.uint16))
+    tifffile.imwrite(tmp_path / "many.tif", np.zeros((9, 8, 20), np.uint16), planarconfig="contig")
+    report = check_data(open_data(str(tmp_path))).splits["train"]
+    assert report.unreadable.keys() == {"empty.tif", "many.tif"}
+    assert all("its shape is" in str(reason) for reason in report.unreadable.values())
+    np.save(tmp_path / "ok.npy", np.zeros((9, 8)))
+    with pytest.raises(DataError, match="No image could be read"):
+        data_facts(open_data(str(tmp_path)).train)
+
+
+def test_tiffs_that_pillow_cannot_read_among_photographs(tmp_path: Path):
+    tifffile = pytest.importorskip("tifffile")
+    write_images(tmp_path, 2)
+    values = np.arange(216, dtype=np.float32).reshape(9, 8, 3)
+    tifffile.imwrite(tmp_path / "float.tif", values, photometric="rgb")
+    source = open_data(str(tmp_path)).train
+    row = next(row for row in range(3) if source.name_of(row) == "float.tif")
+    assert np.array_equal(source.read(row).permute(1, 2, 0), (values * (255 / 215)).round())
+
+
+def test_only_the_first_place_of_a_compressed_stack_is_decoded(tmp_path: Path):
+    tifffile = pytest.importorskip("tifffile")
+    values = np.random.default_rng(0).integers(0, 65_536, (3, 4, 8, 9)).astype(np.uint16)
+    tifffile.imwrite(tmp_path / "a.ome.tif", values, metadata={"axes": "CZYX"}, compression="zlib")
+    content = bytearray((tmp_path / "a.ome.tif").read_bytes())
+    with tifffile.TiffFile(tmp_path / "a.ome.tif") as tiff:
+        for number, page in enumerate(tiff.pages):
+            if number % 4:  # of other depths: damage it
+                start, count = page.dataoffsets[0], page.databytecounts[0]
+                content[start : start + count] = bytes(count)
+    (tmp_path / "a.ome.tif").write_bytes(content)
+    np.testing.assert_allclose(open_data(str(tmp_path)).train.read(0), values[:, 0] / 65_535, atol=1e-7)
+
+
+def test_odd_metadata_of_a_tiff(tmp_path: Path):
+    tifffile = pytest.importorskip("tifffile")
+    photograph = noise_image(12, 8)
+    photograph.save(tmp_path / "a.tif", tiffinfo={270: "ImageJ=1.5\nimages=9\nslices=many"})
+    tifffile.imwrite(tmp_path / "b.tif", np.zeros((6, 5, 8, 9), np.uint16), photometric="minisblack")
+    data = open_data(str(tmp_path))
+    assert np.array_equal(data.train.read(0).permute(1, 2, 0), np.array(photograph))
+    (report,) = check_data(data).splits.values()
+    assert report.kinds == {"TIFF RGB": 1} and "with axes" in str(report.unreadable["b.tif"])
+
+
+def test_colors_of_unknown_range_are_not_clamped(tmp_path: Path):
+    tifffile = pytest.importorskip("tifffile")
+    for number in range(20):
+        values = np.random.default_rng(number).uniform(0, 1000, (20, 20, 3)).astype(np.float32)
+        tifffile.imwrite(tmp_path / f"{number}.tif", values, photometric="rgb")
+    facts = data_facts(open_data(str(tmp_path)).train)
+    assert not facts.color and not resolve(build_settings("folder"), facts)[0].views.color
+    with pytest.raises(SettingsError, match=r"views\.color=false"):
+        resolve(build_settings("folder", values={"views.color": True}), facts)
+
+
+def test_bits_that_pillow_does_not_read_are_reported(tmp_path: Path):
+    values = np.random.default_rng(0).integers(0, 65_536, (9, 8, 4)).astype(">u2")
+    header = b"IHDR" + struct.pack(">IIBBBBB", 8, 9, 16, 6, 0, 0, 0)
+    rows = b"IDAT" + zlib.compress(b"".join(b"\0" + row.tobytes() for row in values))
+    parts = [struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in (header, rows)]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts) + b"\0\0\0\0IEND\xaeB`\x82")
+    (tmp_path / "b.ppm").write_bytes(b"P6 8 9 65535\n" + values[..., :3].tobytes())
+    report = check_data(open_data(str(tmp_path)))
+    assert report.as_dict()["train_sixteen_bit"] == 2 and len(report.splits["train"].warnings) == 1
+
+
+def test_gray_pgm_is_scaled_as_16_bit_png(tmp_path: Path):
+    values = np.random.default_rng(0).integers(0, 65_536, (9, 8)).astype(">u2")
+    (tmp_path / "a.pgm").write_bytes(b"P5 8 9 65535\n" + values.tobytes())
+    np.testing.assert_allclose(open_data(str(tmp_path)).train.read(0)[0], values / 65_535, atol=1e-7)
+
+
+def test_palettes_have_color(tmp_path: Path):
+    for suffix in ("png", "gif"):
+        noise_image(12, 8).quantize().save(tmp_path / f"a.{suffix}")
+    report = check_data(open_data(str(tmp_path)))
+    assert report.as_dict()["train_gray"] == 0 and not report.splits["train"].warnings
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path):
+    np.save(tmp_path / "a.npy", np.array([[CreatesFile(tmp_path / "ran")]], dtype=object), allow_pickle=True)
+    assert "Python objects" in str(check_data(open_data(str(tmp_path))).splits["train"].unreadable["a.npy"])
+    with pytest.raises(DataError, match=r"readable \.npy file"):
+        open_data(str(tmp_path / "a.npy"))
+    assert not (tmp_path / "ran").exists()
+
+
+class CreatesFile:
+    """An object whose unpickling creates a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)

@@ -32,7 +32,9 @@ def open_npz(file: Path, channels: int | None = None) -> ImageData:
     try:
         content = np.load(file, allow_pickle=False)
     except Exception as error:  # NumPy raises many kinds for damaged files
-        raise DataError(f"The file {file} is not a readable .npz file; write it with numpy.savez.") from error
+        kind = file.suffix.lower()
+        write = "savez" if kind == ".npz" else "save"
+        raise DataError(f"The file {file} is not a readable {kind} file of numbers; use numpy.{write}.") from error
     if not isinstance(content, NpzFile):
         pixels = _pixels(content, f"in {file}", channels)
         return ImageData(file.stem, ArrayImages(pixels, None, None, f"{len(pixels):,} images in {file}"))

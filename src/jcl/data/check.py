@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from jcl.console import pluralize
 from jcl.cores import cpu_cores
-from jcl.data.decode import MAX_ASPECT
+from jcl.data.decode import MAX_ASPECT, describe_failure
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
@@ -141,9 +141,11 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
             kind = "array RGB" if stored == RGB else f"array {pixels.numpy().dtype} x {stored.channels}"
             return _CheckedImage(name, _digest(pixels.numpy().tobytes()), pixels.shape[2], pixels.shape[1], kind)
         content = source.checked_content_of(index)
+        image = open_file(content)
     except UnreadableImage as error:
         return _CheckedImage(name, reason=error.reason)
-    image = open_file(content)
+    except Exception as error:  # a TIFF of which Pillow can decode the first page
+        return _CheckedImage(name, reason=describe_failure(error, content))
     return _CheckedImage(name, _digest(content), image.width, image.height, image.kind, _unusual(image))
 
 
@@ -170,7 +172,7 @@ def _unusual(image: ImageFile) -> list[str]:
 def _describe_unusual(found: Counter[str], source: ImageSource, images: int, looked_at: str = "") -> list[str]:
     stored, lines, told = pixel_format(source), {}, []
     if stored == RGB:
-        lines["sixteen_bit"] = "of more than 8 bits are scaled to 8, as the other images have."
+        lines["sixteen_bit"] = "of more than 8 bits are scaled to 8: other images have 8, or Pillow reads 8."
     lines["long"] = "longer than 2:1: training uses windows of those larger than data.canvas, evaluation their center."
     lines["multi_page"] = "in TIFF or DICOM files of several pages: only the first page is used."
     if stored == RGB and found["gray"] == images > 0:

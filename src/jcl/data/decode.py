@@ -14,6 +14,7 @@ import io
 import sys
 import warnings
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -159,6 +160,12 @@ def is_deep(image: Image.Image) -> bool:
     return image.mode.startswith("I") or "'RGB;16" in str(getattr(image, "tile", ""))
 
 
+def loses_bits(image: Image.Image) -> bool:
+    """Whether Pillow decodes an opened image of more than 8 bits with 8: 16-bit color with transparency, or PPM."""
+    arguments = [part.args for part in getattr(image, "tile", [])]
+    return any(";16" in str(each) or (image.format == "PPM" and each[-1] > 255) for each in arguments)
+
+
 def real_bits(peak: int) -> int:
     """The bits of values up to `peak`; files of 16 bits often hold values of 12."""
     return next((bits for bits in _DEPTHS if peak < 1 << bits), _DEPTHS[-1])
@@ -208,12 +215,14 @@ def describe_failure(error: Exception, file: Path | bytes) -> str:
     if isinstance(error, Image.DecompressionBombError):
         return too_large("far too many pixels")
     if isinstance(error, UnidentifiedImageError):
-        if isinstance(file, bytes) and file.startswith((b"II", b"MM")):
+        if isinstance(file, bytes) and file.startswith((b"II", b"MM")) and not find_spec("tifffile"):
             return "this TIFF needs tifffile, run: pip install 'joint-contrastive-learning[scientific]'"
         return "it is not an image of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    if "allow_pickle" in text:  # by NumPy's texts
+        return "it holds Python objects, not numbers"
     if isinstance(error, Refused | SettingsError) or "requires the" in text:  # a library
         return text
     return "it is truncated" if "truncated" in text.lower() else f"it is damaged ({text})"  # by Pillow's texts

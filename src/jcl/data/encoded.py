@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from jcl.console import pluralize
@@ -37,7 +37,7 @@ class ImageFile(NamedTuple):
     width: int
     channels: int
     color: bool = True  # three channels are red, green and blue
-    deep: bool = False  # values have more than 8 bits
+    deep: bool = False  # values have more than 8 bits, of which `decode.py` keeps 8
     read: Callable[[], NDArray[Any]] | None = None  # the values (height, width, channels)
     orientation: int = 1  # of EXIF
     pages: int = 1
@@ -62,9 +62,8 @@ def open_file(file: Path | bytes) -> ImageFile:
 
 def decode_as(content: bytes, wanted: PixelFormat, canvas: int | None, name: str, window: float | None = 0.5) -> Tensor:
     """Decode an image file of any kind into (channels, h, w) of a format; the other arguments are those of `decode`."""
-    is_array = content.startswith(_NUMPY) or content[128:132] == _DICOM
     try:
-        found = open_file(content) if is_array or wanted != RGB else None
+        found = open_file(content) if wanted != RGB or not _pillow_opens(content) else None
         if found is None or found.read is None:
             pixels = pillow.decode(content, canvas, name, window)
         else:  # 8-bit planes by Pillow's mode L, others by F
@@ -79,6 +78,15 @@ def decode_as(content: bytes, wanted: PixelFormat, canvas: int | None, name: str
         raise
     except Exception as error:  # decoders raise anything for damaged files
         raise UnreadableImage(name, pillow.describe_failure(error, content)) from error
+
+
+def _pillow_opens(content: bytes) -> bool:
+    if content.startswith(_TIFF):
+        with contextlib.suppress(UnidentifiedImageError):
+            pillow.open_image(content).close()
+            return True
+        return False
+    return not content.startswith(_NUMPY) and content[128:132] != _DICOM
 
 
 def to_tensor(values: NDArray[Any]) -> Tensor:
@@ -110,10 +118,12 @@ def _stream(file: Path | bytes) -> Any:
 def _array_file(
     kind: str, shape: tuple[int, ...], dtype: np.dtype[Any], read: Callable[[], NDArray[Any]], **more: Any
 ) -> ImageFile:
-    if len(shape) != 3 or shape[2] > MAX_CHANNELS:
-        raise Refused(f"its shape is {shape}, not (h, w, channels) with up to {MAX_CHANNELS} channels")
+    if len(shape) != 3 or 0 in shape or shape[2] > MAX_CHANNELS:
+        raise Refused(f"its shape is {shape}, not (h, w, channels) with 1 to {MAX_CHANNELS} channels")
     if math.prod(shape) * dtype.itemsize > 3 * pillow.PIXEL_LIMIT:
-        raise Refused(pillow.too_large(f"{shape[1]} x {shape[0]} pixels of {shape[2]} channels"))
+        raise Refused(pillow.too_large(f"{shape[1]} x {shape[0]} pixels of {pluralize(shape[2], 'channel')}"))
+    if dtype not in (np.uint8, np.uint16):
+        more["color"] = False  # views of colors need values from 0 to 1
     deep = dtype not in (np.uint8, np.bool_)
     return ImageFile(f"{kind} {dtype.name} x {shape[2]}", *shape, deep=deep, read=read, **more)
 
@@ -154,9 +164,14 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
     except ImportError:
         return _open_with_pillow(file)
     logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # errors are reported by us
-    with tifffile.TiffFile(_stream(file)) as tiff:
-        series, page = tiff.series[0], tiff.pages.first
-        sizes, turned = dict(zip(series.axes, series.shape, strict=True)), page.tags.get(274)
+    try:
+        with tifffile.TiffFile(_stream(file)) as tiff:
+            series, page = tiff.series[0], tiff.pages.first
+            sizes, turned = dict(zip(series.axes, series.shape, strict=True)), page.tags.get(274)
+    except Exception:  # damaged metadata, which Pillow does not read
+        return _open_with_pillow(file)
+    if len(sizes) < len(series.axes):
+        raise Refused(f"the axes of its shape {series.shape} are unknown; write it with axes, such as 'ZCYX'")
     stacked = "S" not in sizes and sizes.get("Q", MAX_CHANNELS + 1) <= MAX_CHANNELS
     channels = [axis for axis in sizes if axis in "CS" or (axis == "Q" and stacked)]
     others = [axis for axis in sizes if axis not in (*channels, "Y", "X")]
@@ -167,7 +182,14 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
 
     def read() -> NDArray[Any]:
         with tifffile.TiffFile(_stream(file)) as tiff:
-            values = tiff.series[0].asarray()
+            stack = tiff.series[0]
+            if stack.dataoffset is None:  # compressed: decode only the pages at the first place
+                over_pages = series.axes.removesuffix(page.axes)
+                numbers = np.arange(len(stack)).reshape([sizes[axis] for axis in over_pages])
+                numbers = numbers[tuple(slice(1 if axis in others else None) for axis in over_pages)]
+                values = tiff.asarray(key=numbers.ravel().tolist(), series=0).reshape(*numbers.shape, *page.shape)
+            else:
+                values = stack.asarray()
         order = [series.axes.index(axis) for axis in (*others, "Y", "X", *channels)]
         return values.transpose(order)[(0,) * len(others)].reshape(shape)  # type: ignore[no-any-return]
 
@@ -178,19 +200,19 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
 
 def _open_with_pillow(file: Path | bytes) -> ImageFile:
     with pillow.open_image(file) as image:
-        deep, color = pillow.is_deep(image), Image.getmodebase(image.mode) == "RGB"
+        deep, color = pillow.is_deep(image), image.mode in ("P", "PA") or Image.getmodebase(image.mode) == "RGB"
         width, height = image.size
         found = ImageFile(f"{image.format} {image.mode}", height, width, 3 if color else 1, color)
         found = found._replace(pages=getattr(image, "n_frames", 1) if image.format == "TIFF" else 1)
         if not deep and image.mode != "F":
-            return found
+            return found._replace(deep=pillow.loses_bits(image))
         orientation = pillow.orientation_of(image)
 
     def read() -> NDArray[Any]:
         with pillow.open_image(file) as image:
             values = pillow.deep_values(image, file) if deep else np.asarray(image)
         values = values if values.ndim == 3 else values[..., None]
-        return values.astype(np.uint16) if found.kind.startswith("PNG") else values  # some versions read int32
+        return values.astype(np.uint16) if image.format in ("PNG", "PPM") else values  # some versions read int32
 
     return found._replace(deep=True, read=read, orientation=orientation)
 

@@ -145,6 +145,8 @@ def _color(values: Values, facts: DataFacts) -> tuple[bool, str]:
 def _normalization(values: Values, facts: DataFacts, name: str, usual: tuple[float, ...]) -> tuple[Any, str]:
     estimated, of_weights = getattr(facts, name), getattr(facts.init, name, usual)
     if estimated is not None:
+        if values["views.color"] and not all(0 <= value <= 1 for value in facts.mean or ()):
+            raise SettingsError("The values of the images are not from 0 to 1, as colors are; set views.color=false.")
         return estimated, "estimated from the images, which are not 8-bit RGB"
     return (of_weights, _AS_WEIGHTS) if usual != of_weights and len(of_weights) == facts.channels else (usual, "")
 
