@@ -1,7 +1,6 @@
 """What tests of whole runs share."""
 
 import errno
-import gc
 import os
 import shutil
 import signal
@@ -34,18 +33,6 @@ def pytest_configure() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     # A shell lets what it starts in the background ignore Ctrl-C, and so would every process of the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    gc.disable()  # while the tests are collected, which makes a million objects that stay
-
-
-def pytest_collection_finish() -> None:
-    """Never look for garbage among the libraries and the tests themselves: that takes a second each time."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
