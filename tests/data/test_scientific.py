@@ -3,6 +3,7 @@
 import struct
 import sys
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -113,9 +114,24 @@ def test_dicom(tmp_path: Path):
     (tmp_path / "a.dcm").write_bytes(dicom(photograph))
     source = open_data(str(tmp_path)).train
     assert pixel_format(source) == RGB and np.array_equal(source.read(0).permute(1, 2, 0), photograph)
+    (tmp_path / "a.dcm").write_bytes(dicom(photograph[..., 0], PhotometricInterpretation="PALETTE COLOR"))
+    report = check_data(open_data(str(tmp_path))).splits["train"]
+    assert "palette" in str(report.unreadable["a.dcm"])
     (tmp_path / "a.dcm").write_bytes(dicom(values)[:-50])
     report = check_data(open_data(str(tmp_path))).splits["train"]
     assert len(report.unreadable) == 1 and report.kinds == {}
+
+
+def test_compressed_dicom_names_the_missing_library(tmp_path: Path):
+    pydicom = pytest.importorskip("pydicom")
+    (tmp_path / "a.dcm").write_bytes(dicom(cells("dicom", 0)[..., 0]))
+    data = pydicom.dcmread(tmp_path / "a.dcm")
+    data.file_meta.TransferSyntaxUID = pydicom.uid.JPEGLSLossless
+    data.PixelData = pydicom.encaps.encapsulate([bytes(100)])
+    data["PixelData"].is_undefined_length = True
+    data.save_as(tmp_path / "a.dcm")
+    reason = str(check_data(open_data(str(tmp_path))).splits["train"].unreadable["a.dcm"])
+    assert "damaged" in reason if find_spec("jpeg_ls") else "damaged" not in reason and "pyjpegls" in reason
 
 
 def test_of_depth_and_time_the_first_place_is_used(tmp_path: Path):
@@ -184,13 +200,14 @@ def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float):
 
 
 @pytest.mark.filterwarnings("ignore:.*zero-size")
-def test_images_without_pixels_or_with_too_many_channels_are_refused(tmp_path: Path):
+def test_images_without_pixels_or_with_too_many_channels_are_refused(tmp_path: Path, caplog):
     tifffile = pytest.importorskip("tifffile")
     tifffile.imwrite(tmp_path / "empty.tif", np.zeros((0, 0), np.uint16))
     tifffile.imwrite(tmp_path / "many.tif", np.zeros((9, 8, 20), np.uint16), planarconfig="contig")
     report = check_data(open_data(str(tmp_path))).splits["train"]
     assert report.unreadable.keys() == {"empty.tif", "many.tif"}
     assert all("its shape is" in str(reason) for reason in report.unreadable.values())
+    assert not caplog.records
     np.save(tmp_path / "ok.npy", np.zeros((9, 8)))
     with pytest.raises(DataError, match="No image could be read"):
         data_facts(open_data(str(tmp_path)).train)

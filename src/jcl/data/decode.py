@@ -11,6 +11,7 @@
 
 import contextlib
 import io
+import logging
 import sys
 import warnings
 from functools import cache
@@ -42,6 +43,8 @@ _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "J
 # each image is neither thread-safe nor free.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+logging.getLogger("PIL").setLevel(logging.CRITICAL)  # errors are reported by us
 
 _ORIENTATION_TAG: Final = 0x0112
 _TRANSPOSE: Final = {
@@ -223,6 +226,8 @@ def describe_failure(error: Exception, file: Path | bytes) -> str:
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if "allow_pickle" in text:  # by NumPy's texts
         return "it holds Python objects, not numbers"
-    if isinstance(error, Refused | SettingsError) or "requires the" in text:  # a library
+    if (
+        isinstance(error, Refused | SettingsError) or "requires the" in text or "missing dependencies" in text
+    ):  # a library
         return text
     return "it is truncated" if "truncated" in text.lower() else f"it is damaged ({text})"  # by Pillow's texts

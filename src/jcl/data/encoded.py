@@ -138,6 +138,8 @@ def _open_dicom(file: Path | bytes) -> ImageFile:
     """The first frame, with the modality's slope and intercept; MONOCHROME1 is inverted, so that white is high."""
     pydicom = import_extra("pydicom", "scientific", "DICOM")
     data = pydicom.dcmread(_stream(file), stop_before_pixels=True)
+    if data.get("PhotometricInterpretation") == "PALETTE COLOR":  # the values are numbers of colors
+        raise Refused("its colors are in a palette; convert it to RGB")
     slope, intercept = float(data.get("RescaleSlope") or 1), float(data.get("RescaleIntercept") or 0)
     scaled = (slope, intercept) != (1, 0)
 
