@@ -230,7 +230,7 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert [line["step"] for line in Run(tmp_path / "alone").metrics] == [line["step"] for line in unbroken.metrics]
     assert few["codes"] == [0] * 2 and few["said"].count("model.bn_groups = 2: instead of 1") == 1
     assert uneven["codes"] == [2] * 3 and uneven["said"].count("\n") == 1
-    assert "16 images" in uneven["said"] and "3 ranks" in uneven["said"]
+    assert "--batch-size 16" in uneven["said"] and "3 ranks" in uneven["said"]
     assert occupied["codes"] == [1] * 2 and occupied["said"].count("\n") == 1
     assert "already holds a run" in occupied["said"]
     assert measured["codes"] == [0, 0] and measured_alone["codes"] == [0]
