@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,17 +46,22 @@ def main() -> None:
     caches = {name: arguments.out / name.lower() for name in CACHES}
     os.environ.update({name: str(folder.resolve()) for name, folder in caches.items()})
     rows: list[dict[str, Any]] = []
-    for seed in arguments.seeds:
+    processes = Processes()
+
+    def task(seed: int) -> None:
         if not arguments.warm:
             for folder in caches.values():
                 shutil.rmtree(folder, ignore_errors=True)
-        rows.append(measure(arguments, seed))
+        rows.append(measure(arguments, seed, processes))
         save({"epochs": arguments.epochs, "set": arguments.set, "rows": rows}, arguments.json, arguments.device)
+
+    if failed := processes.run_tasks([partial(task, seed) for seed in arguments.seeds], 1):
+        raise SystemExit(f"Error: {'; '.join(failed)}")
     seconds, lowest = fmean(row["seconds"] for row in rows), min(row[f"knn_{k}"] for row in rows for k in NEIGHBORS)
     print(f"mean {seconds:.0f} s; lowest kNN {lowest:.2f} %: {'reached' if lowest >= GOAL else 'missed'} {GOAL:g} %")
 
 
-def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace, seed: int, processes: Processes) -> dict[str, Any]:
     """Train and classify; every run starts from nothing."""
     folder: Path = arguments.out / f"seed-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -64,7 +70,6 @@ def measure(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     commands = [training_command(folder, training, arguments.data, options, [*OPTIONS, *arguments.set])]
     words = ("knn", folder, arguments.data, "--device", arguments.device, "--json", classified)
     commands.append(jcl_command(*words, "--no-untrained", *(part for k in NEIGHBORS for part in ("-k", k))))
-    processes = Processes()
     start = time.perf_counter()
     for command, log in zip(commands, (training, classified), strict=True):
         processes.run(command, log.with_suffix(".txt"))

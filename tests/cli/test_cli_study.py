@@ -356,6 +356,9 @@ def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
     assert equal.correlation("rankme") is None
 
 
-@pytest.mark.parametrize("arguments", ["{0} {0}", "{0} {1}/missing {0}", "{0} --images 1", "{1}/no-run"])
-def test_what_compare_refuses(refused, runs, tmp_path, arguments):
-    refused("compare", *arguments.format(runs["jcl"], tmp_path).split())
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [("{0} {0}", "twice"), ("{0} {1}/missing", "/missing"), ("{0} --images 1", "--images"), ("{1}/no-run", "/no-run")],
+)
+def test_what_compare_refuses(refused, runs, tmp_path, arguments, named):
+    assert named in refused("compare", *arguments.format(runs["jcl"], tmp_path).split())

@@ -186,29 +186,16 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     machines = [str(tmp_path / machine) for machine in ("one", "another")]
     for machine, count in zip(machines, (26, 27), strict=True):
         write_image_folder(Path(machine) / "photos", count)
-    few_groups = TINY_VALUES | {"train.epochs": 1, "record.knn_every": 0, "model.bn_groups": 1}
+    few_groups = settings_options(TINY_VALUES | {"train.epochs": 1, "record.knn_every": 0, "model.bn_groups": 1})
     write_image_folder(tmp_path / "cut-off/val", 6)
     for file in sorted(write_image_folder(tmp_path / "cut-off/train", 12).rglob("*.png"))[6:]:
         file.write_bytes(b"cut off")  # the second of two ranks can read none of its images
-    knn = [
-        "knn",
-        str(unbroken.path),
-        str(tmp_path / "cut-off"),
-        "-k",
-        "3",
-        "--device",
-        "cpu",
-        "--workers",
-        "0",
-        "--json",
-    ]
+    knn_options = ["-k", "3", "--device", "cpu", "--workers", "0", "--json"]
+    knn = ["knn", str(unbroken.path), str(tmp_path / "cut-off"), *knn_options]
     resumed = [{"ranks": count, "arguments": ["resume", str(place)]} for count, place in places.items()]
     others = [
         {"ranks": 1, "arguments": command(npz, tmp_path / "alone")},
-        {
-            "ranks": 2,
-            "arguments": ["pretrain", str(npz), "--out", str(tmp_path / "few"), *settings_options(few_groups)],
-        },
+        {"ranks": 2, "arguments": ["pretrain", str(npz), "--out", str(tmp_path / "few"), *few_groups]},
         {"ranks": 3, "arguments": command(npz, tmp_path / "uneven")},
         {"ranks": 2, "arguments": command(npz, unbroken.path)},
         {"ranks": 2, "arguments": [*knn, str(tmp_path / "knn-2.json")]},

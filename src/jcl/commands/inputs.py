@@ -98,8 +98,15 @@ def refuse_inside_data(folder: Path, location: str) -> None:
 def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFacts:
     """The facts about a source, and about the weights to start from, that automatic settings depend on."""
     stored, start = pixel_format(source), initial_facts(init) if init else None
-    mean, std = (None, None) if stored == RGB else _estimate_normalization(source)
-    decoded, side = isinstance(source, ArrayImages), _median_short_side(source)
+    sides, moments = [], []
+    for image in _probe_images(source):
+        sides.append(min(image.shape[1:]))
+        if stored != RGB:
+            moments.append(_moments(image))
+    if not sides:
+        raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
+    mean, std = _normalization(moments) if moments else (None, None)
+    side, decoded = sorted(sides)[len(sides) // 2], isinstance(source, ArrayImages)  # the median
     return DataFacts(len(source), side, decoded, stored.channels, stored.color, mean, std, init=start)
 
 
@@ -111,19 +118,15 @@ def _probe_images(source: ImageSource, probes: int = 32) -> Iterator[Tensor]:
             yield source.read(probe * len(source) // count)
 
 
-def _median_short_side(source: ImageSource) -> int:
-    """The median short side of a few images, in pixels."""
-    sides = sorted(min(image.shape[1:]) for image in _probe_images(source))
-    if not sides:
-        raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
-    return sides[len(sides) // 2]
+def _moments(image: Tensor) -> Tensor:
+    """The means of values and of squares of each channel: (2, channels)."""
+    values = (image if image.is_floating_point() else image / 255).double()
+    return torch.stack((values.mean(dim=(1, 2)), values.square().mean(dim=(1, 2))))
 
 
-def _estimate_normalization(source: ImageSource) -> list[tuple[float, ...]]:
+def _normalization(moments: list[Tensor]) -> list[tuple[float, ...]]:
     """The mean and standard deviation of each channel, over all pixels of a few images."""
-    floats = ((image if image.is_floating_point() else image / 255).double() for image in _probe_images(source))
-    moments = [torch.stack((image.mean(dim=(1, 2)), image.square().mean(dim=(1, 2)))) for image in floats]
-    mean, square = torch.stack(moments).mean(dim=0) if moments else torch.ones(2, pixel_format(source).channels)
+    mean, square = torch.stack(moments).mean(dim=0)
     std = (square - mean.square()).clamp_min(0).sqrt()
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # of a constant channel
     return [tuple(float(f"{value:.6g}") for value in values.tolist()) for values in (mean, std)]
