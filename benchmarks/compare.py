@@ -23,7 +23,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,9 +50,10 @@ SCALES = "0,1,4,10"  # of the covariance, for `jcl bound`
 RESERVED = ("data.location", "method.name", "method.covariance_scale", "train.epochs", "train.seed", "train.device")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Run with these arguments, by default those of the command line."""
     try:
-        arguments = parse_arguments()
+        arguments = parse_arguments(words)
         header = file_header(arguments)
         missing = missing_runs(arguments, header)
         failed = run_all(missing, arguments, header)
@@ -65,7 +66,7 @@ def main() -> None:
         raise SystemExit(f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}")
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="labelled images, as for `jcl pretrain`")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
@@ -82,7 +83,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for all rows")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     if reserved := by_name(arguments.set).keys() & set(RESERVED):
         parser.error(f"--set {min(reserved)}: use a row or another option")
     own = {name: Row.of_words(name, words) for name, words in arguments.variant if words.split()[:1]}

@@ -17,7 +17,6 @@ and continued on another machine with these files alone. A stopped run in `--out
 import argparse
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -100,9 +99,8 @@ def run_rows(arguments: argparse.Namespace, name: str, rows: list[str], seeds: l
             words += ["--variant", row, VARIANTS[row].format(twice=2 * arguments.epochs)]
     for each in (*SETTINGS, *QUIET, *settings, *arguments.set):
         words += ["--set", each]
-    sys.argv = ["benchmarks/compare.py", *map(str, words)]
     try:
-        compare.main()
+        compare.main(list(map(str, words)))
     finally:
         print_shares(results_file(arguments, name))
 
