@@ -10,16 +10,10 @@ import torch
 from rich.console import Console
 
 from jcl.commands.finetune import load_classifier, resume_finetuning
-from jcl.core.encoder import build_backbone
+from jcl.core.encoder import backbone_parts, build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.folders import FinetuneFolder
-from jcl.evaluate.supervised import (
-    Classifier,
-    FinetuneSettings,
-    backbone_parts,
-    default_batch_size,
-    finetune_optimizer,
-)
+from jcl.evaluate.supervised import Classifier, FinetuneSettings, default_batch_size, finetune_optimizer
 from jcl.export import BackboneInfo, load_backbone, save_backbone
 from jcl.runs import saver
 from jcl.runs.checkpoint import list_checkpoints, read_tensors

@@ -9,6 +9,7 @@ from torch import nn
 
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data, untrained_backbone
 from jcl.console import STDERR, pluralize, print_line
+from jcl.core.encoder import backbone_parts
 from jcl.cores import default_workers
 from jcl.data.named import absolute_location
 from jcl.distributed.device import to_device
@@ -157,7 +158,7 @@ class _Finetuning:
 
     def _announce(self, folder: FinetuneFolder) -> None:
         settings, train = self.settings, self.settings.train
-        parts = list(supervised.backbone_parts(self.network.backbone))
+        parts = list(backbone_parts(self.network.backbone))
         start = "random weights" if settings.from_scratch else settings.weights
         images, classes = len(self.task.train), pluralize(len(self.task.classes), "class", "classes")
         labels = f"{pluralize(images, 'labeled image')} ({settings.labels}, {classes})"

@@ -225,13 +225,46 @@ def _timm_backbone(name: str, image_size: int, several_sizes: bool, drop_path: f
     return network
 
 
+def backbone_parts(network: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """The parameters of a backbone by part, from the image to the head; a part has the name of its module.
+
+    They are its sub-modules with weights, in order; while there are fewer than four, the largest one is split into its
+    sub-modules. So a ResNet has its stem and four stages, a vision transformer its embedding and its blocks. Norms, and
+    parameters outside of sub-modules, belong to the part before them.
+    """
+    modules = _submodules("", network)
+    while len(starts := [name for name, module in modules.items() if _has_weights(module)]) < 4:
+        divisible = [name for name, module in modules.items() if len(_submodules(name, module)) > 1]
+        if not divisible:
+            break
+        largest = max(divisible, key=lambda name: sum(value.numel() for value in modules[name].parameters()))
+        modules |= _submodules(largest, modules.pop(largest))
+    names, parameters = zip(*network.named_parameters(), strict=True)
+    owners = [next((start for start in starts if name.startswith(f"{start}.")), "") for name in names]
+    part, parts = next(filter(None, owners), ""), dict[str, list[nn.Parameter]]()
+    for owner, parameter in zip(owners, parameters, strict=True):
+        part = owner or part
+        parts.setdefault(part, []).append(parameter)
+    return parts
+
+
+def _submodules(name: str, module: nn.Module) -> dict[str, nn.Module]:
+    """The sub-modules that have parameters, by their full names."""
+    children = {f"{name}.{child}".lstrip("."): value for child, value in module.named_children()}
+    return {child: value for child, value in children.items() if next(value.parameters(), None) is not None}
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(parameter.ndim > 1 for parameter in module.parameters())
+
+
 def first_stages(network: nn.Module, count: int) -> list[nn.Module]:
-    """The modules of the first `count` stages of a ResNet, the stem being the first."""
-    stages = [["conv1", "bn1"], ["layer1"], ["layer2"], ["layer3"], ["layer4"]]
-    names = [name for stage in stages[:count] for name in stage]
-    if count > len(stages) or not all(hasattr(network, name) for name in names):
-        raise SettingsError(f"model.freeze={count} is not possible: it takes up to {len(stages)} stages of a ResNet.")
-    return [network.get_submodule(name) for name in names]
+    """The modules of the first `count` parts of a ResNet, the stem being the first."""
+    parts = backbone_parts(network)
+    if "conv1" not in parts or count > len(parts):
+        raise SettingsError(f"model.freeze={count} is not possible: it takes up to five stages of a ResNet.")
+    kept = {parameter for part in list(parts.values())[:count] for parameter in part}
+    return [module for module in network.modules() if (own := set(module.parameters())) and own <= kept]
 
 
 def _replace_stem(network: nn.Module, name: str, stem: Stem) -> None:

@@ -1,7 +1,6 @@
-"""Images in a NumPy `.npy` or `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`), or a data set of Hugging Face."""
+"""Images in a NumPy `.npy` or `.npz` file (`x_train`, `y_train`, `x_test`, `y_test`)."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from jcl.core import MAX_CHANNELS
-from jcl.data.encoded import EncodedImages, channels_last, to_tensor
-from jcl.data.source import UNLABELLED, ArrayImages, ImageData, PixelFormat, Refused, UnreadableImage, convert_pixels
-from jcl.errors import DataError, first_line
-from jcl.paths import expand_user, hub_name, refuse_expansion
-
-_TEST_SPLITS = ("validation", "test", "val", "valid")  # in order of preference
-_LABELS = ("label", "labels", "fine_label", "cls")
+from jcl.data.encoded import channels_last, to_tensor
+from jcl.data.source import UNLABELLED, ArrayImages, ImageData, PixelFormat, Refused, convert_pixels
+from jcl.errors import DataError
+from jcl.paths import refuse_expansion
 
 
 def open_npz(file: Path, channels: int | None = None) -> ImageData:
@@ -90,77 +86,3 @@ def _labels(array: NDArray[np.generic], place: str) -> Tensor:
     if len(labels) and labels.min() < UNLABELLED:
         raise DataError(f"The array {place} has the label {int(labels.min())}; only {UNLABELLED} may be negative.")
     return labels
-
-
-class HubImages(EncodedImages):
-    """A split of a data set of Hugging Face's `datasets`; the files stay encoded in its Arrow table until read."""
-
-    def __init__(self, rows: Any, split: str, dataset: str) -> None:
-        import datasets
-
-        kinds = rows.features
-        columns = [name for name, kind in kinds.items() if isinstance(kind, datasets.Image)]
-        if not columns:
-            raise DataError(f"{dataset} has no column of images in the split {split}; it has {', '.join(kinds)}.")
-        column = next((name for name in ("image", "img") if name in columns), columns[0])
-        self._rows = rows.select_columns(column).cast_column(column, datasets.Image(decode=False))
-        self._column, self._split = column, split
-        self.description = f"{len(rows):,} images in the split {split} of {dataset}"
-        classes = [name for name, kind in kinds.items() if isinstance(kind, datasets.ClassLabel)]
-        numbers = [name for name in _LABELS if getattr(kinds.get(name), "dtype", "").startswith(("int", "uint"))]
-        label = next((name for name in (*numbers, *classes)), None)
-        values = [] if label is None else rows.with_format(None)[label][:]
-        labels = torch.tensor([UNLABELLED if value is None else value for value in values], dtype=torch.int64)
-        self.labels = labels if bool((labels != UNLABELLED).any()) else None
-        self.class_names = tuple(kinds[label].names) if label in classes and self.labels is not None else None
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def name_of(self, index: int) -> str:
-        return f"{self._split}/{index}"
-
-    def content_of(self, index: int) -> bytes:
-        """The bytes of the image file, in the table or beside it; raises `UnreadableImage`."""
-        value = self._rows[index][self._column] or {}
-        try:
-            content: bytes = value["bytes"] if value.get("bytes") else Path(value["path"]).read_bytes()
-        except (OSError, KeyError, TypeError) as error:
-            reason = (getattr(error, "strerror", None) or "the image is missing").lower()
-            raise UnreadableImage(self.name_of(index), reason) from error
-        return content
-
-    def warnings(self) -> list[str]:
-        return []
-
-
-def open_hub(location: str, download: bool = True) -> ImageData:
-    """Open `hf:USER/DATASET`, `hf:USER/DATASET:SPLIT` or `hf:USER/DATASET:CONFIG:SPLIT`; the name may also be a folder.
-
-    Without a split, `train` or the only one is used; `validation` or `test` has the test images.
-    """
-    try:
-        import datasets
-    except ImportError:
-        install = "pip install 'joint-contrastive-learning[hf]'"
-        raise DataError(f"Opening {location} needs datasets; run: {install}.") from None
-    dataset, *parts = hub_name(location).split(":")
-    folder = expand_user(dataset)
-    try:
-        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            found = datasets.load_from_disk(str(folder))
-        else:
-            offline = datasets.DownloadConfig(local_files_only=not download)
-            place = str(folder) if folder.is_dir() else dataset
-            found = datasets.load_dataset(place, parts[0] if len(parts) > 1 else None, download_config=offline)
-    except Exception as error:  # of the network, the files or the name
-        raise DataError(f"The data set {location} cannot be opened: {first_line(error)}.") from None
-    splits = dict(found) if isinstance(found, dict) else {"train": found}
-    split = parts[-1] if parts else "train" if "train" in splits else next(iter(splits))
-    if split not in splits or (not parts and split != "train" and len(splits) > 1):
-        raise DataError(
-            f"Name a split of {dataset}, such as hf:{dataset}:{next(iter(splits))}; it has {', '.join(splits)}."
-        )
-    test = next((name for name in _TEST_SPLITS if name in splits and split not in _TEST_SPLITS), None)
-    train = HubImages(splits[split], split, dataset)
-    return ImageData(Path(dataset).name, train, HubImages(splits[test], test, dataset) if test else None)

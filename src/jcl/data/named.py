@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from jcl.data.arrays import HubImages, open_hub, open_npz
+from jcl.data.arrays import open_npz
 from jcl.data.folder import FolderImages, open_folder
+from jcl.data.hub import HubImages, open_hub
 from jcl.data.shards.fetch import describe_failure, is_shard_location
 from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jcl.console import print_line, warn_skipped
+from jcl.core.encoder import backbone_parts
 from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
 from jcl.distributed.device import autocast, choose_precision
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, label_amount, scores
@@ -43,7 +44,6 @@ from jcl.views import ViewRecipe
 
 CHECKPOINT_SECONDS = 120.0
 _PAPER_MILESTONES = (0.6, 0.8)  # of the epochs
-_MIN_PARTS = 4
 _MAX_BATCH_SIZE = 128
 _QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
 
@@ -253,39 +253,6 @@ def probe_optimizer(network: Classifier, train: TrainSettings) -> torch.optim.Op
 def default_batch_size(images: int) -> int:
     """128, or less for few images, so that an epoch has eight steps; at least 8 if there are that many images."""
     return max(2, min(_MAX_BATCH_SIZE, images, max(8, 1 << (max(images // 8, 1).bit_length() - 1))))
-
-
-def backbone_parts(backbone: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The parameters of a backbone by part, from the image to the head; a part has the name of its module.
-
-    They are its sub-modules with weights, in order; while there are fewer than four, the largest one is split into its
-    sub-modules. So a ResNet has its stem and four stages, a vision transformer its embedding and its blocks. Norms, and
-    parameters outside of sub-modules, belong to the part before them.
-    """
-    modules = _submodules("", backbone)
-    while len(starts := [name for name, module in modules.items() if _has_weights(module)]) < _MIN_PARTS:
-        divisible = [name for name, module in modules.items() if len(_submodules(name, module)) > 1]
-        if not divisible:
-            break
-        largest = max(divisible, key=lambda name: sum(value.numel() for value in modules[name].parameters()))
-        modules |= _submodules(largest, modules.pop(largest))
-    names, parameters = zip(*backbone.named_parameters(), strict=True)
-    owners = [next((start for start in starts if name.startswith(f"{start}.")), "") for name in names]
-    part, parts = next(filter(None, owners), ""), dict[str, list[nn.Parameter]]()
-    for owner, parameter in zip(owners, parameters, strict=True):
-        part = owner or part
-        parts.setdefault(part, []).append(parameter)
-    return parts
-
-
-def _submodules(name: str, module: nn.Module) -> dict[str, nn.Module]:
-    """The sub-modules that have parameters, by their full names."""
-    children = {f"{name}.{child}".lstrip("."): value for child, value in module.named_children()}
-    return {child: value for child, value in children.items() if next(value.parameters(), None) is not None}
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(parameter.ndim > 1 for parameter in module.parameters())
 
 
 def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:

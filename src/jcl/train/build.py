@@ -67,9 +67,10 @@ def build_learner(
         seed=train.seed,
         ranks=ranks,
     )
-    if model.freeze and not model.init:
-        raise SettingsError("model.freeze would keep random weights; give --init, or set model.freeze=0.")
-    learner.freeze(model.freeze)
+    if model.freeze:
+        if not model.init:
+            raise SettingsError("model.freeze would keep random weights; give --init, or set model.freeze=0.")
+        learner.freeze(model.freeze)
     return to_device(learner, device), width
 
 
