@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from jcl.commands.inputs import refuse_inside_data
 from jcl.commands.run import Run
 from jcl.data import open_demo
 from launch_tools import settings_options
@@ -205,6 +206,12 @@ def test_a_subset_of_the_classes(call, image_folder):
 def test_a_run_inside_the_images_folder_is_refused(refused, image_folder):
     said = refused("pretrain", image_folder, *TINY, "--out", image_folder / "run")
     assert "is inside the image folder" in said
+
+
+def test_output_may_be_in_a_folder_named_like_a_data_set(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("demo").mkdir()  # as `jcl demo --out demo` does
+    refuse_inside_data(Path("demo/jcl"), "demo")
 
 
 def test_the_same_command_works_after_a_strict_stop(call, image_folder):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
-from jcl.data.named import DEMO_SET, absolute_location, class_list, default_root
+from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.data.source import RGB, fingerprint, pixel_format
 from jcl.distributed.device import choose_device
@@ -91,7 +91,7 @@ def with_absolute_location(settings: Settings) -> Settings:
 def refuse_inside_data(folder: Path, location: str) -> None:
     """Raise if output would be written into the folder of the images, and be read as such next time."""
     data = path_in(location)
-    if data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
+    if location not in KNOWN_SETS and data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
         raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
 
 
