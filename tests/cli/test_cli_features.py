@@ -66,7 +66,7 @@ def test_images_that_are_gone_cost_the_picture_only(call, run_folder, tmp_path):
     folder.rename(tmp_path / "moved")
     code, out, err = call("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.png")
     assert code == 0 and "cats/000.png" in out
-    assert err.startswith("No picture was drawn: There is no folder") and err.count("\n") == 1
+    assert "There is no folder" in err and err.count("\n") == 1
     assert not Path("near.png").exists()
 
 

@@ -50,4 +50,4 @@ def test_a_lead_within_the_uncertainty_or_a_tie_is_no_win():
 
 def test_baselines_have_no_winner():
     rows = rows_of(40_000, untrained_knn_top1=[20.0, 50.0], knn_top1=[60.0, 80.0])
-    assert rows["kNN of the untrained network, top-1"].best is None and rows["kNN, top-1"].best == 1
+    assert rows["untrained network, kNN top-1"].best is None and rows["kNN, top-1"].best == 1

@@ -315,7 +315,7 @@ def test_a_summary_of_nothing_is_a_sentence(pretrained, tmp_path, call, content)
     run = shutil.copytree(pretrained, tmp_path / "run")
     (run / "summary.json").write_text(content)
     code, _, err = call("resume", run)
-    assert code == 1 and "summary.json is no summary of a run" in " ".join(err.split())
+    assert code == 1 and "summary.json is not the summary of a run" in " ".join(err.split())
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="there is no /proc here")

@@ -20,7 +20,7 @@ _SHOWN = 5  # names per problem; --json has all of them
 
 @command("import", group=EXCHANGE)
 def import_(options: commands.ImportOptions) -> None:
-    """Import a backbone that another program trained, without executing anything in its file."""
+    """Import a backbone of another library, without executing code in its file."""
     from jcl.export import import_backbone
 
     loaded = import_backbone(

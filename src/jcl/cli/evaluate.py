@@ -133,7 +133,7 @@ def report(options: commands.ReportOptions) -> dict[str, Any]:
 
 @command("compare", group=EVALUATE)
 def compare(options: commands.CompareOptions) -> dict[str, Any]:
-    """Say without labels which of several runs or checkpoints has the better features, and how sure that is.
+    """Compare the features of runs or checkpoints without labels.
 
     [dim]jcl compare runs/photos runs/photos-2[/]
     [dim]jcl compare runs/photos/checkpoints/*[/]
@@ -181,7 +181,7 @@ def _print_linear(report: LinearReport) -> None:
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     print_test(figures, "linear_top1", f"Trained on {trained} of {classes}. ")
     if report.edges:
-        echo(f"The best cell is at the edge of the grid: {' and '.join(report.edges)}. Try --lr and --weight-decay.")
+        echo(f"The best values are at the edge of the grid: {' and '.join(report.edges)}. Try --lr and --weight-decay.")
 
 
 @command("embed", group=EVALUATE)
@@ -240,7 +240,7 @@ def _draw(matches: Matches, picture: Path) -> None:
     try:
         draw_matches(matches, picture)
     except DataError as error:
-        print_line(err, f"No picture was drawn: {error}")
+        print_line(err, f"The neighbors could not be drawn: {error}")
         return
     some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
     echo(f"The neighbors{some} are drawn in {picture}.")

@@ -132,7 +132,7 @@ def _print_distribution(report: DistributionReport) -> None:
     (first_name, first), *others = report.spreads.items()
     for name, spread in others:
         share = paired_shares(first, spread)[0]
-        echo(f"The views of an image are more similar to {first_name} than to {name} on {share:.1f} % of images.")
+        echo(f"The views of an image are more similar with {first_name} than with {name} on {share:.1f} % of images.")
     echo("The variance of unit features is (1 - similarity) / width.")
     if len({spread.width for spread in report.spreads.values()}) > 1:
         echo("The features differ in width: compare their similarities, not their variances.")

@@ -35,7 +35,7 @@ def pretrain(options: commands.PretrainOptions) -> dict[str, Any]:
 
 @command("resume", group=TRAIN)
 def resume(options: commands.ResumeOptions) -> dict[str, Any]:
-    """Continue a stopped run exactly where it was."""
+    """Continue a stopped run exactly where it stopped."""
     from jcl.commands.pretrain import resume as resume_pretraining
 
     return _report_run(resume_pretraining(options.run, device=options.device))
@@ -43,7 +43,7 @@ def resume(options: commands.ResumeOptions) -> dict[str, Any]:
 
 @command("demo", group=TRAIN)
 def demo(options: commands.DemoOptions) -> dict[str, Any]:
-    """See it work in two minutes on a CPU: MoCo v2 and JCL on synthetic images."""
+    """Pre-train MoCo v2 and JCL on synthetic images, in two minutes on a CPU."""
     from jcl.commands.demo import run_demo
 
     found, rows = run_demo(options.out, options.seed), []
@@ -72,7 +72,7 @@ def _report_run(run: Run) -> dict[str, Any]:
         return {}  # only the first rank is sure to see the folder
     out.print(run_table(run.summary))
     page = run.path / "report.html"
-    look = f"see {page}" if page.exists() else f"make a page of it with `jcl report {shell_quote(run.path)}`"
+    look = f"see {page}" if page.exists() else f"write a report with `jcl report {shell_quote(run.path)}`"
     echo(f"Everything is in {run.path} ({look}).")
     return run.summary
 

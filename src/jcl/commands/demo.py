@@ -1,4 +1,4 @@
-"""The demo: MoCo v2 and JCL on images drawn by code, next to raw pixels and an untrained encoder."""
+"""The demo: MoCo v2 and JCL on synthetic images, next to raw pixels and an untrained encoder."""
 
 import time
 from functools import partial
@@ -50,7 +50,7 @@ def run_demo(folder: Path | None, seed: int) -> Demo:
         accuracies = {"raw pixels": knn[0].top1, "random encoder": untrained}
         accuracies |= {name: run.summary["knn_top1"] for name, run in runs.items()}
         _draw_figures(path, run, accuracies, data)
-        title = "MoCo v2 and JCL on drawn objects"
+        title = "MoCo v2 and JCL on synthetic images"
         note = f"For comparison: raw pixels have {knn[0].top1:.1f} %, the untrained encoder {untrained:.1f} %."
         paths, page = [run.path for run in runs.values()], path / "report.html"
         write_report(paths, page, names=list(runs), title=title, note=note)
@@ -75,7 +75,7 @@ def _draw_figures(folder: Path, run: Run, accuracies: dict[str, float], data: Im
         accuracies,
         folder / "comparison.png",
         title="kNN accuracy of the features",
-        subtitle=f"top-1 on {len(data.test)} unseen drawn objects, one seed",
+        subtitle=f"top-1 on {len(data.test)} synthetic test images, one seed",
         chance=10.0,
     )
     views = run.settings.views

@@ -299,6 +299,6 @@ class RunTraining:
             write_report([folder.path], folder.report_file, device=device, data=self.data, force=True)
         except KeyboardInterrupt:
             again = f"write it with `jcl report {shell_quote(folder.path)}`"
-            raise Interrupted(f"Stopped: the run is finished, only its page is missing; {again}.") from None
+            raise Interrupted(f"Stopped: the run is finished, only its report is missing; {again}.") from None
         except Exception as error:
-            self.context.log(f"Could not write the page {folder.report_file}: {first_line(error)}.")
+            self.context.log(f"Could not write the report {folder.report_file}: {first_line(error)}.")

@@ -97,7 +97,7 @@ def absolute_location(location: str) -> str:
 def open_demo(train_count: int = 2500, test_count: int = 1000, seed: int = 0) -> ImageData:
     """The built-in synthetic set: the first pictures to train on and the rest to test with."""
     pixels, labels = drawn_objects(train_count + test_count, seed)
-    what = "objects drawn by code (synthetic)"
+    what = "synthetic images"
     return ImageData(
         DEMO_SET,
         ArrayImages(pixels[:train_count], labels[:train_count], tuple(CLASSES), f"{train_count:,} {what}"),

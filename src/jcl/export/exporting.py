@@ -83,7 +83,7 @@ def export_backbone(
         raise RunError(f"{out} is not empty; use --force to write into it.")
     loaded = open_backbone(source, backbone)
     if loaded.info.channels != 3 and target not in ("safetensors", "onnx"):
-        raise SettingsError(f"{target} takes networks for 3 channels, this has {loaded.info.channels}; {_ALWAYS}.")
+        raise SettingsError(f"{target} needs 3 input channels, this network has {loaded.info.channels}; {_ALWAYS}.")
     weights = loaded.network.state_dict()
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
     files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}

@@ -62,7 +62,7 @@ def _notes(run: RunContents) -> Iterator[str]:
     late = [value for value in accuracies[-max(1, len(accuracies) // 4) :] if value is not None]
     if len(accuracies) >= 4 and late and min(late) >= _SATURATED:
         accuracy = f"the contrastive accuracy was at least {min(late):.1f} % in the last quarter"
-        yield f"The task is too easy: {accuracy}. Try a longer queue or stronger views."
+        yield f"The task is too easy: {accuracy}. Try a larger queue or stronger views."
     rates = [rate for rate in _values(run, "lr") if rate is not None]
     if len(rates) >= 2 and rates[-1] > _HIGH_FINAL_LR * max(rates):
         share = f"{rates[-1] / max(rates):.0%} of its peak"

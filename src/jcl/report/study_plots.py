@@ -50,7 +50,7 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
         (name, first), (other_name, other) = spreads.items()
         share, _ = paired_shares(first, other)
         names = f"{style.plain(name, 24)} than {style.plain(other_name, 24)}"
-        title = f"Views are more similar to {names} on {share:.0f} % of images"
+        title = f"Views are more similar with {names} on {share:.0f} % of images"
     style.write_title(figure, title, style.plain(subtitle, 150))
     return style.save(figure, path)
 

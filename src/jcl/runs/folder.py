@@ -153,7 +153,7 @@ class TrainingFolder:
             raise RunError(f"{self.path} holds no {self.kind}: no {self.settings_name} in it.")
         if summary is None:
             raise RunError(f"The {self.kind} in {self.path} has not finished; {self.how_to_finish}.")
-        raise RunError(f"{self.summary_file} is no summary of a {self.kind}; remove it and {self.how_to_resume}.")
+        raise RunError(f"{self.summary_file} is not the summary of a {self.kind}; remove it and {self.how_to_resume}.")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_object(self.summary_file, summary)

@@ -105,7 +105,7 @@ class RunOptions(Options):
 class PretrainOptions(RunOptions, DevicesOptions, JsonOptions):
     out: Path | None = option(None, "Run folder (default: in runs/).")
     resume: Literal["never", "auto"] = option("never", "auto: continue a stopped run.")
-    profile: bool = option(False, "Only show where the time of a step goes.", panel=OUTPUT)
+    profile: bool = option(False, "Only measure the parts of a step.", panel=OUTPUT)
 
 
 class ResumeOptions(DevicesOptions, JsonOptions):
@@ -138,8 +138,8 @@ class LinearOptions(SeedOptions, FrozenOptions):
     protocol: ProbeProtocol = option(
         "fast", "fast: cached features, best of a grid; paper: random crops, lr 30, 100 epochs."
     )
-    lr: tuple[Positive, ...] = option((), "Learning rate; several make a grid (default: a grid; 30 for paper).")
-    weight_decay: tuple[NotNegative, ...] = option((), "Weight decay; several: a grid (default: a grid; 0 for paper).")
+    lr: tuple[Positive, ...] = option((), "Learning rate; repeat for a grid (default: grid; 30 for paper).")
+    weight_decay: tuple[NotNegative, ...] = option((), "Weight decay; repeat for a grid (default: grid; 0 for paper).")
     epochs: PositiveInt | None = option(None, "Epochs (default: depends on the number of images; 100 for paper).")
     batch_size: BatchSize = option(256, "Images per forward pass; for paper, images per training step.")
     least_crop: Annotated[float, Field(ge=0.01, le=1.0)] = option(
@@ -157,7 +157,7 @@ class FinetuneOptions(SeedOptions, EvaluationOptions):
     resume: Path | None = option(None, "Continue the fine-tuning in this folder.", metavar="FOLDER")
     from_scratch: bool = option(False, "Start from random weights (a baseline).")
     epochs: PositiveInt = option(50, "Training epochs.")
-    batch_size: BatchSize | None = option(None, "Images per step (default: by labels).")
+    batch_size: BatchSize | None = option(None, "Images per step (default: from the labels).")
     lr: float | None = option(None, "Learning rate of the last backbone stage (default: scales with the batch).")
     head_lr: float | None = option(None, "Learning rate of the new classifier (default: scales with the batch).")
     layer_decay: float | None = option(None, "Ratio between the learning rates of consecutive stages (default: 0.7).")
@@ -177,7 +177,7 @@ class ReportOptions(ForceOptions, DeviceOptions, JsonOptions):
 
 class NetworksOptions(Options):
     weights: tuple[str, ...] = argument(
-        "RUN", "Runs, checkpoints of a run or weights files; the last may be the data (default: of the first run)."
+        "RUN", "Runs, checkpoints of a run or weights files; the last may be the data (default: the first run's)."
     )
     views: str | None = option(None, "View recipe, such as moco-v2 (default: the first run's views).", metavar="RECIPE")
 
@@ -206,20 +206,20 @@ class NeighboursOptions(DeviceOptions, ForceOptions, JsonOptions):
 
 
 class AblateOptions(RunOptions, JsonOptions):
-    over: tuple[str, ...] = option((), "Setting to vary; several: a grid.", metavar="NAME=VALUES")
+    over: tuple[str, ...] = option((), "Setting to vary; repeat: a grid.", metavar="NAME=VALUES")
     each_alone: bool = option(False, "Vary one setting at a time.")
     seeds: str = option("1", "Seeds: 3, or 0,7,42.")
     protocol: ProbeProtocol = option(
         "fast", "Linear probe: fast, or the one of the paper's ablations (lr 10, 100 epochs)."
     )
     out: Path | None = option(None, "Folder (default: in runs/).")
-    at_once: PositiveInt = option(1, "Cells at once on a GPU or CPU.", panel=HARDWARE)
-    plan_only: bool = option(False, "Write the cells, but run none.")
+    at_once: PositiveInt = option(1, "Parallel cells per GPU or CPU.", panel=HARDWARE)
+    plan_only: bool = option(False, "Write the cells; run none.")
 
 
 class AblateCellOptions(JsonOptions):
     folder: Path = argument("CELL", "A folder in cells/ of an ablation.")
-    workers: Count | None = option(None, "Image decoding processes, unless set.", panel=HARDWARE)
+    workers: Count | None = option(None, "Decoding processes, unless the cell sets them.", panel=HARDWARE)
 
 
 class PlotOptions(ForceOptions, JsonOptions):

@@ -66,7 +66,7 @@ class DetectionSettings(Section):
     lr: Positive = option(_PAPER_LR, "Learning rate (default: 0.02 * batch / 16).")
     momentum: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
     weight_decay: NotNegative = 1e-4
-    warmup: Count = option(_MAX_WARMUP, "Warm-up (default: 1000, at most a tenth).", panel=SETTINGS)
+    warmup: Count = option(_MAX_WARMUP, "Warm-up (default: 1000 or a tenth).", panel=SETTINGS)
     checkpoint_every: PositiveInt = option(1000, "Iterations per checkpoint.", panel=OUTPUT)
     precision: Precision = option("auto", "auto (default), float32 or bfloat16.", panel=HARDWARE, metavar="TEXT")
     device: str = "auto"

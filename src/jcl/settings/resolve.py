@@ -175,7 +175,7 @@ def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
     size = values["views.image_size"]
     if facts.decoded:
         return facts.short_side, "arrays are used at their own size"
-    return canvas_side(size, values["views.min_scale"]), f"few crops have fewer pixels than their {size} px views"
+    return canvas_side(size, values["views.min_scale"]), f"so that few crops are enlarged to {size} px"
 
 
 @_rule("data.windows")
@@ -337,7 +337,7 @@ def _covariance_scale(values: Values, facts: DataFacts) -> tuple[float, str]:
     if _small(values):
         scale, reason = 0.5, _AS_CIFAR
     elif facts.images < _SMALL_DATASET:
-        scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; here are {facts.images:,} images"
+        scale, reason = 1.0, f"the paper's 4 is for ImageNet's many negatives; you have {facts.images:,} images"
     if not METHODS[values["method.name"]].uses_covariance:
         return scale, ""
     return scale, reason if values["method.num_keys"] > 1 else "no effect: one key has no covariance"
@@ -359,7 +359,7 @@ def _key_passes(values: Values, facts: DataFacts) -> tuple[int, str]:
     )
     if keys * accumulate / passes > 4:
         return passes, f"at most the number of BN groups ({groups}), so {keys} key views per image need more memory"
-    return passes, f"{pluralize(keys, 'key view')} per image in no more memory than the query needs"
+    return passes, f"{pluralize(keys, 'key view')} per image need no more memory than the query"
 
 
 def passes_for_constant_memory(keys: int, groups: int) -> int:

@@ -66,14 +66,14 @@ Kind = TypeVar("Kind", bound=Section)
 class DataSettings(Section):
     location: str = Field(
         "",
-        description="Folder of images, .npz file, shards ('s/{00..99}.tar'), hf:user/dataset, or demo, cifar10, stl10.",
+        description="Folder, .npz file, shards ('s/{00..99}.tar'), hf:user/dataset, demo, cifar10, cifar100 or stl10.",
     )
     root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
     subset: str = Field("", description="Classes: imagenet100, or a file with one per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     channels: Channels | Auto = Field("auto", description="Channels of the images; 1 or 3 converts gray and color.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
-    windows: bool | Auto = Field("auto", description="Use random windows of images longer than 2:1, at full sharpness.")
+    windows: bool | Auto = Field("auto", description="Cut images longer than 2:1 to random windows.")
     workers: Count | Auto = Field("auto", description="Image decoding processes.")
     strict: bool = Field(False, description="Stop at the first unreadable image, folder or shard.")
     max_failed_share: Probability = Field(0.1, description="Stop if a larger share of images is unreadable; 1: never.")
@@ -87,7 +87,7 @@ class ViewSettings(Section):
     contrast: NotNegative | None = Field(None, description="Contrast in the color jitter (default: the recipe's).")
     saturation: NotNegative | None = Field(None, description="Saturation in the color jitter (default: the recipe's).")
     hue: HueShift | None = Field(None, description="Hue in the color jitter (default: the recipe's).")
-    noise: NotNegative | None = Field(None, description="Noise without color, in units of std (default: the recipe's).")
+    noise: NotNegative | None = Field(None, description="Noise of channels without color (default: the recipe's).")
     color: bool | Auto = Field("auto", description="Channels are red, green, blue; otherwise each has its own jitter.")
     jitter_probability: Probability | None = Field(None, description="Color jitter (default: the recipe's).")
     gray_probability: Probability | None = Field(None, description="Grayscale (default: the recipe's).")
@@ -98,7 +98,7 @@ class ViewSettings(Section):
     vertical_flip_probability: Probability | None = Field(None, description="Vertical flip (default: the recipe's).")
     rotation_probability: Probability | None = Field(None, description="Right-angle rotation (default: the recipe's).")
     local_size: PositiveInt | Auto = Field("auto", description="Side of the small crops of local queries in pixels.")
-    local_scale: tuple[CropFraction, CropFraction] | Auto = Field("auto", description="Fraction of an image in them.")
+    local_scale: tuple[CropFraction, CropFraction] | Auto = Field("auto", description="Fraction of an image in these.")
     mean: PerChannel | Auto = Field("auto", description="Mean of the channels, for normalization.")
     std: PositivePerChannel | Auto = Field("auto", description="Standard deviation of the channels, for normalization.")
 
@@ -117,7 +117,7 @@ class ModelSettings(Section):
     embedding_dim: PositiveInt = Field(128, description="Dimension of queries and keys, d.")
     bn_groups: PositiveInt | Auto = Field("auto", description="Batch-norm groups of a batch (ShuffleBN).")
     drop_path: Fraction = Field(0.0, description="Stochastic depth: how often the query skips the last block.")
-    freeze_patch_embed: bool | Auto = Field("auto", description="Keep the patch embedding of a ViT as it starts.")
+    freeze_patch_embed: bool | Auto = Field("auto", description="Do not train the patch embedding of a ViT.")
 
 
 class MethodSettings(Section):
@@ -147,9 +147,9 @@ class TrainSettings(Section):
     weight_decay: NotNegative | Auto = Field(1e-4, description="Weight decay; AdamW leaves norms and biases out.")
     momentum: Fraction = Field(0.9, description="Momentum of SGD.")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Betas of AdamW.")
-    clip_grad: NotNegative | Auto = Field("auto", description="Largest norm of the gradient; 0: any.")
+    clip_grad: NotNegative | Auto = Field("auto", description="Clip gradients to this norm; 0: no clipping.")
     schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="Learning rate schedule.")
-    schedule_by: Literal["epoch", "step"] = Field("epoch", description="Whether the rate changes per epoch or step.")
+    schedule_by: Literal["epoch", "step"] = Field("epoch", description="Change the learning rate every epoch or step.")
     milestones: tuple[PositiveInt, ...] = Field((120, 160), description="Epochs at which a step schedule decays.")
     decay: Positive = Field(0.1, description="Decay factor of a step schedule.")
     warmup_epochs: NotNegative | Auto = Field(0.0, description="Epochs of linear warm-up.")
@@ -178,7 +178,7 @@ class RecordSettings(Section):
     knn_temperature: Positive = Field(0.1, description="Temperature of the kNN votes.")
     tensorboard: bool = Field(True, description="Write TensorBoard events.")
     track: Literal["none", "wandb", "mlflow", "trackio"] = Field("none", description="wandb, mlflow or trackio.")
-    report: bool = Field(True, description="Write a page about the run, report.html, at its end.")
+    report: bool = Field(True, description="Write report.html at the end.")
 
 
 class Settings(Section):
