@@ -24,7 +24,7 @@ from jcl.runs.json_object import read_object
 
 LEGEND_COLUMNS = 2
 DASHED, DOTTED = (0, (4, 1.5)), (0, (1, 1))
-# Variants of a method share its colour; rows that may coincide with JCL differ in colour and dashes.
+# Variants of a method share its color; rows that may coincide with JCL differ in color and dashes.
 VARIANTS: dict[str, dict[str, Any]] = {
     "jcl-one-query": {"color": style.BLUE, "linestyle": DASHED},
     "moco-v2-two-queries": {"color": style.ORANGE, "linestyle": DOTTED},

@@ -6,7 +6,7 @@
 
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
-device, ShuffleBN, momentum update, loss, queue, optimiser; how long it took to get ready is told too, which with an
+device, ShuffleBN, momentum update, loss, queue, optimizer; how long it took to get ready is told too, which with an
 empty cache is mostly compiling. With `--images` the step with five keys is then fed from the image files in that folder
 too, every image decoded anew each time, as in training on a set too large for memory. `--accumulate` adds a row with
 micro-batches, and its peak memory against the whole batch.

@@ -1,6 +1,6 @@
 """How many views a second one device makes: `python benchmarks/views.py [--device cuda --compile] [--json FILE]`.
 
-Each case draws fresh parameters for every view and makes complete, normalised views from a batch already on the device,
+Each case draws fresh parameters for every view and makes complete, normalized views from a batch already on the device,
 and is compared with the least we promise: on a GPU what keeps an H200 training, on a CPU, for one core, four times
 (at 32 pixels) and once (at 224 pixels) the views that lightly makes on such a core.
 """

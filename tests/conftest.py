@@ -63,7 +63,7 @@ def no_room_for(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 @pytest.fixture(scope="session")
 def npz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """34 labelled images to train on and 10 to test with: four batches of 8 and two images left over."""
+    """34 labeled images to train on and 10 to test with: four batches of 8 and two images left over."""
     file = tmp_path_factory.mktemp("arrays") / "small.npz"
     labels = np.arange(44) % 3
     pixels = drawn_pixels(44)

@@ -36,7 +36,7 @@ def smooth_encoder() -> Encoder:
 def first_steps(
     method: str, location: str, ranks: Ranks, bn_groups: int, micro_batches: int | None = None
 ) -> dict[str, Tensor]:
-    """Figures of each step, and all weights, statistics, queue, gradients and optimiser state after the last one.
+    """Figures of each step, and all weights, statistics, queue, gradients and optimizer state after the last one.
 
     With `micro_batches` by AdamW, whose epsilon keeps it from making steps of gradients that are rounding only.
     """

@@ -16,7 +16,7 @@ WALL_CLOCK = {"seconds", "images_per_second", "peak_memory_bytes"}
 
 
 def state(run: Run) -> dict[str, torch.Tensor]:
-    """Weights, queue, optimiser state and sums of the figures, from the last checkpoint."""
+    """Weights, queue, optimizer state and sums of the figures, from the last checkpoint."""
     tensors, metadata = read_tensors(list_checkpoints(run.path / "checkpoints")[-1])
     assert {"progress.window", "model.queue.rows", "model.queue.enqueued"} < tensors.keys()
     assert any(name.endswith(("momentum_buffer", "exp_avg")) for name in tensors)

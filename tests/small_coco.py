@@ -1,4 +1,4 @@
-"""A tiny set in COCO's format, drawn by code: coloured shapes with boxes, outlines and key points on dark ground."""
+"""A tiny set in COCO's format, drawn by code: colored shapes with boxes, outlines and key points on dark ground."""
 
 import json
 from pathlib import Path

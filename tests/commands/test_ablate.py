@@ -302,7 +302,7 @@ def test_alone_auto_is_not_trained_beside_the_value_that_it_becomes(npz):
 
 
 def test_alone_a_setting_is_judged_by_the_centre(npz):
-    """One key at the centre: there is no covariance to see, though another panel has more keys."""
+    """One key at the center: there is no covariance to see, though another panel has more keys."""
     over = ("num_keys=1,5", "covariance_scale=0,4")
     small_plan(npz, *over, method__num_keys=1)
     small_plan(npz, *over, method__num_keys=2, alone=True)

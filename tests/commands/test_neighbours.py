@@ -148,18 +148,18 @@ def pixels_of(picture: Path) -> np.ndarray:
 
 
 def colours(pixels: np.ndarray, more_than: int = 0) -> set[int]:
-    """The colours of more than so many pixels, each as one number."""
+    """The colors of more than so many pixels, each as one number."""
     found, counts = np.unique(pixels.astype(np.int32) @ [65536, 256, 1], return_counts=True)
     return set(found[counts > more_than].tolist())
 
 
 def large_areas(picture: np.ndarray) -> set[int]:
-    """The colours that fill much of a picture each."""
+    """The colors that fill much of a picture each."""
     return colours(picture, 300)
 
 
 def shows(areas: set[int], image: np.ndarray) -> bool:
-    """Whether all sixteen colours of one of the test images are among them."""
+    """Whether all sixteen colors of one of the test images are among them."""
     return colours(image) <= areas
 
 

@@ -14,7 +14,7 @@ def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def smooth_image(width: int, height: int) -> Image.Image:
-    """Slow changes of colour, which survive JPEG and scaling: red grows to the right, green downwards."""
+    """Slow changes of color, which survive JPEG and scaling: red grows to the right, green downwards."""
     across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     return Image.fromarray(np.stack([across, down, np.full_like(across, 128)], axis=2).round().astype(np.uint8))
 

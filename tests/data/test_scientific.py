@@ -40,7 +40,7 @@ def test_values_reach_the_network_undistorted(tmp_path: Path, kind: str):
     np.testing.assert_allclose(facts.std, wanted.std(axis=(0, 2, 3)), rtol=1e-5)
     with loader_for(source, canvas=64, batch_size=4) as loader:
         batch = next(iter(loader.epoch(0)))
-    wanted = wanted[batch.samples][..., 2:-2, :]  # the centre of 24 x 20
+    wanted = wanted[batch.samples][..., 2:-2, :]  # the center of 24 x 20
     views = centre_views(batch.pixels, batch.sizes, 20, mean=facts.mean, std=facts.std).double().numpy()
     mean, std = (np.array(values)[:, None, None] for values in (facts.mean, facts.std))
     assert np.abs(views * std + mean - wanted).max() < (0.5 / 65_535 if dtype in (np.uint8, np.uint16) else 1e-3)

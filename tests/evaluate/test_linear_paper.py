@@ -31,7 +31,7 @@ PREPROCESSING = FeatureSettings(16, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def coloured(count: int, seed: int) -> ArrayImages:
-    """Noise of 16 px, brighter in one colour: red, green or blue, which is the class."""
+    """Noise of 16 px, brighter in one color: red, green or blue, which is the class."""
     own = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
     pixels = torch.randint(0, 160, (count, 3, 16, 16), generator=own, dtype=torch.uint8)

@@ -20,7 +20,7 @@ def rotation(width: int) -> torch.Tensor:
 
 
 def with_decay(images: int, width: int, exponent: float) -> torch.Tensor:
-    """Centred features whose covariance has the eigenvalues 1, 2^-a, 3^-a, ..."""
+    """Centered features whose covariance has the eigenvalues 1, 2^-a, 3^-a, ..."""
     rows = drawn(images, width)
     directions = torch.linalg.qr(rows - rows.mean(0))[0]
     return directions * torch.arange(1, width + 1).double() ** (-exponent / 2)

@@ -1,4 +1,4 @@
-"""What a picture shows, by the colours of its pixels."""
+"""What a picture shows, by the colors of its pixels."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def pixels(path: Path) -> NDArray[np.uint8]:
 
 
 def count(picture: Path | NDArray[np.uint8], colour: tuple[int, ...] | str) -> int:
-    """Pixels of exactly this colour."""
+    """Pixels of exactly this color."""
     wanted = np.round(np.array(to_rgb(colour)) * 255) if isinstance(colour, str) else np.array(colour)
     found = pixels(picture) if isinstance(picture, Path) else picture
     return int((found == wanted.astype(np.uint8)).all(axis=2).sum())

@@ -56,7 +56,7 @@ def test_a_missing_value_has_no_bar(tmp_path: Path) -> None:
 def test_odd_names_are_drawn_as_text(tmp_path: Path) -> None:
     scores = {name: 10.0 * number for number, name in enumerate(ODD_NAMES)}
     path = plot_comparison(scores, tmp_path / "bars.png", title="$", subtitle="$_$")
-    bars = [count(path, colour) for colour in style.colours_for(ODD_NAMES)[3:6]]  # colours that only one bar has
+    bars = [count(path, colour) for colour in style.colours_for(ODD_NAMES)[3:6]]  # colors that only one bar has
     assert [bar / bars[0] for bar in bars] == pytest.approx([1, 4 / 3, 5 / 3], rel=0.05)
     rows = [neighbours("$a_{", "$a_{", "\\alpha$", ""), neighbours("<b>\n" * 30, "x" * 300)]
     assert count(draw_neighbours(rows, tmp_path / "n.png", title="$x^"), style.RED) > 100

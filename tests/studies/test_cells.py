@@ -100,7 +100,7 @@ def test_a_grid_has_every_combination_once_and_the_first_seed_first():
 def test_alone_each_axis_is_varied_around_a_centre_that_all_share_once():
     axes = {KEYS: (1, 2), TEMPERATURE: (0.1, "0.3", 0.5)}
     cells = build_cells(axes, (0, 7), lambda own: build({TEMPERATURE: 0.3} | dict(own)), alone=True)
-    around = [(2, 0.3), (1, 0.3), (2, 0.1), (2, 0.5)]  # the centre, with the recipe's 2 keys, comes first
+    around = [(2, 0.3), (1, 0.3), (2, 0.1), (2, 0.5)]  # the center, with the recipe's 2 keys, comes first
     assert [(tuple(cell.values.values()), cell.seed) for cell in cells] == [
         (values, seed) for seed in (0, 7) for values in around
     ]

@@ -13,7 +13,7 @@ PHOTOGRAPHS = Path(__file__).parents[3] / "shared" / "data" / "photos"
 
 
 def natural_image(height: int, width: int, seed: int) -> Tensor:
-    """A drawn uint8 image (3, height, width) with a photograph's spectrum, coloured edges and one-pixel detail."""
+    """A drawn uint8 image (3, height, width) with a photograph's spectrum, colored edges and one-pixel detail."""
     draw = torch.Generator().manual_seed(seed)
     frequency = torch.hypot(torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None, :])
     spectrum = torch.fft.rfft2(torch.randn(3, height, width, generator=draw)) / (frequency + 1 / max(height, width))

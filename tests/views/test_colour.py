@@ -1,4 +1,4 @@
-"""Each colour change against torchvision's function of the same factor, alone and in every order."""
+"""Each color change against torchvision's function of the same factor, alone and in every order."""
 
 import itertools
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def random_factors(count: int) -> Tensor:
 
 @pytest.fixture
 def colourful(images: Images) -> Tensor:
-    """Images in 0..1 that also hold the colours where formulas for the hue have their corners."""
+    """Images in 0..1 that also hold the colors where formulas for the hue have their corners."""
     batch = images(24, 20, 18).float() / 255
     corners = torch.tensor(list(itertools.product((0.0, 0.5, 1.0), repeat=3)))  # (27, 3)
     batch[:, :, 0, :18] = corners[:18].T

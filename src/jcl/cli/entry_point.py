@@ -84,7 +84,7 @@ def _wrong_usage(error: Any) -> WrongUsage:
 
 
 def _unknown_option(error: Any) -> str:
-    """There is no such option; the one of the command, or the setting for --set, that is probably meant."""
+    """The message for an unknown option, with the option or setting that was probably meant."""
     from jcl.settings.schema import setting_names
 
     flags = [] if error.ctx is None else [flag for each in error.ctx.command.params for flag in each.opts]

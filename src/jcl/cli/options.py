@@ -137,7 +137,7 @@ def _run(function: CommandFunction, options: Options) -> None:
 
 
 def _check_outputs(options: Options) -> None:
-    """Raise, before any work, if an output file has another ending, or if it exists and --force is not given."""
+    """Raise, before any work, if an output file has the wrong extension, or exists and --force is not given."""
     from jcl.runs.atomic import refuse_overwrite
     from jcl.settings.options import cli_field
 

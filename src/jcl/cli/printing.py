@@ -57,7 +57,7 @@ def echo(text: str) -> None:
 
 
 def print_test(figures: Mapping[str, Any], name: str = "", lead: str = "") -> None:
-    """Print how many images were tested and, of the accuracy `name`, the interval and the baselines."""
+    """Print the number of test images, and the interval and baselines of the accuracy `name`."""
     from jcl.evaluate.baselines import baseline_warning
 
     held_out = ", held out of the training images because there is no labeled test set"

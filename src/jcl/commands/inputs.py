@@ -77,7 +77,7 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
 
 
 def open_with_warnings(location: str, console: Console, channels: int | None = None) -> ImageData:
-    """The images at a location, with so many channels; warnings are printed."""
+    """Open the images at a location with `channels` channels; warnings are printed."""
     return open_data(location, channels=channels, progress=partial(print_line, console))
 
 

@@ -54,7 +54,7 @@ def projection_head(kind: Head, feature_width: int, width: int, embedding_dim: i
 class TinyCNN(nn.Module):
     """Four 3×3 convolutions with stride 2, then average pooling: (n, 3, S, S) -> (n, 128). It trains on a CPU.
 
-    There is no ReLU after the last layer, so features are centred around zero and momentum contrast starts to learn
+    There is no ReLU after the last layer, so features are centered around zero and momentum contrast starts to learn
     within a few hundred steps; positive features would all be similar to a queue of random keys.
     """
 

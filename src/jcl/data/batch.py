@@ -80,7 +80,7 @@ class ImageReader:
 
     With `substitute`, an unreadable image is replaced by the next readable one of the source, so that batches keep
     their size and do not depend on which worker reads them; otherwise it is left out. Of a long image the window at
-    `window` is read; with a seed a random one, another for each n that is added to an index of n images.
+    `window` is read, or with a seed a random one: index i + e·n gives image i of n the window of epoch e.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ def _window(size: tuple[int, int], canvas: int | None, place: float | None) -> t
 
 
 def _fitted(size: tuple[int, int], canvas: int, longer: int) -> tuple[int, int]:
-    """The size (width, height) at which `longer` pixels fit, rounded down so that half of an odd side is enough."""
+    """The size (width, height) scaled so that `longer` pixels fit the canvas, rounded down."""
     return size if longer <= canvas else (max(1, size[0] * canvas // longer), max(1, size[1] * canvas // longer))
 
 

@@ -105,7 +105,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
 
 
 def channels_last(values: NDArray[Any]) -> NDArray[Any]:
-    """(..., h, w) or, whichever of c and h is smaller, (..., c, h, w) or (..., h, w, c), as the latter."""
+    """Move the channels last: (..., h, w), (..., c, h, w) or (..., h, w, c) becomes (..., h, w, c), where c <= h."""
     if values.ndim < 3:
         return values[..., None]
     return values if values.shape[-1] <= values.shape[-3] else np.moveaxis(values, -3, -1)
@@ -159,7 +159,7 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
     """A TIFF by tifffile; by Pillow if it is a photograph, or if tifffile is not installed.
 
     Channels are the samples of a pixel, the axis C of ImageJ and OME, or up to 16 pages that tifffile wrote as one
-    array. Of other axes, such as depth and time, the first place is used.
+    array. Of other axes, such as depth and time, the first slice is used.
     """
     try:
         import tifffile
@@ -185,7 +185,7 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
     def read() -> NDArray[Any]:
         with tifffile.TiffFile(_stream(file)) as tiff:
             stack = tiff.series[0]
-            if stack.dataoffset is None:  # compressed: decode only the pages at the first place
+            if stack.dataoffset is None:  # compressed: decode only the pages of the first slice
                 over_pages = series.axes.removesuffix(page.axes)
                 numbers = np.arange(len(stack)).reshape([sizes[axis] for axis in over_pages])
                 numbers = numbers[tuple(slice(1 if axis in others else None) for axis in over_pages)]

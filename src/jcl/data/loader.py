@@ -36,10 +36,10 @@ class BatchLoader:
 
     The batches depend on the source, the seed and the epoch, not on the number of workers, the step an epoch starts at,
     or whether the images are decoded or in memory. Unreadable images are listed in `skipped` with the reason and
-    replaced by others; a `strict` loader raises instead, and any if more than `max_failed_share` are unreadable. Images
-    longer than 2:1 and larger than the canvas are cut to random `windows` rather than shrunk: to another one in each
-    epoch, or to the same if all images are kept in memory. On several `ranks` each decodes its share of a batch of
-    `batch_size` images and receives from the others what `num_keys` shuffled keys per image need.
+    replaced by others. A `strict` loader raises instead; every loader raises if more than `max_failed_share` are
+    unreadable. Images longer than 2:1 and larger than the canvas are cut to random `windows`: another one in each
+    epoch, or the same if all images are kept in memory. On several `ranks` each decodes its share of a batch of `batch_size`
+    images and receives from the others what `num_keys` shuffled keys per image need.
     """
 
     def __init__(

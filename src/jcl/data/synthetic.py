@@ -2,7 +2,7 @@
 
 Each picture shows one object whose class is its shape together with its texture (a striped disc, a checked square, a
 dotted triangle, ...). Position, size, rotation, colors, lighting and background vary independently of the class, so
-nearest neighbours in pixel space are rarely of one class, whereas features invariant to them separate the classes.
+nearest neighbors in pixel space are rarely of one class, whereas features invariant to them separate the classes.
 
 Picture ``i`` depends on the seed and on ``i`` alone: a longer set starts with the pictures of a shorter one.
 """

@@ -185,7 +185,7 @@ def _work(reader: ImageReader, ring: BatchRing, tasks: Any, reports: multiproces
         number, slot, first, count = tasks.get()
         skipped: dict[str, str] = {}
         error: Exception | None = None
-        if number == int(ring.current_pass):  # else the task was cancelled
+        if number == int(ring.current_pass):  # else the task was canceled
             try:
                 wanted = ring.wanted[slot, first : first + count].tolist()
                 skipped = reader.read_into(wanted, ring.batch(slot, first, count))

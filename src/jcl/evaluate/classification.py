@@ -1,4 +1,4 @@
-"""Classification of labelled images: the task, the accuracy, and seeded splits with every class in its share."""
+"""Classification of labeled images: the task, the accuracy, and seeded splits with every class in its share."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def classification_task(data: ImageData) -> ClassificationTask:
 
 
 def train_and_test(data: ImageData) -> tuple[ImageSource, ImageSource]:
-    """Labelled training images, and the test set or, if it has no labels, a seeded tenth of the training images."""
+    """Labeled training images, and the test set or, if it has no labels, a seeded tenth of the training images."""
     labels = data.train.labels
     if labels is None:
         raise no_labels(data)
@@ -95,7 +95,7 @@ class Scores:
 
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
-    """The accuracy of logits (n, c), column i for classes[i], for labels (n,); rows labelled -1 are left out.
+    """The accuracy of logits (n, c), column i for classes[i], for labels (n,); rows labeled -1 are left out.
 
     Ties go to the lower class. A row with NaN counts as an error.
     """
@@ -124,7 +124,7 @@ def scores_of_ranks(rank: Tensor, truth: Tensor, classes: int) -> Scores:
 
 
 def labelled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Features (n, d) and labels (n,) without the rows labelled -1."""
+    """Features (n, d) and labels (n,) without the rows labeled -1."""
     if labels.shape != features.shape[:1]:
         raise DataError(f"The {name} has {len(features)} rows of features but labels of shape {tuple(labels.shape)}.")
     keep = labels >= 0
@@ -166,7 +166,7 @@ def label_amount(text: str) -> Callable[[Tensor], Tensor]:
 
 
 def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
-    """Sorted rows of `labels` (n,) with an amount as for `--labels` of each class, never rows labelled -1.
+    """Sorted rows of `labels` (n,) with an amount as for `--labels` of each class, never rows labeled -1.
 
     The order within a class depends on the seed alone, so the rows of 1 % are among those of 10 %.
     """
@@ -180,7 +180,7 @@ def stratified_split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def hold_out_split(labels: Tensor, seed: int = 0, *, limit: int = 10_000) -> tuple[Tensor, Tensor]:
-    """Sorted rows (train, test) for labelled data without a test split.
+    """Sorted rows (train, test) for labeled data without a test split.
 
     A tenth of each class, at least one image but not all of them, becomes the test; less of large data, so that there
     are about `limit` test images. Evaluations keep the default seed, so that their results differ by the training and
@@ -201,7 +201,7 @@ def _split_classes(labels: Tensor, seed: int, stream: int, share: float) -> tupl
 
 
 def _shuffled_by_class(labels: Tensor, seed: int, stream: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Labelled rows, the position of each in the seeded order of its class, and the size of its class; all (n,)."""
+    """Labeled rows, the position of each in the seeded order of its class, and the size of its class; all (n,)."""
     labels = labels.cpu()
     rows = (labels >= 0).nonzero().squeeze(1)
     rows = rows[hash_words(seed, stream, rows).argsort(stable=True)]

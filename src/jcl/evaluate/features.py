@@ -1,4 +1,4 @@
-"""Features of all images of a source: one centre crop each, through a frozen backbone."""
+"""Features of all images of a source: one center crop each, through a frozen backbone."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ class Features:
 
 @dataclass(frozen=True)
 class FeatureSettings:
-    """How images are preprocessed for a frozen backbone: a normalized centre crop of `image_size` pixels."""
+    """How images are preprocessed for a frozen backbone: a normalized center crop of `image_size` pixels."""
 
     image_size: int
     mean: tuple[float, ...] = IMAGENET_MEAN

@@ -69,7 +69,7 @@ class FinetuneFolder(ClassifierFolder):
         write_atomically(self.settings_file, settings.encode() + b"\n")
 
     def check_labels(self, names: list[str]) -> None:
-        """Raise if the labelled images differ from those the fine-tuning started with."""
+        """Raise if the labeled images differ from those the fine-tuning started with."""
         if not self.labels_file.exists() or self.labels_file.read_bytes() != _lines(names):
             raise RunError(
                 f"The data has changed since {self.path} was started: {self.labels_file.name} lists other images. "

@@ -64,7 +64,7 @@ def knn_accuracy(
 ) -> list[KnnResult]:
     """Top-1 and top-5 of every k with every temperature (k outermost, as listed), from one search.
 
-    Features are (n, d), labels (n,) integers; rows labelled -1 are left out on both sides. A class without votes is
+    Features are (n, d), labels (n,) integers; rows labeled -1 are left out on both sides. A class without votes is
     among the top 5 only if the bank has at most five classes. `chunk` and `device` are those of `neighbour_chunks`.
     Several `ranks`, each with all features, share the queries.
     """

@@ -97,7 +97,7 @@ def _effective_rank(values: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class QualityFeatures:
-    """Features of the same images: of centre crops (n, d) and of views (n, v, d), in float64."""
+    """Features of the same images: of center crops (n, d) and of views (n, v, d), in float64."""
 
     crops: Tensor
     views: Tensor

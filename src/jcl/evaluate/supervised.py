@@ -1,4 +1,4 @@
-"""Training a classifier on labelled, augmented views: the paper's linear probe, and fine-tuning.
+"""Training a classifier on labeled, augmented views: the paper's linear probe, and fine-tuning.
 
 The paper's probe (section 4.1; MoCo) is a linear layer on a frozen backbone: batches of 256, SGD with momentum 0.9 and
 no weight decay, learning rate 30 (10 in the ablation), divided by ten after 60 % and 80 % of 100 epochs. The only
@@ -209,7 +209,7 @@ def train_and_evaluate(
 
 
 def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, jitter: bool = False) -> ViewRecipe:
-    """Training views as torchvision's defaults make them; with `jitter` the colours change as in MoCo v2."""
+    """Training views as torchvision's defaults make them; with `jitter` the colors change as in MoCo v2."""
     return ViewRecipe(
         name="crop and flip",
         size=preprocessing.image_size,

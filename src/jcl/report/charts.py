@@ -168,7 +168,7 @@ def metric_points(metrics: Sequence[Mapping[str, Any]], kind: str, name: str) ->
 
 
 def moving_average(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A centred moving average over about a thirtieth of the values that ignores NaN, and keeps it."""
+    """A centered moving average over about a thirtieth of the values that ignores NaN, and keeps it."""
     half = len(values) // 60
     finite = np.isfinite(values)
     kernel = np.ones(2 * half + 1)

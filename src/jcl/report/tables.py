@@ -120,7 +120,7 @@ def class_tables(runs: Sequence[RunContents]) -> list[Table]:
 
 
 def _test_images(runs: Sequence[RunContents]) -> tuple[str, str]:
-    """What the images are that accuracies are measured on, in singular and plural."""
+    """What to call the test images, in singular and plural."""
     held_out = {not run.sample.from_test_set for run in runs if run.sample is not None} == {True}
     return ("held-out image", "held-out images") if held_out else ("test image", "test images")
 

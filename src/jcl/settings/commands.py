@@ -76,7 +76,7 @@ class RunOptions(Options):
     )
 
     def values(self) -> dict[str, Any]:
-        """The settings that were given, by dotted name: by options and by --set."""
+        """The settings given by options and by --set, by dotted name."""
         assigned = parse_assignments(self.assignments)
         values = dict(assigned)
         for name, field in type(self).model_fields.items():
@@ -90,9 +90,9 @@ class RunOptions(Options):
         return values
 
     def settings(self, values: dict[str, Any] | None = None) -> Settings:
-        """The settings of a run with these `values` (default: those given); data sets with a recipe use their own.
+        """Settings of a run from `values` (default: the given options).
 
-        Those are for training from scratch: with initial weights, everything is chosen as for your own images.
+        A data set with a recipe of its own uses it, unless training starts from existing weights.
         """
         from jcl.data.named import KNOWN_SETS
 

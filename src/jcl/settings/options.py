@@ -64,7 +64,7 @@ class Options(Section):
     @field_validator("*")
     @classmethod
     def _expand_home(cls, value: Any) -> Any:
-        """Shells leave `~` in `--out=~/runs` alone."""
+        """Expand `~`, which shells do not expand in `--out=~/runs`."""
         return expand_user(value) if isinstance(value, Path) else value
 
     @classmethod

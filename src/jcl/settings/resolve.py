@@ -374,7 +374,7 @@ def passes_for_constant_memory(keys: int, groups: int) -> int:
 
 
 def default_knn_k(images: int) -> int:
-    """Neighbors that vote in kNN: the usual 200, fewer for few images so that other classes do not outvote."""
+    """Neighbors that vote in kNN: 200, or a tenth of the images if that is less."""
     return min(200, max(1, images // 10))
 
 

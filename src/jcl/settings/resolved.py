@@ -1,4 +1,4 @@
-"""Settings of a run in which no value that training depends on is "auto" any more, and what these were chosen from."""
+"""Settings of a run after every "auto" is resolved, and the facts about the data that the values depend on."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from jcl.views.recipe import LOCAL_SCALE
 class ResolvedDataSettings(schema.DataSettings):
     channels: schema.Channels = 3
     canvas: schema.PositiveInt
-    windows: bool = False  # of runs that began before there were windows
+    windows: bool = False  # of runs that started before this setting existed
     workers: schema.Count
 
 

@@ -334,7 +334,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def _error_message(problems: list[Any], origin: str) -> str:
-    """What is wrong with the first few settings; a value that may be of several types fails once for each of them."""
+    """What is wrong with the first few settings; pydantic reports a value once for each type that it could have."""
     by_name: dict[str, list[Any]] = {}
     for problem in problems:
         by_name.setdefault(".".join(str(part) for part in problem["loc"][:2]), []).append(problem)

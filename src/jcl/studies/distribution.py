@@ -192,7 +192,7 @@ def _features(viewers: Sequence[Viewer], sampler: ViewSampler, batch: ImageBatch
 def quality_features(
     viewer: Viewer, source: ImageSource, sampler: ViewSampler, images: int = QUALITY_IMAGES, views: int = QUALITY_VIEWS
 ) -> QualityFeatures:
-    """Features of the centre crops and of views of random images, the same for every network."""
+    """Features of the center crops and of views of random images, the same for every network."""
     recipe, found = viewer.recipe, []
     crop_ratio = FeatureSettings(recipe.size).crop_ratio
     with evaluation_mode(viewer.network.to(sampler.device)):

@@ -138,7 +138,7 @@ def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]
     tasks = [task for task in _MODELS if any(summary["task"] == task for summary in summaries)]
     different = (name for name in _COLUMNS_IF_DIFFERENT if len({summary.get(name) for summary in summaries}) > 1)
     columns = (*_TABLE_COLUMNS, *different)
-    header = ["initialisation", *columns[1:]]
+    header = ["initialization", *columns[1:]]
     header += [f"{_MODELS[task]} {figure}" for task in tasks for figure in _TABLE_FIGURES.values()]
     keys = [tuple(str(summary.get(name, "")) for name in columns) for summary in summaries]
     cells = [(summary["task"], *key) for summary, key in zip(summaries, keys, strict=True)]
