@@ -38,8 +38,8 @@ class BatchLoader:
     or whether the images are decoded or in memory. Unreadable images are listed in `skipped` with the reason and
     replaced by others. A `strict` loader raises instead; every loader raises if more than `max_failed_share` are
     unreadable. Images longer than 2:1 and larger than the canvas are cut to random `windows`: another one in each
-    epoch, or the same if all images are kept in memory. On several `ranks` each decodes its share of a batch of `batch_size`
-    images and receives from the others what `num_keys` shuffled keys per image need.
+    epoch, or the same if all images are kept in memory. On several `ranks` each decodes its share of a batch of
+    `batch_size` images and receives from the others what `num_keys` shuffled keys per image need.
     """
 
     def __init__(
