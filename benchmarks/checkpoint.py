@@ -36,8 +36,8 @@ def main() -> None:
     device = torch.device(arguments.device)
     settings = case_settings(device, arguments.on_nan)
     learner, _ = build_learner(settings, device)
-    optimiser = build_optimizer(settings, learner, device)
-    step = TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, device))
+    optimizer = build_optimizer(settings, learner, device)
+    step = TrainingStep(learner, optimizer, run_view_recipe(settings), 0, step_options(settings, device))
     trainer = Trainer(step, random_batch(settings, device))
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         figures = measure(trainer, Path(folder), arguments.repeats)
@@ -93,7 +93,7 @@ class Trainer:
         start = time.perf_counter()
         for _ in range(steps):
             self.advance()
-        self.synchronise()
+        self.synchronize()
         return time.perf_counter() - start
 
     def train_during(self, saver: CheckpointSaver) -> tuple[float, int, float]:
@@ -109,15 +109,15 @@ class Trainer:
         while saver.busy:
             self.advance()
             steps += 1
-            self.synchronise()  # or a device would be given work for long after the checkpoint is there
-        self.synchronise()
+            self.synchronize()  # or a device would be given work for long after the checkpoint is there
+        self.synchronize()
         return blocked, steps, time.perf_counter() - start
 
     def advance(self) -> None:
         self.progress.window = self.step(self.batch, self.progress.step, 1e-3, 1.0).clone()
         self.progress.step += 1
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         if self.step.options.device.type == "cuda":
             torch.cuda.synchronize()
 

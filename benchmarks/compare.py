@@ -68,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="labelled images, as for `jcl pretrain`")
+    parser.add_argument("data", help="labeled images, as for `jcl pretrain`")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--json", type=Path, required=True, help="file of the results")
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"default: all of {', '.join(ROWS)}")

@@ -60,8 +60,8 @@ def draw(found: dict[str, Any], path: Path) -> Path:
     over_epochs, over_compute = figure.subplots(1, 2, sharey=True)
     figure.subplots_adjust(left=0.065, right=0.975, top=3.3 / height, bottom=0.45 / height, wspace=0.08)
     looks = {
-        name: VARIANTS.get(name, {"color": colour, "linestyle": "-"})
-        for name, colour in zip(rows, style.colours_for(list(rows)), strict=True)
+        name: VARIANTS.get(name, {"color": color, "linestyle": "-"})
+        for name, color in zip(rows, style.colours_for(list(rows)), strict=True)
     }
     for name, row in rows.items():
         results = list(results_of(found, name).values())
@@ -105,10 +105,10 @@ def draw_row(axes: Axes, look: dict[str, Any], results: list[dict[str, Any]], sc
     epochs = sorted(set.intersection(*(set(result["online_knn"]) for result in results)), key=float)
     values = np.array([[result["online_knn"][epoch] for epoch in epochs] for result in results])
     where = np.array([float(epoch) for epoch in epochs]) * scale
-    colour, mean = look["color"], values.mean(axis=0)
-    axes.fill_between(where, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.2, linewidth=0)
+    color, mean = look["color"], values.mean(axis=0)
+    axes.fill_between(where, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
     axes.plot(where, mean, linewidth=1.8, **look)
-    axes.plot(where[-1:], mean[-1:], "o", color=colour, markersize=5, markeredgecolor=style.PAPER, markeredgewidth=0.8)
+    axes.plot(where[-1:], mean[-1:], "o", color=color, markersize=5, markeredgecolor=style.PAPER, markeredgewidth=0.8)
 
 
 if __name__ == "__main__":

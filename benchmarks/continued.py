@@ -64,7 +64,7 @@ def train(name: str, values: dict[str, Any], arguments: argparse.Namespace) -> d
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="labelled images: a folder or an .npz file")
+    parser.add_argument("data", type=Path, help="labeled images: a folder or an .npz file")
     parser.add_argument("weights", type=Path, help="a run or a weights file")
     parser.add_argument("--backbone", help="if the weights file does not state it")
     parser.add_argument("--epochs", type=int, default=100)

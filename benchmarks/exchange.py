@@ -88,9 +88,9 @@ def train_as(rank: int, count: int, port: int, images: Path, batch_size: int, nu
         bn_groups=count,
         ranks=ranks,
     )
-    optimiser = torch.optim.SGD(learner.query_encoder.parameters(), lr=0.03)
+    optimizer = torch.optim.SGD(learner.query_encoder.parameters(), lr=0.03)
     options = StepOptions(torch.device("cpu"), torch.float32, compiled=False, recorded=False)
-    step = TrainingStep(learner, optimiser, view_recipe("moco-v2", VIEW), 0, options)
+    step = TrainingStep(learner, optimizer, view_recipe("moco-v2", VIEW), 0, options)
     source = open_data(str(images)).train
     # Nothing is kept: images that fit into memory are dealt in the first epoch only, and never move again.
     loader = BatchLoader(

@@ -50,11 +50,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_problem(distinct: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Noisy class centres; a bank of `distinct` different rows repeated to the full size."""
+    """Noisy class centers; a bank of `distinct` different rows repeated to the full size."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(CLASSES, (BANK + QUERIES,), generator=generator)
-    centres = torch.randn(CLASSES, WIDTH, generator=generator)
-    features = centres[labels] + 4 * torch.randn(BANK + QUERIES, WIDTH, generator=generator)
+    centers = torch.randn(CLASSES, WIDTH, generator=generator)
+    features = centers[labels] + 4 * torch.randn(BANK + QUERIES, WIDTH, generator=generator)
     bank = features[:distinct].repeat(BANK // distinct, 1)
     tables = (bank, labels[:distinct].repeat(BANK // distinct), features[BANK:], labels[BANK:])
     return tuple(table.to(device) for table in tables)  # type: ignore[return-value]

@@ -53,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def draw_photographs(folder: Path, count: int) -> Path:
-    """Coloured noise at several scales: about as many bytes as a photograph of 640 x 480 pixels."""
+    """Colored noise at several scales: about as many bytes as a photograph of 640 x 480 pixels."""
     draw = np.random.default_rng(0)
     for number in range(count):
         picture = np.zeros((480, 640, 3))

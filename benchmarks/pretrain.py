@@ -84,8 +84,8 @@ def case_settings(
 def build_step(case: Case, method: str, num_keys: int, num_queries: int, changes: Values | None = None) -> TrainingStep:
     settings = case_settings(case, method, num_keys, num_queries, changes)
     learner, _ = build_learner(settings, DEVICE)
-    optimiser = build_optimizer(settings, learner, DEVICE)
-    return TrainingStep(learner, optimiser, run_view_recipe(settings), 0, step_options(settings, DEVICE))
+    optimizer = build_optimizer(settings, learner, DEVICE)
+    return TrainingStep(learner, optimizer, run_view_recipe(settings), 0, step_options(settings, DEVICE))
 
 
 def random_batch(case: Case) -> ImageBatch:

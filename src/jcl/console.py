@@ -79,7 +79,7 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
 
 
 def join_words(words: Sequence[str]) -> str:
-    """`map`, `map and views`, `map, neighbours and views`."""
+    """`map`, `map and views`, `map, neighbors and views`."""
     return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 

@@ -201,10 +201,10 @@ def principal_components(features: Tensor) -> Tensor:
     The sign of each is chosen so that its largest entry is positive.
     """
     rows = unit_rows(features.cpu())
-    centred = rows - rows.mean(0)
-    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    centered = rows - rows.mean(0)
+    _, _, directions = torch.linalg.svd(centered, full_matrices=False)
     components = torch.zeros(len(rows), 2, dtype=torch.float64)
-    found = centred @ directions[:2].T
+    found = centered @ directions[:2].T
     components[:, : found.shape[1]] = found
     largest = components.gather(0, components.abs().argmax(0, keepdim=True))
     return components * torch.where(largest < 0, -1.0, 1.0)

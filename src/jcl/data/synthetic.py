@@ -155,8 +155,8 @@ def drawn_objects(count: int, seed: int, size: int = 32) -> tuple[Tensor, Tensor
 def _draw(table: Floats, labels: NDArray[np.int64], noise: Floats) -> NDArray[np.uint8]:
     """Background, clutter, object, light and grain, one over the other."""
     size = noise.shape[-1]
-    centres = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)  # of the pixels, in a square from -1 to 1
-    grid = np.stack(np.meshgrid(centres, centres))  # (2, size, size)
+    centers = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)  # of the pixels, in a square from -1 to 1
+    grid = np.stack(np.meshgrid(centers, centers))  # (2, size, size)
     slope, _ = _rotate(grid[0], grid[1], table[:, _GROUND_TURN])
     picture = _blend(table[:, _GROUND_COLORS], (0.5 + 0.3 * slope).clip(0, 1))
     for numbers in np.split(table[:, _CLUTTER:], _CLUTTER_PIECES, axis=1):

@@ -1,4 +1,4 @@
-"""Evaluation of pooled features by neighbours, linear probes, fine-tuning and detection."""
+"""Evaluation of pooled features by neighbors, linear probes, fine-tuning and detection."""
 
 from jcl.evaluate.features import FeatureSettings as FeatureSettings
 from jcl.evaluate.features import extract_features as extract_features

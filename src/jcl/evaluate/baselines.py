@@ -40,9 +40,9 @@ def estimate(accuracy: float, images: float | None = None) -> Estimate:
     if images is None or images <= 0:
         return Estimate(accuracy, accuracy, accuracy)
     share, square = min(max(accuracy / 100, 0.0), 1.0), Z_95**2 / images
-    centre = (share + square / 2) / (1 + square)
+    center = (share + square / 2) / (1 + square)
     half = math.sqrt(square * (share * (1 - share) + square / 4)) / (1 + square)
-    return Estimate(accuracy, 100 * max(0.0, centre - half), 100 * min(1.0, centre + half), images)
+    return Estimate(accuracy, 100 * max(0.0, center - half), 100 * min(1.0, center + half), images)
 
 
 def clearly_best(estimates: Sequence[Estimate | None]) -> int | None:

@@ -1,8 +1,8 @@
-"""Weighted k-nearest-neighbour classification of frozen features (Wu et al. 2018; MoCo), also during training.
+"""Weighted k-nearest-neighbor classification of frozen features (Wu et al. 2018; MoCo), also during training.
 
 Each of the k bank rows most similar to a query votes for its class with weight exp(similarity / temperature). Votes
-are added one neighbour at a time, nearest first, so one pass serves every k and the sums are the same on every device.
-Ties between neighbours go to the lower bank row, ties between classes to the lower class.
+are added one neighbor at a time, nearest first, so one pass serves every k and the sums are the same on every device.
+Ties between neighbors go to the lower bank row, ties between classes to the lower class.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def knn_accuracy(
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
-    # number of neighbours -> the rank of the true class of this rank's queries, parts of (q, t)
+    # number of neighbors -> the rank of the true class of this rank's queries, parts of (q, t)
     none = torch.empty(0, len(temperature), dtype=torch.int64)  # there may be fewer queries than ranks
     parts = {min(each, len(bank)): [none] for each in k}
     if own.start < own.stop:
@@ -166,9 +166,9 @@ def online_knn(
 def _votes(
     found: Neighbours, bank_classes: Tensor, classes: int, k: Sequence[int], temperature: Sequence[float]
 ) -> Iterator[tuple[int, Tensor]]:
-    """For each number of neighbours in `k`, at most those found: that number and the votes (t, q, c).
+    """For each number of neighbors in `k`, at most those found: that number and the votes (t, q, c).
 
-    Weights are relative to the nearest neighbour's, so that no temperature overflows. The same tensor is yielded each
+    Weights are relative to the nearest neighbor's, so that no temperature overflows. The same tensor is yielded each
     time, with more votes in it.
     """
     similarities, rows = found.similarities, found.rows

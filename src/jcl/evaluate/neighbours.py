@@ -1,4 +1,4 @@
-"""Exact nearest neighbours by cosine similarity, in bounded memory, with the same result on every machine.
+"""Exact nearest neighbors by cosine similarity, in bounded memory, with the same result on every machine.
 
 Similarities are computed in float64 from unit rows rounded to multiples of 2^-26. Every product is then a multiple
 of 2^-52 and, by Cauchy-Schwarz, no partial sum exceeds 1 by more than rounding, so every sum is exact whatever its
@@ -77,7 +77,7 @@ def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
 
 
 def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:
-    """Neighbours of unit `queries`, keeping the best k seen so far while going through the bank."""
+    """Neighbors of unit `queries`, keeping the best k seen so far while going through the bank."""
     similarities = queries.new_empty(len(queries), 0)
     rows = torch.empty_like(similarities, dtype=torch.int64)
     for start in range(0, len(bank), chunk):

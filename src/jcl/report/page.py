@@ -27,7 +27,7 @@ _LOSSLESS_SIDE: Final = 48  # images up to this size are stored as PNG
 _MAX_ROWS, _MAX_ROWS_OF_ALL = 6, 24  # rows of images of one run, and of all runs, so that the page stays small
 _IMAGE_SECTIONS: Final = ("invariance", "map", "neighbors", "views")
 # Lighter versions of the colors in style.py, for dark pages.
-_DARK_COLOURS: Final = {
+_DARK_COLORS: Final = {
     style.BLUE: "#4ea8de",
     style.ORANGE: "#f0b545",
     style.GREEN: "#35c79c",
@@ -62,7 +62,7 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
         data={"runs": [run.name for run in runs], "charts": charts},
         colours=style.colours_for(unique_names([run.settings.method.name for run in runs], " ")),
         hues=style.PALETTE,
-        dark=_DARK_COLOURS,
+        dark=_DARK_COLORS,
         css=Markup(_asset("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

@@ -33,7 +33,7 @@ RED: Final = "#d55e00"
 # The color-blind safe palette of Okabe and Ito, without yellow, which is hard to see on white.
 PALETTE: Final = (BLUE, ORANGE, GREEN, "#cc79a7", "#56b4e9", RED)
 
-_BASELINE_COLOURS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}  # shades of gray
+_BASELINE_COLORS: Final = {"random-encoder": "#9aa5b1", "raw-pixels": "#c5ccd3"}  # shades of gray
 
 SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5, "tiny": 6.0}
 
@@ -41,10 +41,10 @@ SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5, "tiny"
 def colours_for(names: Sequence[str]) -> list[str]:
     """A color for each name: the same for a method in every figure, or else the next unused one."""
     keys = [name.strip().lower().replace(" ", "-") for name in names]
-    known = [METHODS[key].colour if key in METHODS else _BASELINE_COLOURS.get(key) for key in keys]
-    free = [colour for colour in PALETTE if colour not in known] or list(PALETTE)
+    known = [METHODS[key].colour if key in METHODS else _BASELINE_COLORS.get(key) for key in keys]
+    free = [color for color in PALETTE if color not in known] or list(PALETTE)
     unknown = iter(range(len(names)))
-    return [colour or free[next(unknown) % len(free)] for colour in known]
+    return [color or free[next(unknown) % len(free)] for color in known]
 
 
 def plain(text: str, limit: int = 40) -> str:

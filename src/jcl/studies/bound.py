@@ -42,10 +42,10 @@ class Estimate:
 
     def control_mean(self, similarities: Tensor, mean: Tensor) -> Estimate:
         """Reduce the variance with s (n, m), whose exact mean (n,) is known, as a control variate."""
-        centred = similarities - similarities.mean(dim=1, keepdim=True)
-        slope = (self.influence * centred).mean(dim=1) / centred.square().mean(dim=1)
+        centered = similarities - similarities.mean(dim=1, keepdim=True)
+        slope = (self.influence * centered).mean(dim=1) / centered.square().mean(dim=1)
         error = similarities.mean(dim=1) - mean
-        return Estimate(self.value - slope * error, self.influence - slope[:, None] * centred)
+        return Estimate(self.value - slope * error, self.influence - slope[:, None] * centered)
 
     def error(self) -> Tensor:
         """The standard error of each image's value, (n,)."""
@@ -217,8 +217,8 @@ class Normality:
 def normality(samples: Tensor) -> Normality:
     """Test each row of `samples` (n, m), with m of at least `MIN_SAMPLES`."""
     count = samples.shape[1]
-    centred = samples.double() - samples.double().mean(dim=1, keepdim=True)
-    second, third, fourth = (centred.pow(power).mean(dim=1) for power in (2, 3, 4))
+    centered = samples.double() - samples.double().mean(dim=1, keepdim=True)
+    second, third, fourth = (centered.pow(power).mean(dim=1) for power in (2, 3, 4))
     skewness, kurtosis = third / second**1.5, fourth / second**2
     statistic = _skewness_score(skewness, count).square() + _kurtosis_score(kurtosis, count).square()
     return Normality(skewness, kurtosis - 3, torch.exp(-statistic / 2))
