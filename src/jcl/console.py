@@ -25,17 +25,14 @@ class RobustConsole(Console):
 
     failure: OSError | None = None
 
-    def on_broken_pipe(self) -> None:
-        self._silence()
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:  # every print ends here
             super().__exit__(kind, error, trace)
         except OSError as failure:
             self.failure = failure
-            self._silence()
+            self.on_broken_pipe()
 
-    def _silence(self) -> None:
+    def on_broken_pipe(self) -> None:
         self.quiet = True
         with contextlib.suppress(OSError, ValueError):  # no file descriptor
             null = os.open(os.devnull, os.O_WRONLY)

@@ -16,7 +16,7 @@ from jcl.commands.inputs import data_facts, open_run_data, open_target, refuse_i
 from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.probes import measure_linear
 from jcl.commands.run import Run
-from jcl.console import STDERR, format_duration, pluralize, print_line, warn_skipped
+from jcl.console import STDERR, format_duration, list_some, pluralize, print_line, warn_skipped
 from jcl.data import ImageData, ImageSource
 from jcl.data.loader import refuse_large_batch
 from jcl.data.source import fingerprint
@@ -171,9 +171,9 @@ class Ablation:
             raise Interrupted(f"{prefix}{cells} unfinished in {self.folder}; run the same command again to continue.")
         if self.failed:
             cells, errors = pluralize(len(self.failed), "cell"), list(dict.fromkeys(self.failed.values()))
-            titles = ", ".join(list(self.failed)[:3]) + (", ..." if len(self.failed) > 3 else "")
             others = f" See {self.folder / 'ablation.csv'} for the other errors." if len(errors) > 1 else ""
-            raise RunError(f"{cells} failed ({titles}): {errors[0]}{others} Run the same command again to retry.")
+            failed = f"{cells} failed ({list_some(self.failed, 3)})"
+            raise RunError(f"{failed}: {errors[0]}{others} Run the same command again to retry.")
 
 
 def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from jcl.commands.inputs import open_own_data, open_with_warnings
+from jcl.commands.inputs import open_chosen_data
 from jcl.commands.run import TrainedRun, open_trained
 from jcl.console import STDERR
 from jcl.core.method import ContrastiveLearner
@@ -37,9 +37,7 @@ def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, Bo
     return list(study.gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
 
 
-def bound_along_training(
-    options: BoundOptions, run: Path, progress: Callable[[int, int], None] = lambda done, total: None
-) -> RunBounds:
+def bound_along_training(options: BoundOptions, run: Path, progress: Callable[[int, int], None]) -> RunBounds:
     """Eq. 4, 7 and 8 with views of images as keys, at every checkpoint of a run.
 
     The query is one more view of the image, and the negatives are the checkpoint's queue. Both encoders are in
@@ -54,9 +52,8 @@ def bound_along_training(
     elif "temperatures" in options.model_fields_set:
         raise SettingsError("--temperatures is for Gaussian keys or imported checkpoints; a run has its own.")
     settings = trained.settings
-    channels = settings.data.channels
-    data = open_with_warnings(options.data, STDERR, channels) if options.data else open_own_data(settings, STDERR)
-    source = data.train
+    own = settings if trained.imported is None else None
+    source = open_chosen_data(options.data, own, trained.path, STDERR, settings.data.channels).train
     rows = sample_rows(source, options.images or 256, options.seed)
     steps: list[study.StepBound] = []
     total = len(rows) * len(trained.checkpoints)
@@ -84,8 +81,6 @@ def bound_along_training(
 
 def _with_options(trained: TrainedRun, options: BoundOptions) -> TrainedRun:
     """An imported checkpoint with what its file does not state."""
-    if options.data is None:
-        raise RunError(f"{trained.path} is a weights file; give the data after it.")
     if "temperatures" not in options.model_fields_set:
         return trained
     first, *others = parse_numbers(options.temperatures, "--temperatures", lambda n: n > 0, "above 0")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from jcl.commands.inputs import open_own_data, open_with_warnings
+from jcl.commands.inputs import open_chosen_data
 from jcl.commands.run import open_trained
 from jcl.console import STDERR, join_words, plain_names, unique_names
 from jcl.core.registry import METHODS
@@ -65,7 +65,11 @@ def open_networks(
     folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
     settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
     viewers, notes = _open_viewers(paths, settings, options.views, of, device)
-    source = _open_source(paths, settings, location, split, len(viewers[0].recipe.mean))
+    own = next(iter(settings.values()), None)
+    data = open_chosen_data(location, own, paths[-1], STDERR, len(viewers[0].recipe.mean))
+    source = data.train if split == "train" else data.test
+    if source is None:
+        raise DataError(f"{data.train.description} has no test images; use --split train.")
     # The size at which images are decoded in training.
     sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
     canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
@@ -116,21 +120,6 @@ def _open_viewers(
     return viewers, notes
 
 
-def _open_source(
-    paths: Sequence[Path], settings: RunSettings, location: str | None, split: str, channels: int
-) -> ImageSource:
-    if location is not None:
-        data = open_with_warnings(location, STDERR, channels)
-    elif settings:
-        data = open_own_data(next(iter(settings.values())), STDERR)
-    else:
-        raise RunError(f"{paths[-1]} is a weights file; give the data after it.")
-    source = data.train if split == "train" else data.test
-    if source is None:
-        raise DataError(f"{data.train.description} has no test images; use --split train.")
-    return source
-
-
 def _names(paths: Sequence[Path], settings: RunSettings) -> list[str]:
     """The methods if they differ, else the names of the folders or files."""
     methods = [settings[path].method.name if path in settings else "" for path in paths]
@@ -147,7 +136,7 @@ def _file_name(path: Path) -> str:
     return path.parent.name if path.stem in ("backbone", "model") else path.stem
 
 
-def compare_views(options: DistributionOptions, progress: Progress | None = None) -> DistributionReport:
+def compare_views(options: DistributionOptions, progress: Progress) -> DistributionReport:
     """Figure 3 for several networks."""
     started = time.perf_counter()
     device = choose_device(options.device)
@@ -222,7 +211,7 @@ class Comparison:
         return found
 
 
-def compare_quality(options: CompareOptions, progress: Progress | None = None) -> Comparison:
+def compare_quality(options: CompareOptions, progress: Progress) -> Comparison:
     """Measure all networks without labels; `progress` is called with the number done and in all."""
     device = choose_device(options.device)
     paths, viewers, source, canvas, notes = open_networks(options, device)
@@ -234,8 +223,7 @@ def compare_quality(options: CompareOptions, progress: Progress | None = None) -
         quality, images = features.measure(), len(features.crops)
         halves = features.resample(quality) if len(paths) > 1 else []
         found.append(Compared(viewer.name, quality, halves, _recorded_knn(path) if own_images else None))
-        if progress is not None:
-            progress(len(found), len(paths))
+        progress(len(found), len(paths))
     few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
     return Comparison(found, images, [*notes, *few])
 

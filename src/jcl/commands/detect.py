@@ -151,7 +151,10 @@ def _train(
     results, figures = job.evaluate()
     if ranks.first:
         folder.write_results(results)
-        job.draw(folder.picture_file, results, pictures)
+        if rows := [row for row, image in enumerate(job.val.images) if image.annotations][:pictures]:
+            title = f"{settings.task}: {settings.label}"
+            subtitle = f"{settings.backbone}, {settings.iterations:,} iterations, batch size {settings.batch_size}"
+            detections_picture(folder.picture_file, job.val, results, rows, title, subtitle)
         folder.write_summary(job.summary(figures, progress))  # last, because it marks the detector as finished
     return folder
 
@@ -272,13 +275,6 @@ class DetectionJob:
             "tested_on_training_images": settings.overfit is not None,
             "test_images_per_second": len(self.val.images) / max(seconds, 1e-9),
         }
-
-    def draw(self, file: Path, results: Results, pictures: int) -> None:
-        """Draw annotations and predictions of the first test images."""
-        settings = self.settings
-        if rows := [row for row, image in enumerate(self.val.images) if image.annotations][:pictures]:
-            subtitle = f"{settings.backbone}, {settings.iterations:,} iterations, batch size {settings.batch_size}"
-            detections_picture(file, self.val, results, rows, f"{settings.task}: {settings.label}", subtitle)
 
     def summary(self, figures: dict[str, Any], progress: Progress) -> dict[str, Any]:
         """All figures of a finished detector."""

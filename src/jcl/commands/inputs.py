@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import build_backbone
-from jcl.data import ArrayImages, ImageData, ImageSource, UnreadableImage, open_data
+from jcl.data import ArrayImages, ImageData, ImageSource, open_data
 from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
-from jcl.data.source import RGB, fingerprint, pixel_format
+from jcl.data.source import RGB, fingerprint, pixel_format, sample_images
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError, RunError, SettingsError
@@ -76,6 +76,17 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
             raise DataError(f"The folder {root} (data.root of the run) does not exist; create it, or {remedy}.")
 
 
+def open_chosen_data(
+    location: str | None, settings: Settings | None, weights: Path, console: Console, channels: int
+) -> ImageData:
+    """The images at `location`, or by default those of the run that the weights are from, if they are from one."""
+    if location is not None:
+        return open_with_warnings(location, console, channels)
+    if settings is None:
+        raise RunError(f"{weights} is a weights file; give the data after it.")
+    return open_own_data(settings, console)
+
+
 def open_with_warnings(location: str, console: Console, channels: int | None = None) -> ImageData:
     """Open the images at a location with `channels` channels; warnings are printed."""
     return open_data(location, channels=channels, progress=partial(print_line, console))
@@ -99,10 +110,11 @@ def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFact
     """The facts about a source, and about the weights to start from, that automatic settings depend on."""
     stored, start = pixel_format(source), initial_facts(init) if init else None
     sides, moments = [], []
-    for image in _probe_images(source):
+    for image in sample_images(source, 32):
         sides.append(min(image.shape[1:]))
         if stored != RGB:
-            moments.append(_moments(image))
+            values = (image if image.is_floating_point() else image / 255).double()
+            moments.append(torch.stack((values.mean(dim=(1, 2)), values.square().mean(dim=(1, 2)))))
     if not sides:
         raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
     mean, std = _normalization(moments) if moments else (None, None)
@@ -110,22 +122,8 @@ def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFact
     return DataFacts(len(source), side, decoded, stored.channels, stored.color, mean, std, init=start)
 
 
-def _probe_images(source: ImageSource, probes: int = 32) -> Iterator[Tensor]:
-    """A few readable images spread over the source."""
-    count = min(probes, len(source))
-    for probe in range(count):
-        with contextlib.suppress(UnreadableImage):
-            yield source.read(probe * len(source) // count)
-
-
-def _moments(image: Tensor) -> Tensor:
-    """The means of values and of squares of each channel: (2, channels)."""
-    values = (image if image.is_floating_point() else image / 255).double()
-    return torch.stack((values.mean(dim=(1, 2)), values.square().mean(dim=(1, 2))))
-
-
 def _normalization(moments: list[Tensor]) -> list[tuple[float, ...]]:
-    """The mean and standard deviation of each channel, over all pixels of a few images."""
+    """The mean and standard deviation of each channel, from the means of values and squares in a few images."""
     mean, square = torch.stack(moments).mean(dim=0)
     std = (square - mean.square()).clamp_min(0).sqrt()
     std = torch.where(std > 1e-6 * mean.abs(), std, 1.0)  # of a constant channel
@@ -192,14 +190,10 @@ def open_target(weights: Path, location: str | None, device: str, console: Conso
     """The backbone of a run or file with the data at `location` (default: the data of the run)."""
     loaded, run = open_backbone(weights), RunFolder(checkpoint_run(weights) or weights)
     settings = run.settings() if run.settings_file.is_file() or (location is None and weights.is_dir()) else None
-    if location is not None:
-        data = open_with_warnings(location, console, loaded.info.channels)
-    elif settings is not None:
-        data, location = open_own_data(settings, console), settings.data.location
-    else:
-        raise RunError(f"{weights} is a weights file; give the data to evaluate it on after it.")
+    data = open_chosen_data(location, settings, weights, console, loaded.info.channels)
     state: dict[str, Any] = {} if loaded.epoch is None else {"epoch": loaded.epoch}
     if settings is not None and weights.is_dir():
         state["finished"] = loaded.epoch is None
-    seed = settings.train.seed if settings is not None else 0
+    seed, own_location = (settings.train.seed, settings.data.location) if settings is not None else (0, "")
+    location = own_location if location is None else location
     return EvaluationTarget(loaded.network, loaded.info, data, choose_device(device), location, seed, state)

@@ -33,15 +33,13 @@ from jcl.settings.schema import TrainSettings
 RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 
 
-def measure_knn(
-    options: KnnOptions, *, console: Console = STDERR, progress: Callable[[int, int], None] | None = None
-) -> list[KnnResult]:
+def measure_knn(options: KnnOptions, *, progress: Callable[[int, int], None] | None = None) -> list[KnnResult]:
     """Weighted kNN of the frozen features of a run or file on labeled data (default: the data of the run).
 
     The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
     `progress` is called with the number of images done and their total, for the training and then the test set.
     """
-    with run_context(options.device, RANK_TIMEOUT, console) as context:
+    with run_context(options.device, RANK_TIMEOUT, STDERR) as context:
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
         workers = max(1, default_workers() // ranks.count) if options.workers is None else options.workers
@@ -60,15 +58,13 @@ def measure_knn(
                 data, features, k=k, temperature=options.temperature, device=device, ranks=ranks, skipped=skipped
             )
 
-        def measure_untrained(target: EvaluationTarget) -> list[float]:
-            return [one.top1 for one in measure(target)]
-
         results = [replace(one, run_state=target.run_state) for one in measure(target)]
         for of_test in (False, True):
             warn_skipped(context.console, {n: why for n, why in skipped.items() if n.endswith(OF_TEST) == of_test})
         if options.no_untrained:
             return results
-        found = target.untrained(measure_untrained, ranks, knn=[[*k], options.temperature])
+        about = [[*k], options.temperature]
+        found = target.untrained(lambda network: [one.top1 for one in measure(network)], ranks, knn=about)
         return [replace(one, untrained_top1=top1) for one, top1 in zip(results, found, strict=True)]
 
 

@@ -210,7 +210,7 @@ def principal_components(features: Tensor) -> Tensor:
     return components * torch.where(largest < 0, -1.0, 1.0)
 
 
-def tsne(features: Tensor, perplexity: float = 30.0) -> Tensor | None:
+def tsne(features: Tensor) -> Tensor | None:
     """Exact t-SNE (n, 2) of the unit rows of `features` (n, d), for a few hundred rows.
 
     None if scikit-learn is not installed or there are fewer than five rows.
@@ -224,6 +224,6 @@ def tsne(features: Tensor, perplexity: float = 30.0) -> Tensor | None:
         return None
     start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)  # scikit-learn's own start is NaN if all rows are equal
     model = TSNE(
-        perplexity=min(perplexity, (count - 1) / 3), init=start.numpy(), method="exact", max_iter=400, random_state=0
+        perplexity=min(30.0, (count - 1) / 3), init=start.numpy(), method="exact", max_iter=400, random_state=0
     )
     return torch.from_numpy(model.fit_transform(unit_rows(features.cpu()).numpy()))

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from jcl.data.source import RGB, ImageSource, PixelFormat, UnreadableImage, pixel_format
+from jcl.data.source import RGB, ImageSource, PixelFormat, UnreadableImage, pixel_format, sample_images
 from jcl.random import WINDOWS, uniforms
 
 _PROBED_IMAGES: Final = 64
@@ -151,12 +151,7 @@ def canvas_for(source: ImageSource, canvas: int, window: float | None = 0.5) -> 
     Estimated from images evenly spaced in the source, so it is the same on every run; larger images are scaled down.
     """
     largest = 0
-    count = min(_PROBED_IMAGES, len(source))
-    for probe in range(count):
-        try:
-            image = source.read(probe * len(source) // count, canvas, window)
-        except UnreadableImage:
-            continue
+    for image in sample_images(source, _PROBED_IMAGES, canvas, window):
         largest = max(largest, *image.shape[1:])
         if largest >= canvas:
             return canvas

@@ -34,7 +34,7 @@ PIXEL_LIMIT: Final = 128_000_000
 MAX_ASPECT: Final = 2
 """Images longer than this, and than the canvas, are cut to a window."""
 _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
-_DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes that write 16-bit files
+_DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes; 16-bit files often hold values of 12
 
 # Not EPS and the like, which Pillow passes to another program.
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
@@ -148,7 +148,8 @@ def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes) -> Image.Image:
         image = Image.fromarray(to_bytes(np.asarray(image), 1.0))
     elif deep:
         values = deep_values(image, file)
-        image = Image.fromarray(to_bytes(values, 2.0 ** real_bits(int(values.max())) - 1))
+        depth = next((bits for bits in _DEPTHS if values.max() < 1 << bits), _DEPTHS[-1])
+        image = Image.fromarray(to_bytes(values, 2.0**depth - 1))
     elif image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -167,11 +168,6 @@ def loses_bits(image: Image.Image) -> bool:
     """Whether Pillow decodes an opened image of more than 8 bits with 8: 16-bit color with transparency, or PPM."""
     arguments = [part.args for part in getattr(image, "tile", [])]
     return any(";16" in str(each) or (image.format == "PPM" and each[-1] > 255) for each in arguments)
-
-
-def real_bits(peak: int) -> int:
-    """The bits of values up to `peak`; files of 16 bits often hold values of 12."""
-    return next((bits for bits in _DEPTHS if peak < 1 << bits), _DEPTHS[-1])
 
 
 def deep_values(image: Image.Image, file: Path | bytes) -> NDArray[Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
 
 from jcl.console import join_words, list_some, pluralize, shell_quote
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
@@ -37,7 +36,8 @@ class FolderImages(EncodedImages):
     ) -> None:
         self.root, self.channels = root, channels
         self.class_names = class_names
-        self.labels = None if class_names is None else _labels(listing.files, class_names)
+        numbers = {name: number for number, name in enumerate(class_names or ())}
+        self.labels = torch.tensor([numbers[_class_of(name)] for name in listing.files]) if numbers else None
         self.unsupported = _count_extensions(listing)
         self.unlisted = {_printable(folder): reason for folder, reason in listing.unlisted.items()}
         self._files = NameTable.of(listing.files)
@@ -226,8 +226,3 @@ def _class_of(name: str) -> str:
 def _class_names(files: Sequence[str]) -> tuple[str, ...] | None:
     names = {_class_of(name) for name in files}
     return tuple(sorted(names)) if len(names) > 1 and "" not in names else None
-
-
-def _labels(files: Sequence[str], class_names: tuple[str, ...]) -> Tensor:
-    labels = {name: label for label, name in enumerate(class_names)}
-    return torch.tensor([labels[_class_of(name)] for name in files], dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -148,6 +149,16 @@ def class_name(source: ImageSource, label: int) -> str:
     """The name of a class, or its number if classes have no names."""
     names = source.class_names or ()
     return names[label] if label < len(names) else f"class {label}"
+
+
+def sample_images(
+    source: ImageSource, limit: int, canvas: int | None = None, window: float | None = 0.5
+) -> Iterator[Tensor]:
+    """Up to `limit` readable images, evenly spaced in the source."""
+    count = min(limit, len(source))
+    for number in range(count):
+        with contextlib.suppress(UnreadableImage):
+            yield source.read(number * len(source) // count, canvas, window)
 
 
 def select_images(source: ImageSource, rows: Tensor) -> ImageSource:

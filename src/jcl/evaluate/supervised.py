@@ -90,11 +90,6 @@ class Classifier(nn.Module):
             logits: Tensor = self.fc(features.float())
         return logits
 
-    @property
-    def trainable(self) -> nn.Module:
-        """The part that training changes, and that checkpoints hold."""
-        return self.fc if self.frozen else self
-
     def train(self, mode: bool = True) -> Classifier:
         super().train(mode)
         if self.frozen:
@@ -131,7 +126,8 @@ class ClassifierTask(TrainingTask):
             workers=self.workers,
             device=self.device,
         )
-        self.module, self.epochs = self.network.trainable, train.epochs
+        self.module = self.network.fc if self.network.frozen else self.network  # the part that training changes
+        self.epochs = train.epochs
         self.steps_per_epoch, self.batch_size = self.loader.steps_per_epoch, self.loader.batch_size
         self.targets = class_positions(self.data.labels, self.data.classes).to(self.device)
         self.precision, compiled = choose_precision(train.precision, self.device), train.compile is True

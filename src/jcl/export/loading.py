@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jcl.console import STDERR, pluralize, print_line
+from jcl.console import STDERR, list_some, pluralize, print_line
 from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, fit_channels, torchvision_networks
 from jcl.errors import RunError, SettingsError, import_extra
 from jcl.export.backbone_file import BackboneInfo, backbone_info
@@ -234,8 +234,8 @@ def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str,
     prefixes = network_prefixes(tensors, expected)
     if not prefixes:
         raise RunError(
-            f"{weights.path} does not hold a {name}: most of its {len(expected):,} tensors ({_first(expected)}) are "
-            f"missing; the file has {_first(tensors)}."
+            f"{weights.path} does not hold a {name}: most of its {len(expected):,} tensors "
+            f"({list_some(expected, 3)}) are missing; the file has {list_some(tensors, 3)}."
         )
     if len(prefixes) > 1:
         found = " and ".join(prefix or "no prefix" for prefix in prefixes)
@@ -255,7 +255,7 @@ def _check_match(
     tops = {part.partition(".")[0] for part in expected} - set(_HEADS)
     unexpected = [part for part in found if part not in expected and part.partition(".")[0] in tops]
     kinds = {"missing": missing, "of another shape": shapes, "unexpected": unexpected}
-    problems = [f"{len(parts):,} {kind} ({_first(parts)})" for kind, parts in kinds.items() if parts]
+    problems = [f"{len(parts):,} {kind} ({list_some(parts, 3)})" for kind, parts in kinds.items() if parts]
     for part in shapes[:1]:
         problems.append(f"{part} is {(*found[part].shape,)} in the file and {(*expected[part].shape,)} in the network")
     if shapes and all("pos_embed" in part or "position" in part for part in shapes):
@@ -294,12 +294,7 @@ def _notes(weights: WeightsFile, layout: str, stem: str, dtypes: set[torch.dtype
     if dtypes:
         yield f"converted {' and '.join(sorted(map(str, dtypes))).replace('torch.', '')} values to float32"
     if weights.ignored:
-        yield f"ignored other entries of the file: {_first(weights.ignored, 8)}"
-
-
-def _first(names: Iterable[str], count: int = 3) -> str:
-    listed = list(names)
-    return ", ".join(listed[:count]) + (", ..." if len(listed) > count else "")
+        yield f"ignored other entries of the file: {list_some(weights.ignored, 8)}"
 
 
 def read_initial(settings: Settings) -> WeightsFile | None:

@@ -14,9 +14,9 @@ from matplotlib.ticker import MaxNLocator
 
 from jcl.console import join_words, pluralize
 from jcl.report import style
-from jcl.runs.json_object import format_value
+from jcl.runs.json_object import format_value, is_number
 from jcl.studies.ablation import Point
-from jcl.studies.cells import are_numbers, describe, distinct_values, short_name
+from jcl.studies.cells import describe, distinct_values, short_name
 
 MAX_CURVES: Final = len(style.PALETTE)
 """More combinations are drawn as a heat map."""
@@ -136,7 +136,7 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
         seeds = [(at, value) for at, point in measured for value in point.each(metric) if len(point.results) > 1]
         axes.scatter([at for at, _ in seeds], [value for _, value in seeds], 14, color, alpha=0.4, linewidth=0)
         axes.plot(
-            x, means, color=color, linewidth=1.9, linestyle="-" if are_numbers(values) else "none", marker="o",
+            x, means, color=color, linewidth=1.9, linestyle="-" if all(map(is_number, values)) else "none", marker="o",
             markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
         )  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))

@@ -124,10 +124,7 @@ class NullSaver:
 
     busy = moved = False
 
-    def start(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None: ...
+    def start(self, *_state: object) -> None:
+        """Do nothing."""
 
-    def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None: ...
-
-    def wait(self) -> None: ...
-
-    def report(self) -> None: ...
+    finish = wait = report = start

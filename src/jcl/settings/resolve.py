@@ -178,11 +178,6 @@ def _canvas(values: Values, facts: DataFacts) -> tuple[int, str]:
     return canvas_side(size, values["views.min_scale"]), f"so that few crops are enlarged to {size} px"
 
 
-@_rule("data.windows")
-def _windows(values: Values, facts: DataFacts) -> tuple[bool, str]:
-    return True, ""
-
-
 @_rule("data.workers")
 def _workers(values: Values, facts: DataFacts) -> tuple[int, str]:
     if facts.decoded:

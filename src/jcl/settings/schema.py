@@ -73,7 +73,7 @@ class DataSettings(Section):
     download: bool = Field(True, description="Download data sets that are not in data.root.")
     channels: Channels | Auto = Field("auto", description="Channels of the images; 1 or 3 converts gray and color.")
     canvas: PositiveInt | Auto = Field("auto", description="Longest side in pixels of decoded images.")
-    windows: bool | Auto = Field("auto", description="Cut images longer than 2:1 to random windows.")
+    windows: bool = Field(True, description="Cut images longer than 2:1 to random windows.")
     workers: Count | Auto = Field("auto", description="Image decoding processes.")
     strict: bool = Field(False, description="Stop at the first unreadable image, folder or shard.")
     max_failed_share: Probability = Field(0.1, description="Stop if a larger share of images is unreadable; 1: never.")

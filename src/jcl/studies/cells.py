@@ -14,7 +14,7 @@ import yaml
 
 from jcl.core.registry import METHODS
 from jcl.errors import SettingsError
-from jcl.runs.json_object import format_value
+from jcl.runs.json_object import format_value, is_number
 from jcl.settings.commands import ProbeProtocol
 from jcl.settings.schema import Settings, affects_results, parse_yaml, set_value, setting_names, values_of
 
@@ -69,12 +69,7 @@ def distinct_values(values: Iterable[Any]) -> list[Any]:
     for value in values:
         if value not in distinct:
             distinct.append(value)
-    return sorted(distinct) if are_numbers(distinct) else distinct
-
-
-def are_numbers(values: Iterable[Any]) -> bool:
-    """Whether JSON values are all numbers; true and false are not."""
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return sorted(distinct) if all(map(is_number, distinct)) else distinct
 
 
 def parse_axes(texts: Sequence[str], given: Mapping[str, Any], *, alone: bool = False) -> dict[str, list[Any]]:
