@@ -1,7 +1,5 @@
 """Residual blocks of backbones: stochastic depth and activation checkpointing."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ normalizing them. On a CPU other queries raise and longer keys give a warning; o
 would synchronize with it. Every loss is computed in at least float32.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Literal

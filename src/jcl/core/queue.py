@@ -1,7 +1,5 @@
 """The queue of negatives."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

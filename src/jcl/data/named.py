@@ -1,7 +1,5 @@
 """Open data by what a user writes after `jcl pretrain`: a name, a folder, a `.npz` file or shards."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Callable, Sequence

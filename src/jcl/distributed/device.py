@@ -1,7 +1,5 @@
 """The device, its precision, and how much memory was used."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ the shuffled keys, the keys are gathered, and the gradients are averaged. Everyt
 on every rank, so nothing needs to be broadcast.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

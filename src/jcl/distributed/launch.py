@@ -1,7 +1,5 @@
 """Start one process per device of this machine with PyTorch's elastic launcher; read what a launcher has set."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -4,8 +4,6 @@ They also hold the class names and where the features came from. Reading execute
 equal bytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

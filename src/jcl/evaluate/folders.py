@@ -1,7 +1,5 @@
 """The folders of fine-tuning, the paper's linear probe and COCO detectors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

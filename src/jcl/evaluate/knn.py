@@ -5,8 +5,6 @@ are added one neighbor at a time, nearest first, so one pass serves every k and 
 Ties between neighbors go to the lower bank row, ties between classes to the lower class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

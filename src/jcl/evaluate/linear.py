@@ -5,8 +5,6 @@ batches. Their losses are added, so their gradients are independent and a batch 
 chosen on held-out training images and trained again on all of them; the test images are used once, at the end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ of different spectra s, so they lie between 1 (collapsed) and the number of imag
 alpha-ReQ is the exponent of a power law, and best near 1. Values are comparable only on the same images and views.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

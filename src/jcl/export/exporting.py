@@ -1,7 +1,5 @@
 """Export of backbones for other libraries, and import of backbones that other programs trained."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Hub folders as timm opens them: `config.json`, `model.safetensors` and a model card; repositories of Hugging Face."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

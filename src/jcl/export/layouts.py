@@ -3,8 +3,6 @@
 Everything is renamed to torchvision's names: `conv1`, `bn1`, `layer1.0.conv1`, `layer1.0.downsample.0` and so on.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

@@ -3,8 +3,6 @@
 Also the weights that pre-training starts from, which may be torchvision's or timm's by name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections import Counter

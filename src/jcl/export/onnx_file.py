@@ -1,7 +1,5 @@
 """ONNX files: images (batch, channels, S, S), normalized by the caller, to pooled features (batch, width)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -3,8 +3,6 @@
 The first bytes of a file decide what it is rather than its name: `.pth`, `.ckpt`, `.bin` and `.pkl` say little.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Safetensors holds tensors and text only, so reading a checkpoint never runs code
 snapshot copies the state to the host, which is all that training waits for, and is then written in the background.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The folders of runs and other trainings: the paths of their files, and protection against overwriting."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import re

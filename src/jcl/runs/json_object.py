@@ -1,7 +1,5 @@
 """Reading, writing and comparing JSON objects."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A lock on a run folder: one process at a time trains in it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

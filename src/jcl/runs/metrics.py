@@ -1,7 +1,5 @@
 """The metrics of a run: `metrics.jsonl`, one JSON object per line; the same in TensorBoard and experiment trackers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

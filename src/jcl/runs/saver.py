@@ -1,7 +1,5 @@
 """Checkpoints written in the background."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An ablation: its folder on disk, the processes of its cells, and the mean and spread of their results."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

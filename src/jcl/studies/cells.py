@@ -1,7 +1,5 @@
 """The cells of an ablation: a grid of values, or one setting at a time, for each seed."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -4,8 +4,6 @@ Memory is the peak that PyTorch held during a step, including weights, optimizer
 by the caching allocator, on a CPU as recorded by the profiler.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import multiprocessing

@@ -9,8 +9,6 @@ With S = Σ_v f_v the first is |S|²/V², and for unit features the second is (1
 (1 - similarity)/d, and the two histograms mirror each other.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """Builds the learner, optimizer, step options and view recipe of a run from its settings."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

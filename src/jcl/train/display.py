@@ -1,7 +1,5 @@
 """Training progress: a bar in a terminal, occasional lines in a log, and a line about the state of training."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Mapping

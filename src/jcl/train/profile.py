@@ -1,7 +1,5 @@
 """The time of a training step by part (data, views, query, keys, loss, ...), and options that make a run faster."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Learning rate, covariance scale and key momentum as functions of the progress through training."""
 
-from __future__ import annotations
-
 import math
 
 from jcl.settings.schema import MethodSettings, TrainSettings

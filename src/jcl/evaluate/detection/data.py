@@ -1,7 +1,5 @@
 """Datasets in COCO format: where their files are, reading and checking them, and what training uses of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter

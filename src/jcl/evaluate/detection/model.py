@@ -6,8 +6,6 @@ The region proposals and samplers follow torchvision's rules for all images of a
 waits for the host a third of the time.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Predictions of a detector in COCO's results format, COCO's metrics of them, and a table of several detectors."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
