@@ -18,9 +18,12 @@ def main() -> None:
         signals.interrupt_on_signals()
     try:
         from jcl.cli import main as command_line
-    except KeyboardInterrupt:
-        sys.exit(75 if signals.received else 130)
-    command_line()
+
+        command_line()
+    except (Exception, KeyboardInterrupt) as error:  # an interrupted import may raise anything
+        if not signals.received and not isinstance(error, KeyboardInterrupt):
+            raise
+        sys.exit(130 if signals.received in ("", "SIGINT") else 75)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ STARTED_BY: Final = "JCL_STARTED_BY"
 SECONDS_TO_SAVE: Final = 300  # before a process that was asked to stop is killed
 _POLL_SECONDS: Final = 1.0
 
-received = ""  # the signal that `interrupt_on_signals` turned into KeyboardInterrupt
+received = ""  # the name of the signal that `interrupt_on_signals` turned into KeyboardInterrupt
 
 
 def caught_signals() -> list[signal.Signals]:
@@ -33,7 +33,7 @@ def caught_signals() -> list[signal.Signals]:
 
 
 def interrupt_on_signals() -> None:
-    """Let the other stop signals do what Ctrl-C does by default: raise KeyboardInterrupt."""
+    """Let every stop signal raise KeyboardInterrupt, as Ctrl-C does by default, and keep its name."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         global received
@@ -41,7 +41,7 @@ def interrupt_on_signals() -> None:
         raise KeyboardInterrupt
 
     for number in caught_signals():
-        if signal.getsignal(number) is signal.SIG_DFL:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, interrupt)
 
 

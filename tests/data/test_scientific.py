@@ -1,5 +1,6 @@
 """Images with other than three channels or more than 8 bits stay as they are."""
 
+import io
 import struct
 import sys
 import zlib
@@ -190,13 +191,40 @@ def test_missing_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(unreadable) == 2 and all("[scientific]" in reason for reason in unreadable.values())
 
 
+@pytest.mark.parametrize("kind", ["npy", "tiff-float"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float):
+def test_values_that_are_no_numbers_are_refused(tmp_path: Path, value: float, kind: str):
+    """Also of floats that are scaled to 8 bits, because they are among photographs."""
+    if kind != "npy":
+        noise_image(12, 8, seed=9).save(tmp_path / "a.png")
     for number in range(2):
-        image = cells("npy", number)
+        image = cells(kind, number)[..., :1]
         image[0, 0, 0] = value if number else 1
-        np.save(tmp_path / f"{number}.npy", image)
-    assert list(check_data(open_data(str(tmp_path))).splits["train"].unreadable) == ["1.npy"]
+        write_image(tmp_path / str(number), kind, image)
+    (unreadable,) = check_data(open_data(str(tmp_path))).splits["train"].unreadable
+    assert unreadable.startswith("1.")
+
+
+def test_check_names_images_of_other_channels(tmp_path: Path):
+    for number, channels in enumerate((2, 4)):
+        np.save(tmp_path / f"{number}.npy", cells("npy", number)[..., :channels])
+    with pytest.raises(DataError, match=r"1\.npy has 4 channels, but 0\.npy has 2|0\.npy has 2 .* 1\.npy has 4"):
+        check_data(open_data(str(tmp_path)))
+
+
+@pytest.mark.filterwarnings("ignore:End of file")
+def test_dicom_without_an_image(tmp_path: Path):
+    """Folders of scanners hold reports and plans too."""
+    pydicom = pytest.importorskip("pydicom")
+    content = dicom(cells("dicom", 0)[..., 0])
+    report = pydicom.dcmread(io.BytesIO(content))
+    for name in ("Rows", "Columns", "BitsAllocated", "PixelRepresentation", "PixelData"):
+        delattr(report, name)
+    report.save_as(tmp_path / "report.dcm", enforce_file_format=True)
+    (tmp_path / "image.dcm").write_bytes(content)
+    (tmp_path / "junk.dcm").write_bytes(bytes(128) + b"DICM" + b"\xff" * 40)
+    unreadable = check_data(open_data(str(tmp_path))).splits["train"].unreadable
+    assert unreadable == dict.fromkeys(("junk.dcm", "report.dcm"), "it holds no image")
 
 
 @pytest.mark.filterwarnings("ignore:.*zero-size")

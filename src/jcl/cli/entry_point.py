@@ -110,7 +110,7 @@ def _exit_with(error: JclError) -> NoReturn:
 def _exit_interrupted() -> NoReturn:
     if err.is_terminal:
         err.print()  # ^C is on this line
-    if signals.received:
+    if signals.received not in ("", "SIGINT"):
         _exit_with(Interrupted(f"{signals.received} received: stopped before the end; repeat the command."))
     error = JclError("Interrupted.")
     error.exit_code = INTERRUPTED

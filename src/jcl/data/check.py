@@ -117,6 +117,7 @@ def check_data(
     done, total = 0, sum(map(len, sources.values()))
     splits, digests = {}, {}
     for split, source in sources.items():
+        pixel_format(source)  # raises if numbers of channels differ
         started = time.perf_counter()
         checked: list[_CheckedImage] = []
         with ThreadPoolExecutor(threads or cpu_cores()) as pool:

@@ -39,9 +39,9 @@ _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes; 16-bit 
 # Not EPS and the like, which Pillow passes to another program.
 _FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "MPO", "JPEG2000", "AVIF", "TGA", "ICO", "PCX")
 
-# Pillow's warnings about metadata and large images (we have our own limit). Filtered globally, because a filter around
+# Warnings about metadata and large images (we have our own limit). Filtered globally, because a filter around
 # each image is neither thread-safe nor free.
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=UserWarning, module=r"(PIL|pydicom)\.")
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 logging.getLogger("PIL").setLevel(logging.CRITICAL)  # errors are reported by us
@@ -195,14 +195,19 @@ def _low_bytes(file: Path | bytes) -> NDArray[np.uint8]:
 
 def to_bytes(values: NDArray[Any], natural: float) -> NDArray[np.uint8]:
     """Scale values from 0..natural to 0..255; if they exceed that range, from their minimum and maximum."""
-    least = min(float(np.nan_to_num(row).min()) for row in values)
-    greatest = max(float(np.nan_to_num(row).max()) for row in values)
+    refuse_not_finite(values)
+    least, greatest = float(values.min()), float(values.max())
     if least >= 0 and greatest <= natural:
         least, greatest = 0.0, natural
     scale, scaled = 255 / max(greatest - least, 1e-12), np.empty(values.shape, dtype=np.uint8)
     for row, out in zip(values, scaled, strict=True):  # to save memory
-        out[...] = ((np.nan_to_num(row.astype(np.float64)) - least) * scale).round()
+        out[...] = ((row.astype(np.float64) - least) * scale).round()
     return scaled
+
+
+def refuse_not_finite(values: NDArray[Any]) -> None:
+    if values.size and not np.isfinite([values.min(), values.max()]).all():  # both are NaN if any value is
+        raise Refused("it has NaN or infinite values, or values too large for float32")
 
 
 def too_large(size: str, limit: int = PIXEL_LIMIT) -> str:

@@ -99,8 +99,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
         largest = 65_535 if values.dtype.kind == "u" and values.dtype.itemsize == 2 else 1
         values = values.astype(np.float32)
         values /= largest
-        if not np.isfinite(values).all():
-            raise Refused("it has NaN or infinite values, or values too large for float32")
+        pillow.refuse_not_finite(values)
     return torch.from_numpy(values)
 
 
@@ -140,6 +139,8 @@ def _open_dicom(file: Path | bytes) -> ImageFile:
     data = pydicom.dcmread(_stream(file), stop_before_pixels=True)
     if data.get("PhotometricInterpretation") == "PALETTE COLOR":  # the values are numbers of colors
         raise Refused("its colors are in a palette; convert it to RGB")
+    if any(name not in data for name in ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "PixelRepresentation")):
+        raise Refused("it holds no image")  # a report or a plan
     slope, intercept = float(data.get("RescaleSlope") or 1), float(data.get("RescaleIntercept") or 0)
     scaled = (slope, intercept) != (1, 0)
 

@@ -26,9 +26,8 @@ _DEVICE_MEMORY_SHARE: Final = 0.3  # of the memory still free, so that the netwo
 def refuse_large_batch(source: ImageSource, batch_size: int) -> None:
     """Raise if the source is smaller than one batch."""
     if batch_size > len(source):
-        raise DataError(
-            f"A batch of {batch_size} is larger than the data ({source.description}); use at most {len(source)}."
-        )
+        remedy = f"use at most {len(source)}" if len(source) > 1 else "at least two images are needed"
+        raise DataError(f"A batch of {batch_size} is larger than the data ({source.description}); {remedy}.")
 
 
 class BatchLoader:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from jcl.console import pluralize
 from jcl.data import ImageData, ImageSource
 from jcl.data.source import select_images
 from jcl.errors import DataError, SettingsError
@@ -49,8 +50,8 @@ def classification_task(data: ImageData) -> ClassificationTask:
     classes = torch.unique(train.labels)
     if len(classes) < 2:
         raise DataError(
-            f"A classifier needs labeled images of at least two classes, but got {len(train)} images of "
-            f"{len(classes)} ({data.train.description})."
+            f"A classifier needs labeled images of at least two classes, but got {pluralize(len(train), 'image')} "
+            f"of {len(classes)} ({data.train.description})."
         )
     return ClassificationTask(train, train.labels, test, classes, held_out=test is not data.test)
 
