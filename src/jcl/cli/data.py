@@ -130,7 +130,7 @@ def _print_report(report: DataReport) -> None:
         "images": [f"{split.images:,}" for split in splits],
         "width (min, median, max)": [_pixels(split.widths) for split in splits],
         "height (min, median, max)": [_pixels(split.heights) for split in splits],
-        "formats": [", ".join(f"{kind} {count:,}" for kind, count in split.kinds.items()) for split in splits],
+        "formats": [", ".join(f"{count:,} {kind}" for kind, count in split.kinds.items()) for split in splits],
         "classes": [_classes(split) for split in splits],
         "unreadable": [f"{len(split.unreadable):,}" for split in splits],
         "duplicates": [f"{sum(len(group) - 1 for group in split.duplicates):,}" for split in splits],
