@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from jcl.commands.bound import bound_along_training
 from jcl.commands.compare import Compared, Comparison, split_arguments
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import open_trained
+from jcl.core.encoder import build_backbone
 from jcl.errors import RunError
 from jcl.evaluate.quality import Quality
+from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import BoundOptions
 from small_runs import drawn_pixels, networks_of_zeros, tiny_settings
@@ -317,6 +320,15 @@ def test_compare_gives_what_training_recorded(call, runs):
     assert found["images"] == 34 and "Note" not in out
 
 
+def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path):
+    shutil.copytree(runs["moco-v2"], tmp_path / "other")
+    file = tmp_path / "other/settings.yaml"
+    file.write_text(re.sub("location: .*", "location: demo", file.read_text()))
+    assert call("compare", runs["jcl"], tmp_path / "other", "--json", "found.json")[0] == 0
+    found = json.loads(Path("found.json").read_text())
+    assert "jcl_knn_top1" in found and "moco_v2_knn_top1" not in found and "moco_v2_rankme" in found
+
+
 def test_compare_checkpoints_and_one_run(call, runs, npz):
     first, _, last = sorted((runs["jcl"] / "checkpoints").glob("step-*.safetensors"))
     code, out, err = call("compare", first, last, npz, "--images", 20, "--views-per-image", 3, "--json", "found.json")
@@ -358,7 +370,12 @@ def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [("{0} {0}", "twice"), ("{0} {1}/missing", "/missing"), ("{0} --images 1", "--images"), ("{1}/no-run", "/no-run")],
+    [
+        *(("{0} {0}", "twice"), ("{0} {1}/missing", "/missing"), ("{0} --images 1", "--images")),
+        *(("{1}/no-run", "/no-run"), ("{0} {1}/gray.safetensors", "numbers of channels")),
+    ],
 )
 def test_what_compare_refuses(refused, runs, tmp_path, arguments, named):
+    gray = BackboneInfo("tiny_cnn", "imagenet", 16, 128, (0.5,), (0.2,))
+    save_backbone(build_backbone("tiny_cnn", channels=1)[0], gray, tmp_path / "gray.safetensors")
     assert named in refused("compare", *arguments.format(runs["jcl"], tmp_path).split())

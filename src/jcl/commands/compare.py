@@ -48,6 +48,7 @@ class Networks(NamedTuple):
     source: ImageSource
     canvas: int
     notes: Sequence[str]
+    trained: Sequence[Path]  # the runs on these images, unless others are given
 
 
 def open_networks(
@@ -73,7 +74,10 @@ def open_networks(
     # The size at which images are decoded in training.
     sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
     canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
-    return Networks(paths, viewers, source, canvas, notes)
+    trained = [
+        path for path, run in settings.items() if own and not location and run.data.location == own.data.location
+    ]
+    return Networks(paths, viewers, source, canvas, notes, trained)
 
 
 def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
@@ -113,10 +117,12 @@ def _open_viewers(
             found = open_backbone(path)
             network, size = to_device(found.network, device), found.info.image_size
             mean, std = found.info.mean, found.info.std
+        if viewers and len(mean) != len(viewers[0].recipe.mean):
+            raise SettingsError(
+                "The networks take images with different numbers of channels; compare those of one kind."
+            )
         own_changes = {"color": len(mean) == 3, **changes}
         viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
-    if len({len(viewer.recipe.mean) for viewer in viewers}) > 1:
-        raise SettingsError("The networks take images with different numbers of channels; compare those of one kind.")
     return viewers, notes
 
 
@@ -140,7 +146,7 @@ def compare_views(options: DistributionOptions, progress: Progress) -> Distribut
     """Figure 3 for several networks."""
     started = time.perf_counter()
     device = choose_device(options.device)
-    _, viewers, source, canvas, notes = open_networks(options, device, of=options.of, split=options.split)
+    _, viewers, source, canvas, notes, _ = open_networks(options, device, of=options.of, split=options.split)
     sampler = distribution.view_sampler(options, device, canvas, progress)
     rows = distribution.sample_rows(source, options.images, options.seed)
     spreads, readable = distribution.view_spreads(viewers, source, rows, sampler, options.views_per_image)
@@ -214,15 +220,14 @@ class Comparison:
 def compare_quality(options: CompareOptions, progress: Progress) -> Comparison:
     """Measure all networks without labels; `progress` is called with the number done and in all."""
     device = choose_device(options.device)
-    paths, viewers, source, canvas, notes = open_networks(options, device)
+    paths, viewers, source, canvas, notes, trained = open_networks(options, device)
     sampler = distribution.ViewSampler(0, device, canvas=canvas, workers=options.worker_count)
-    own_images = len(paths) == len(options.weights)  # those of the first run, as in its recorded kNN
     found, images = [], 0
     for path, viewer in zip(paths, viewers, strict=True):
         features = distribution.quality_features(viewer, source, sampler, options.images, options.views_per_image)
         quality, images = features.measure(), len(features.crops)
         halves = features.resample(quality) if len(paths) > 1 else []
-        found.append(Compared(viewer.name, quality, halves, _recorded_knn(path) if own_images else None))
+        found.append(Compared(viewer.name, quality, halves, _recorded_knn(path) if path in trained else None))
         progress(len(found), len(paths))
     few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
     return Comparison(found, images, [*notes, *few])
