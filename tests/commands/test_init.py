@@ -134,6 +134,8 @@ def test_stem_size_and_normalization_follow_the_weights(tmp_path):
     tensors, lines, settings = loaded(file, model__stem="imagenet", views__mean=[0.5, 0.5, 0.5])
     assert "conv1.weight" not in tensors and len(tensors) == 119 and "conv1.weight" in lines
     assert settings.views.mean == (0.5, 0.5, 0.5)
+    with pytest.raises(SettingsError, match=r"model\.stem=small"):  # a new first layer would stay random
+        loaded(file, model__stem="imagenet", model__freeze=1)
 
 
 def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path, pretrained, monkeypatch):

@@ -330,6 +330,8 @@ def initial_tensors(
     if fitted:  # the first layer
         tensors[fitted] = fit_channels(tensors[fitted], channels)
     fresh = {part for part, value in expected.items() if tensors[part].shape != value.shape}
+    if fresh and settings.model.freeze:  # they would stay random
+        raise SettingsError(f"model.freeze needs the stem of the weights; set model.stem={loaded.info.stem}.")
     kept = {part: value.contiguous() for part, value in tensors.items() if part not in fresh}
     lines = [
         f"model.init = {settings.model.init}: loaded {pluralize(loaded.loaded - len(fresh), 'tensor')} of {name} "
