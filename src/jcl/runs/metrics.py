@@ -66,9 +66,7 @@ class MetricsWriter(MetricsLog):
         kept = [line for line in found if line["step"] <= resumed_at]
         self.lines = len(kept)
         lost = expected - len(kept) if expected else damaged  # checkpoints of older versions do not count the lines
-        if resumed_at and not before and not expected:
-            warn(f"{self.path} is missing: the metrics up to step {resumed_at:,} are lost.")
-        elif lost > 0:
+        if lost > 0:
             copy = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
             if damaged:
                 write_atomically(copy, before)

@@ -150,9 +150,7 @@ def _read_shard(file: Path) -> tuple[list[tuple[_Member, str | None]], str]:
         if not images and len(start) == tarfile.BLOCKSIZE and start[257:262] != b"ustar":
             raise DataError(f"The file {file} is not a tar file; shards are plain tar files of images.") from None
     except OSError as error:
-        if not images:
-            raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
-        damage = f"read error: {error.strerror}"
+        raise DataError(f"The shard {file} cannot be read: {error.strerror}.") from error
     # Beside `7.jpg`, a `7.mask.png` belongs to the same sample and is not an image to train on.
     samples = {image.key for image in images if image.stem == image.key}
     kept = [image for image in images if image.stem == image.key or image.key not in samples]
