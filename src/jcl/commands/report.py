@@ -74,6 +74,8 @@ def write_report(
         refuse_links(file)
     started = time.perf_counter()
     target = choose_device(device)
+    if file.is_dir():
+        raise RunError(f"{file} is a folder; give a file name such as {file / 'report.html'}.")
     runs = [gather(path, name, target, data) for path, name in zip(paths, names or run_names(paths), strict=True)]
     page = render_page(runs, title, note)
     old_page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not force else ""
