@@ -7,7 +7,7 @@ N·M'/G rows in a shuffled order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from jcl.errors import SettingsError
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
+FusedNorm = Callable[..., tuple[Tensor, Tensor, Tensor]]  # `fused_norm.grouped_batch_norm`
 
 
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -28,13 +29,27 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     groups: int = 1
     seen: tuple[Tensor, Tensor] | None = None  # means and unbiased variances (G, C) of the groups
+    kernels: FusedNorm | None = None  # computes everything together on a GPU
 
-    def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(input)
-        if input.shape[0] % self.groups:
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        """Normalize, then add `residual` and apply a ReLU if asked to."""
+        if self.training and input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
-        return self._forward_fused(input) if torch.compiler.is_compiling() else self._forward_by_group(input)
+        if self.training and self.kernels is not None:
+            output, *seen = self.kernels(
+                input, self.weight, self.bias, self.groups, self.eps, residual=residual, relu=relu
+            )
+            self.seen = seen[0], seen[1]
+            return output
+        if not self.training:
+            output = super().forward(input)
+        elif torch.compiler.is_compiling():
+            output = self._forward_fused(input)
+        else:
+            output = self._forward_by_group(input)
+        if residual is not None:
+            output = output + residual
+        return F.relu(output) if relu else output
 
     def _forward_by_group(self, input: Tensor) -> Tensor:
         assert self.running_mean is not None and self.running_var is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.core.batchnorm import has_batch_norm
+from jcl.core.batchnorm import GroupedBatchNorm, has_batch_norm
 from jcl.core.blocks import replace_drop_path
+from jcl.core.fusion import fuse_batch_norm
 from jcl.errors import SettingsError, import_extra
 
 Stem = Literal["imagenet", "medium", "small"]
@@ -38,10 +40,31 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
+        self.fused: Callable[[Tensor], Tensor] | None = None
         self.head = projection_head(head, feature_width, head_width or feature_width, embedding_dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.normalize(self.head(self.backbone(images)).float(), dim=1)
+        features = self.fused(images) if self.training and self.fused is not None else self.backbone(images)
+        return F.normalize(self.head(features).float(), dim=1)
+
+    def fuse(self) -> bool:
+        """Use the kernels of `fused_norm` in training, if the backbone is a ResNet; returns whether it is."""
+        network = fuse_batch_norm(self.backbone)
+        if network is None:
+            return False
+        from jcl.core.fused_norm import RecomputedOutputs, grouped_batch_norm  # Triton is only there for GPUs
+
+        for module in self.backbone.modules():
+            if isinstance(module, GroupedBatchNorm):
+                module.kernels = grouped_batch_norm
+
+        def run(images: Tensor) -> Tensor:
+            with RecomputedOutputs():
+                features: Tensor = network(images)
+            return features
+
+        self.fused = run
+        return True
 
 
 def projection_head(kind: Head, feature_width: int, width: int, embedding_dim: int) -> nn.Module:

@@ -134,6 +134,7 @@ class ContrastiveLearner(nn.Module):
         # Grouped layers also let small crops and repeated forward passes leave the running statistics alone.
         grouped = bn_groups > ranks.count or num_local_queries > 0 or checkpoint_activations
         self.query_encoder = group_batch_norm(encoder) if grouped else encoder
+        self.fusible = grouped and not checkpoint_activations
         self.key_encoder = copy.deepcopy(self.query_encoder)
         self.key_encoder.requires_grad_(False)
         if checkpoint_activations:
@@ -209,9 +210,10 @@ class ContrastiveLearner(nn.Module):
             return _measured(loss, query, keys, negatives, share)
 
     def compile_parts(self) -> None:
-        """Compile the encoders and the loss, without renaming parameters."""
-        self.query_encoder.compile(dynamic=False)
-        self.key_encoder.compile(dynamic=False)
+        """Fuse or compile the encoders, and compile the loss, without renaming parameters."""
+        for encoder in (self.query_encoder, self.key_encoder):
+            if not self.fusible or not isinstance(encoder, Encoder) or not encoder.fuse():
+                encoder.compile(dynamic=False)
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
     @torch.no_grad()

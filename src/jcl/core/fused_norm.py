@@ -1,0 +1,343 @@
+"""Grouped batch norm, an addition and a ReLU in one pass over memory, as Triton kernels.
+
+A ResNet is convolutions, for which cuDNN is best, and what stands between them. With these kernels nothing is left to
+compile, so training starts at once.
+
+Images are (N, C, H, W) in channels-last memory: a matrix of N·H·W rows and C columns, in which each group is a block of
+rows. Statistics take two kernels: each program sums some rows of a group, then one combines the sums of a group. Sums
+are of differences to the first row, because the variance of values far from zero would lose digits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TILE = 4096  # values that a program holds at a time
+_PROGRAMS = 1024  # enough to keep a GPU busy
+_MAX_SPLITS = 128  # sums that are combined by one program
+_SIZES = ("rows", "splits", "split_rows")  # one kernel for all sizes, so that few are compiled
+_MEAN, _VARIANCE, _RSTD, _SCALE, _SHIFT = range(5)  # rows of the statistics
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _sum_rows(x, sums, rows, channels, split_rows, R: tl.constexpr, C: tl.constexpr):
+    """Sums of values and squares, relative to the first row, of one split of a group."""
+    split, group = tl.program_id(0), tl.program_id(2)
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    inside = column < channels
+    x += group.to(tl.int64) * rows * channels
+    pivot = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    last = tl.minimum((split + 1) * split_rows, rows)
+    total = tl.zeros((R, C), tl.float32)
+    squares = tl.zeros((R, C), tl.float32)
+    for start in range(split * split_rows, last, R):
+        row = start + tl.arange(0, R)
+        mask = (row < last)[:, None] & inside[None, :]
+        value = tl.load(x + row[:, None] * channels + column[None, :], mask=mask, other=0.0).to(tl.float32)
+        value = tl.where(mask, value - pivot[None, :], 0.0)
+        total += value
+        squares += value * value
+    sums += (group * tl.num_programs(0) + split) * 2 * channels + column
+    tl.store(sums, tl.sum(total, axis=0), mask=inside)
+    tl.store(sums + channels, tl.sum(squares, axis=0), mask=inside)
+
+
+@triton.jit
+def _combined(sums, group, splits, channels, column, inside, S: tl.constexpr):
+    """Both sums of a group over its splits."""
+    split = tl.arange(0, S)
+    mask = (split < splits)[:, None] & inside[None, :]
+    sums += (group * splits + split[:, None]) * 2 * channels + column[None, :]
+    first = tl.sum(tl.load(sums, mask=mask, other=0.0), axis=0)
+    second = tl.sum(tl.load(sums + channels, mask=mask, other=0.0), axis=0)
+    return first, second
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _finish_statistics(
+    x, sums, weight, bias, statistics, rows, channels, splits, eps, S: tl.constexpr, C: tl.constexpr
+):
+    group, groups = tl.program_id(1), tl.num_programs(1)
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    inside = column < channels
+    total, squares = _combined(sums, group, splits, channels, column, inside, S)
+    pivot = tl.load(x + group.to(tl.int64) * rows * channels + column, mask=inside, other=0.0).to(tl.float32)
+    offset = total / rows
+    # Not tl.maximum, which would hide NaN.
+    variance = squares / rows - offset * offset
+    variance = tl.where(variance < 0, 0.0, variance)
+    rstd = 1 / tl.sqrt(variance + eps)
+    mean = pivot + offset
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) * rstd
+    shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32) - mean * scale
+    statistics += group * channels + column
+    step = groups * channels
+    tl.store(statistics, mean, mask=inside)
+    tl.store(statistics + step, variance * (rows / (rows - 1.0)), mask=inside)
+    tl.store(statistics + 2 * step, rstd, mask=inside)
+    tl.store(statistics + 3 * step, scale, mask=inside)
+    tl.store(statistics + 4 * step, shift, mask=inside)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _normalize(
+    x, residual, y, statistics, rows, channels,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    group, groups = tl.program_id(2), tl.num_programs(2)
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    inside = column < channels
+    statistics += 3 * groups * channels + group * channels + column
+    scale = tl.load(statistics, mask=inside, other=0.0)
+    shift = tl.load(statistics + groups * channels, mask=inside, other=0.0)
+    mask = (row < rows)[:, None] & inside[None, :]
+    place = group.to(tl.int64) * rows * channels + row[:, None] * channels + column[None, :]
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+    if RESIDUAL:
+        value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)
+    tl.store(y + place, value, mask=mask)
+
+
+@triton.jit
+def _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL: tl.constexpr, RELU: tl.constexpr):
+    """The gradient before the ReLU."""
+    gradient = tl.load(dy + place, mask=mask, other=0.0).to(tl.float32)
+    if RELU:
+        if RESIDUAL:
+            before = tl.load(y + place, mask=mask, other=0.0).to(tl.float32)
+        else:
+            before = value * scale[None, :] + shift[None, :]
+        gradient = tl.where(before <= 0, 0.0, gradient)
+    return gradient
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _sum_gradients(
+    dy, x, y, statistics, sums, rows, channels, split_rows,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Sums of gradients, and of gradients times centered values, of one split of a group."""
+    split, group, groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    inside = column < channels
+    base = group.to(tl.int64) * rows * channels
+    statistics += group * channels + column
+    step = groups * channels
+    mean = tl.load(statistics, mask=inside, other=0.0)
+    scale = tl.load(statistics + 3 * step, mask=inside, other=0.0)
+    shift = tl.load(statistics + 4 * step, mask=inside, other=0.0)
+    last = tl.minimum((split + 1) * split_rows, rows)
+    total = tl.zeros((R, C), tl.float32)
+    products = tl.zeros((R, C), tl.float32)
+    for start in range(split * split_rows, last, R):
+        row = start + tl.arange(0, R)
+        mask = (row < last)[:, None] & inside[None, :]
+        place = base + row[:, None] * channels + column[None, :]
+        value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+        gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
+        total += gradient
+        products += gradient * (value - mean[None, :])
+    sums += (group * tl.num_programs(0) + split) * 2 * channels + column
+    tl.store(sums, tl.sum(total, axis=0), mask=inside)
+    tl.store(sums + channels, tl.sum(products, axis=0), mask=inside)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _finish_gradients(sums, statistics, factors, rows, channels, splits, S: tl.constexpr, C: tl.constexpr):
+    """The gradients of weight and bias of a group, and b and c of dx = scale · gradient + b · x + c."""
+    group, groups = tl.program_id(1), tl.num_programs(1)
+    column = tl.program_id(0) * C + tl.arange(0, C)
+    inside = column < channels
+    step = groups * channels
+    total, products = _combined(sums, group, splits, channels, column, inside, S)
+    statistics += group * channels + column
+    mean = tl.load(statistics, mask=inside, other=0.0)
+    rstd = tl.load(statistics + 2 * step, mask=inside, other=0.0)
+    scale = tl.load(statistics + 3 * step, mask=inside, other=0.0)
+    dweight = products * rstd
+    slope = -scale * rstd * dweight / rows
+    factors += group * channels + column
+    tl.store(factors, dweight, mask=inside)
+    tl.store(factors + step, total, mask=inside)
+    tl.store(factors + 2 * step, slope, mask=inside)
+    tl.store(factors + 3 * step, -scale * total / rows - slope * mean, mask=inside)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _spread_gradients(
+    dy, x, y, dx, dresidual, statistics, factors, rows, channels,
+    RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    group, groups = tl.program_id(2), tl.num_programs(2)
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    inside = column < channels
+    step = groups * channels
+    statistics += group * channels + column
+    factors += group * channels + column
+    scale = tl.load(statistics + 3 * step, mask=inside, other=0.0)
+    shift = tl.load(statistics + 4 * step, mask=inside, other=0.0)
+    slope = tl.load(factors + 2 * step, mask=inside, other=0.0)
+    constant = tl.load(factors + 3 * step, mask=inside, other=0.0)
+    mask = (row < rows)[:, None] & inside[None, :]
+    place = group.to(tl.int64) * rows * channels + row[:, None] * channels + column[None, :]
+    value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
+    if RESIDUAL:
+        tl.store(dresidual + place, gradient, mask=mask)
+    tl.store(dx + place, gradient * scale[None, :] + value * slope[None, :] + constant[None, :], mask=mask)
+
+
+class _Layout:
+    """How a matrix of groups · rows times channels is split over programs."""
+
+    def __init__(self, x: Tensor, groups: int) -> None:
+        self.channels = x.shape[1]
+        self.groups = groups
+        self.rows = x.numel() // (self.channels * groups)
+        self.columns = min(triton.next_power_of_2(self.channels), 64)
+        self.tile = _TILE // self.columns
+        blocks = triton.cdiv(self.channels, self.columns)
+        splits = min(_MAX_SPLITS, triton.cdiv(_PROGRAMS, groups * blocks), triton.cdiv(self.rows, self.tile))
+        self.split_rows = triton.cdiv(triton.cdiv(self.rows, splits), self.tile) * self.tile
+        self.splits = triton.cdiv(self.rows, self.split_rows)
+        self.reduce = (self.splits, blocks, groups)
+        self.finish = (triton.cdiv(self.channels, 16), groups)
+        self.tiles = (triton.cdiv(self.rows, self.tile), blocks, groups)
+        self.sizes = {"R": self.tile, "C": self.columns}
+        self.finish_sizes = {"S": _MAX_SPLITS, "C": 16}
+
+    def buffer(self, x: Tensor, *shape: int) -> Tensor:
+        return torch.empty(*shape, self.channels, dtype=torch.float32, device=x.device)
+
+
+def _normalized(x: Tensor, residual: Tensor | None, statistics: Tensor, layout: _Layout, relu: bool) -> Tensor:
+    y = torch.empty_like(x)
+    added, size = residual is not None, (layout.rows, layout.channels)
+    _normalize[layout.tiles](x, residual, y, statistics, *size, RESIDUAL=added, RELU=relu, **layout.sizes)
+    return y
+
+
+class _GroupedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        groups: int,
+        eps: float,
+        relu: bool,
+    ) -> tuple[Tensor, Tensor]:
+        layout = _Layout(x, groups)
+        sums = layout.buffer(x, groups, layout.splits, 2)
+        statistics = layout.buffer(x, 5, groups)
+        size = (layout.rows, layout.channels)
+        _sum_rows[layout.reduce](x, sums, *size, layout.split_rows, **layout.sizes)
+        _finish_statistics[layout.finish](
+            x, sums, weight, bias, statistics, *size, layout.splits, eps, **layout.finish_sizes
+        )
+        y = _normalized(x, residual, statistics, layout, relu)
+        added = residual is not None
+        ctx.layout, ctx.relu, ctx.added = layout, relu, added
+        ctx.save_for_backward(x, y if added and relu else None, statistics)
+        ctx.mark_non_differentiable(statistics)
+        return y, statistics
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, y, statistics = ctx.saved_tensors
+        layout, kinds = ctx.layout, {"RESIDUAL": ctx.added, "RELU": ctx.relu}
+        dy = _by_rows(dy)
+        size = (layout.rows, layout.channels)
+        sums = layout.buffer(x, layout.groups, layout.splits, 2)
+        factors = layout.buffer(x, 4, layout.groups)
+        dx, dresidual = torch.empty_like(x), torch.empty_like(x) if ctx.added else None
+        _sum_gradients[layout.reduce](
+            dy, x, y, statistics, sums, *size, layout.split_rows, **kinds, **layout.sizes
+        )
+        _finish_gradients[layout.finish](sums, statistics, factors, *size, layout.splits, **layout.finish_sizes)
+        _spread_gradients[layout.tiles](
+            dy, x, y, dx, dresidual, statistics, factors, *size, **kinds, **layout.sizes
+        )
+        dweight, dbias = factors[:2].sum(dim=1)
+        return dx, dresidual, dweight, dbias, None, None, None
+
+
+class RecomputedOutputs:
+    """Within this context, layers that save the output of a fused norm for the backward pass save its input instead.
+
+    The norm saves its input anyway, so this halves the memory of a ResNet's activations. The output is computed again
+    from it when it is needed. Outputs with a residual are saved as they are.
+    """
+
+    _active: RecomputedOutputs | None = None
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, tuple[weakref.ref[Tensor], Callable[[], Tensor]]] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+
+    def __enter__(self) -> None:
+        self._outer, RecomputedOutputs._active = RecomputedOutputs._active, self
+        self._hooks.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        RecomputedOutputs._active = self._outer
+        self._hooks.__exit__()
+        self._outputs.clear()
+
+    @classmethod
+    def add(cls, output: Tensor, compute: Callable[[], Tensor]) -> None:
+        if cls._active is not None and output.requires_grad:
+            cls._active._outputs[output.data_ptr()] = weakref.ref(output), compute
+
+    def _pack(self, tensor: Tensor) -> Tensor | Callable[[], Tensor]:
+        reference, compute = self._outputs.get(tensor.data_ptr(), (None, None))
+        output = reference() if reference is not None else None  # None: the memory is now used by something else
+        if output is None or compute is None or output.shape != tensor.shape or output.stride() != tensor.stride():
+            return tensor
+        return compute
+
+
+def _unpack(saved: Tensor | Callable[[], Tensor]) -> Tensor:
+    return saved if isinstance(saved, Tensor) else saved()
+
+
+def _by_rows(images: Tensor) -> Tensor:
+    """The tensor with channels last in memory."""
+    return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images.contiguous()
+
+
+def grouped_batch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize each group by its own statistics, add `residual`, apply a ReLU.
+
+    Returns the result, and the means and unbiased variances (groups, C).
+    """
+    if residual is not None:
+        residual = _by_rows(residual.to(x.dtype))
+    x = _by_rows(x)
+    y, statistics = _GroupedNorm.apply(x, residual, weight, bias, groups, eps, relu)  # type: ignore[no-untyped-call]
+    if residual is None:
+        RecomputedOutputs.add(y, partial(_normalized, x.detach(), None, statistics, _Layout(x, groups), relu))
+    return y, statistics[_MEAN], statistics[_VARIANCE]

@@ -1,0 +1,117 @@
+"""The fused kernels against grouped batch norm, addition and ReLU in float64.
+
+Triton's interpreter runs them on a CPU; it must be chosen before Triton is imported, so the tests start themselves again.
+"""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models.resnet import BasicBlock
+
+from jcl.core.batchnorm import GroupedBatchNorm2d, group_batch_norm, pop_batch_stats, set_batch_norm_groups
+from jcl.core.encoder import Encoder, build_backbone
+
+pytest.importorskip("triton")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+needs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="no CUDA device and no interpreter")
+
+
+@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="runs by itself")
+def test_the_kernels_in_the_interpreter():
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", __file__],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.gpu
+@needs_kernels
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(("shape", "groups"), [((8, 5, 4, 3), 2), ((16, 70, 3, 3), 4), ((3, 64, 9, 9), 1)])
+def test_values_statistics_and_gradients(shape, groups, added, relu):
+    from jcl.core.fused_norm import grouped_batch_norm
+
+    draw = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=draw) * 2 + 30, torch.rand(shape[1], generator=draw) + 0.5]
+    values += [torch.randn(shape[1], generator=draw)] + [torch.randn(shape, generator=draw)] * added
+    own = [value.clone().to(DEVICE).requires_grad_() for value in values]
+    exact = [value.double().requires_grad_() for value in values]
+    layer = GroupedBatchNorm2d(shape[1]).double()
+    layer.groups = groups
+    wanted = torch.func.functional_call(
+        layer, {"weight": exact[1], "bias": exact[2]}, (exact[0], *exact[3:]), {"relu": relu}
+    )
+    found, *statistics = grouped_batch_norm(
+        own[0], own[1], own[2], groups, layer.eps, residual=own[3] if added else None, relu=relu
+    )
+    gradient = torch.randn(shape, generator=draw)
+    found.backward(gradient.to(DEVICE))
+    wanted.backward(gradient.double())
+    for one, other in [(found, wanted), *zip(statistics, layer.seen, strict=True)]:
+        torch.testing.assert_close(one.double().cpu(), other, rtol=1e-5, atol=3e-5)
+    for one, other in zip(own, exact, strict=True):
+        torch.testing.assert_close(one.grad.double().cpu(), other.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@needs_kernels
+def test_values_that_are_not_finite_stay_so():
+    from jcl.core.fused_norm import grouped_batch_norm
+
+    images = torch.randn(4, 3, 2, 2, device=DEVICE)
+    images[0, 1, 0, 0] = torch.nan
+    result, *_ = grouped_batch_norm(
+        images, torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE), 1, 1e-5, relu=True
+    )
+    assert result[:, 1].isnan().all() and result[:, [0, 2]].isfinite().all()
+
+
+def small_resnet() -> nn.Module:
+    down = nn.Sequential(nn.Conv2d(8, 12, 1, stride=2, bias=False), nn.BatchNorm2d(12))
+    stem = [nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    return nn.Sequential(
+        *stem, BasicBlock(8, 8), BasicBlock(8, 12, 2, down), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+@needs_kernels
+@pytest.mark.parametrize("name", ["small", "resnet18", "timm/resnet18"])
+def test_a_fused_resnet_computes_the_same(name):
+    if name != "small" and INTERPRETED:
+        pytest.skip("slow in the interpreter")
+    torch.manual_seed(0)
+    backbone, width = (small_resnet(), 12) if name == "small" else build_backbone(name, stem="small", image_size=16)
+    plain = group_batch_norm(Encoder(backbone, width)).to(DEVICE)
+    set_batch_norm_groups(plain, 2)
+    fused = copy.deepcopy(plain)
+    assert fused.fuse() and list(fused.state_dict()) == list(plain.state_dict())
+    images = torch.randn(16, 3, 16, 16, device=DEVICE)
+    weights = torch.randn(16, 128, device=DEVICE)
+    embeddings, statistics = [], []
+    for encoder in (plain, fused):
+        embeddings.append(encoder.train()(images))
+        statistics.append(pop_batch_stats(encoder).values())
+        (embeddings[-1] * weights).sum().backward()
+    torch.testing.assert_close(*embeddings, rtol=0, atol=1e-4)
+    assert len(statistics[0]) == len(statistics[1]) >= 6
+    for own, other in zip(*statistics, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-4)
+    for own, other in zip(plain.parameters(), fused.parameters(), strict=True):
+        assert (own.grad - other.grad).norm() <= 1e-3 * own.grad.norm() + 1e-6
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "densenet121"])
+def test_other_networks_are_left_to_the_compiler(name):
+    backbone, width = build_backbone(name, image_size=64)
+    assert not group_batch_norm(Encoder(backbone, width)).fuse()
