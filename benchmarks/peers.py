@@ -101,21 +101,19 @@ def fed_by_lightly(paths: list[Path], workers: int, batch_size: int, views: int)
 
 
 def fed_by_us(source: ImageSource, workers: int, batch_size: int, views: int) -> Iterator[object]:
+    from jcl.views.kernels import FusedViews  # Triton is only there for GPUs
+
     device = torch.device("cuda")
-    recipe = view_recipe("moco-v2", 224)
+    make = FusedViews(view_recipe("moco-v2", 224), 0, device, torch.bfloat16)
     rows = torch.arange(batch_size, device=device).repeat_interleave(views)
     numbers = torch.arange(views, device=device).repeat(batch_size)
-
-    @torch.compile(fullgraph=True, dynamic=False)
-    def make(step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor) -> Tensor:
-        return ViewMaker(recipe, 0, step, pixels, sizes, samples, dtype=torch.bfloat16)(rows, numbers)
 
     step = torch.zeros((), dtype=torch.int64, device=device)
     options: dict[str, Any] = {"batch_size": batch_size, "canvas": 320, "seed": 0, "workers": workers, "device": device}
     with BatchLoader(source, **options, cache_bytes=0) as loader:
         for epoch in itertools.count():
             for batch in loader.epoch(epoch):
-                yield make(step.add_(1), batch.pixels, batch.sizes, batch.samples)
+                yield make(step.add_(1), batch.pixels, batch.sizes, batch.samples, rows, numbers)
 
 
 def images_per_second(batches: Iterator[object], batch_size: int, workers: int, seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""How many views a second one device makes: `python benchmarks/views.py [--device cuda --compile] [--json FILE]`.
+"""How many views a second one device makes: `python benchmarks/views.py [--device cuda] [--json FILE]`.
 
 Each case draws fresh parameters for every view and makes complete, normalized views from a batch already on the device,
 and is compared with the least we promise: on a GPU what keeps an H200 training, on a CPU, for one core, four times
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from machine import save
 from torch import Tensor
 
-from jcl.views import ViewMaker, view_recipe
+from jcl.train.step import StepOptions, view_function
+from jcl.views import view_recipe
 
 VIEWS_PER_IMAGE = 6
 
@@ -39,7 +39,7 @@ CASES = (
 )
 
 
-def view_making(case: Case, device: torch.device, compiled: bool) -> Callable[[], Tensor]:
+def view_making(case: Case, device: torch.device) -> Callable[[], Tensor]:
     """A function that makes all views of one batch, of another step each time."""
     images = case.images[device.type]
     pixels = torch.randint(0, 256, (images, 3, case.canvas, case.canvas), dtype=torch.uint8, device=device)
@@ -49,16 +49,9 @@ def view_making(case: Case, device: torch.device, compiled: bool) -> Callable[[]
     step = torch.zeros((), dtype=torch.int64, device=device)
     recipe = view_recipe(case.recipe, case.size)
     on_gpu = device.type == "cuda"
-    options: dict[str, Any] = {
-        "dtype": torch.bfloat16 if on_gpu else torch.float32,
-        "memory_format": torch.channels_last if on_gpu else torch.contiguous_format,
-    }
-
-    def make(step: Tensor) -> Tensor:
-        return ViewMaker(recipe, 0, step, pixels, sizes, torch.arange(images, device=device), **options)(rows, numbers)
-
-    run = torch.compile(make, fullgraph=True) if compiled else make
-    return lambda: run(step.add_(1))
+    options = StepOptions(device, torch.bfloat16 if on_gpu else torch.float32, compiled=on_gpu, recorded=False)
+    make, samples = view_function(recipe, 0, options), torch.arange(images, device=device)
+    return lambda: make(step.add_(1), pixels, sizes, samples, rows, numbers)
 
 
 def seconds_per_batch(make: Callable[[], Tensor], device: torch.device, seconds: float) -> float:
@@ -86,7 +79,6 @@ def now(device: torch.device) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--compile", action="store_true", help="compile the views into one graph first")
     parser.add_argument("--seconds", type=float, default=5.0, help="to spend on each case")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     arguments = parser.parse_args()
@@ -95,11 +87,11 @@ def main() -> None:
 
     figures: dict[str, float] = {}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "one CPU core"
-    print(f"{name}, {'compiled' if arguments.compile else 'not compiled'}, {VIEWS_PER_IMAGE} views an image")
+    print(f"{name}, {VIEWS_PER_IMAGE} views per image")
     print(f"{'recipe':10}{'size':>6}{'canvas':>8}{'batch':>7}{'views/s':>12}{'at least':>12}{'ratio':>8}")
     for case in CASES:
         images, limit = case.images[device.type], case.limit.get(device.type)
-        duration = seconds_per_batch(view_making(case, device, arguments.compile), device, arguments.seconds)
+        duration = seconds_per_batch(view_making(case, device), device, arguments.seconds)
         rate = images * VIEWS_PER_IMAGE / duration
         figures[f"{case.recipe}_{case.size}px_of_{case.canvas}px_views_per_second".replace("-", "_")] = rate
         promise = f"{limit:12,}{rate / limit:8.2f}" if limit else f"{'-':>12}{'-':>8}"

@@ -1,6 +1,7 @@
 """The fused kernels against grouped batch norm, addition and ReLU in float64.
 
-Triton's interpreter runs them on a CPU; it must be chosen before Triton is imported, so the tests start themselves again.
+Triton's interpreter runs them on a CPU. It must be chosen before Triton is imported, so the tests start themselves
+again.
 """
 
 import copy
@@ -87,6 +88,7 @@ def small_resnet() -> nn.Module:
 @pytest.mark.gpu
 @needs_kernels
 @pytest.mark.parametrize("name", ["small", "resnet18", "timm/resnet18"])
+@torch.backends.cudnn.flags(allow_tf32=False)
 def test_a_fused_resnet_computes_the_same(name):
     if name != "small" and INTERPRETED:
         pytest.skip("slow in the interpreter")

@@ -53,10 +53,9 @@ def test_reading_back_is_noticed():
 @pytest.mark.parametrize(
     ("recipe", "backbone", "canvas", "more"),
     [
-        ("folder", "resnet18", 224, {}),
         ("cifar10", "resnet18", 32, {}),
-        ("cifar10", "resnet18", 32, {"method.num_queries": 2}),
-        ("imagenet-paper", "resnet50", 320, {}),
+        ("cifar10", "resnet18", 32, {"model.bn_groups": 1, "method.num_local_queries": 0}),  # not fused
+        ("folder", "vit_tiny_patch16_224", 224, {}),
     ],
 )
 def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas, more):
@@ -69,7 +68,7 @@ def test_no_kernel_of_a_step_reads_back_what_it_wrote(recipe, backbone, canvas, 
     with torch._inductor.config.patch(force_disable_caches=True):
         _, code = run_and_get_code(step, noise(images, canvas), 0, 0.01, 1.0)
     found = {name: accesses for part in code for name, accesses in kernels(part).items()}
-    assert len(found) > 20
+    assert found
     assert {name: read_back(accesses) for name, accesses in found.items() if read_back(accesses)} == {}
 
 
@@ -81,19 +80,17 @@ def noise(images: int, canvas: int) -> ImageBatch:
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("size", [64, 128, 224])
-def test_compiled_views_hold_nothing_that_lay_in_memory_before(size):
-    batch = noise(64, 224)
+def test_views_hold_nothing_that_lay_in_memory_before(size):
+    from jcl.views.kernels import FusedViews
+
+    batch, recipe = noise(64, 224), view_recipe("moco-v2", size)
     rows = torch.arange(64, device="cuda").repeat(3)
     numbers = torch.arange(3, device="cuda").repeat_interleave(64)
-
-    def views(step: torch.Tensor) -> torch.Tensor:
-        recipe = view_recipe("moco-v2", size)
-        return ViewMaker(recipe, 0, step, batch.pixels, batch.sizes, batch.samples)(rows, numbers)
-
-    compiled = torch.compile(views, dynamic=False)
+    fused = FusedViews(recipe, 0, torch.device("cuda"), torch.float32)
     for number in range(10):
         step = torch.tensor(number, device="cuda")
-        wanted = views(step)
+        wanted = ViewMaker(recipe, 0, step, batch.pixels, batch.sizes, batch.samples)(rows, numbers)
         left = [torch.full((2**26,), float("nan"), device="cuda") for _ in range(8)]
         del left
-        torch.testing.assert_close(compiled(step), wanted, rtol=0, atol=0.04)  # planes are kept in half precision
+        found = fused(step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0.04)  # planes are kept in half precision

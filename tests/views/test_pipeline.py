@@ -10,7 +10,6 @@ from torch import Tensor
 from torchvision.transforms import functional as reference
 
 from jcl.views import ViewMaker, ViewRecipe, centre_views, view_recipe
-from jcl.views.fused import fused_views
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.pipeline import apply_views
 
@@ -74,7 +73,7 @@ def test_views_equal_torchvisions_chain(images: Images, name: str) -> None:
 
 
 def test_rotations_are_those_of_torch(images: Images) -> None:
-    """By one, two and three quarters, of crops that are no squares, exactly as the compiled views make them."""
+    """By one, two and three quarters, of crops that are no squares."""
     pixels, samples = images(60, 50, 61), torch.arange(60)
     plain = view_recipe("none", 24, random_crop=True)
     turned = dataclasses.replace(plain, rotation_probability=1.0)
@@ -86,7 +85,6 @@ def test_rotations_are_those_of_torch(images: Images) -> None:
     assert set(found) == set(quarters)
     expected = torch.stack([expected[i].rot90(1 + quarters.index(each), (1, 2)) for i, each in enumerate(found)])
     torch.testing.assert_close(apply_views(pixels, drawn, turned), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(fused_views(pixels, samples, drawn, turned), expected, rtol=0, atol=1e-5)
 
 
 def test_views_of_photographs_are_close_to_those_of_pil(photographs: list[Tensor]) -> None:
@@ -210,41 +208,16 @@ def test_centre_views_equal_torchvisions(images: Images, ratio: float) -> None:
         torch.testing.assert_close(made[view], expected, rtol=0, atol=1e-4)
 
 
-def test_it_compiles_into_one_graph(images: Images) -> None:
-    """With the step in a tensor, so that one graph serves all steps."""
-    pixels, sizes, samples = images(4, 40, 40), torch.full((4, 2), 40), torch.arange(4)
-    rows, numbers = rows_and_numbers(4, 2)
-    recipe = view_recipe("moco-v2", 24)
-
-    def make(step: Tensor) -> Tensor:
-        return ViewMaker(recipe, 1, step, pixels, sizes, samples)(rows, numbers)
-
-    graphs = 0
-
-    def count_graphs(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
-        nonlocal graphs
-        graphs += 1
-        return graph.forward
-
-    compiled = torch.compile(make, backend=count_graphs, fullgraph=True)
-    for step in range(3):
-        # Compiled views sum in another order (see `fused`).
-        torch.testing.assert_close(compiled(torch.tensor(step)), make(torch.tensor(step)), rtol=0, atol=1e-4)
-    assert graphs == 1
-
-
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_gpu_makes_the_same_views(images: Images, name: str, compiled: bool) -> None:
+def test_the_gpu_makes_the_same_views(images: Images, name: str) -> None:
     make = maker(images(16, 40, 40), name)
     rows, numbers = rows_and_numbers(16, 4)
     drawn = make.parameters(rows, numbers)
     names = {field.name for field in dataclasses.fields(drawn)} - {"channels", "noise_key"}
     on_gpu = ViewParameters(**{name: getattr(drawn, name).cuda() for name in names})
-    apply = torch.compile(apply_views, fullgraph=True) if compiled else apply_views
-    views = apply(make.pixels.cuda(), on_gpu, make.recipe, rows=rows.cuda()).cpu()
+    views = apply_views(make.pixels.cuda(), on_gpu, make.recipe, rows=rows.cuda()).cpu()
     error = (views - make(rows, numbers)).abs().max() * max(make.recipe.std)
     assert error < 2 / 255
 

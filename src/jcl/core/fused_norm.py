@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_TILE = 4096  # values that a program holds at a time
+_TILE = 2048  # values that a program holds at a time
 _PROGRAMS = 1024  # enough to keep a GPU busy
 _MAX_SPLITS = 128  # sums that are combined by one program
 _SIZES = ("rows", "splits", "split_rows")  # one kernel for all sizes, so that few are compiled
@@ -265,13 +265,9 @@ class _GroupedNorm(torch.autograd.Function):
         sums = layout.buffer(x, layout.groups, layout.splits, 2)
         factors = layout.buffer(x, 4, layout.groups)
         dx, dresidual = torch.empty_like(x), torch.empty_like(x) if ctx.added else None
-        _sum_gradients[layout.reduce](
-            dy, x, y, statistics, sums, *size, layout.split_rows, **kinds, **layout.sizes
-        )
+        _sum_gradients[layout.reduce](dy, x, y, statistics, sums, *size, layout.split_rows, **kinds, **layout.sizes)
         _finish_gradients[layout.finish](sums, statistics, factors, *size, layout.splits, **layout.finish_sizes)
-        _spread_gradients[layout.tiles](
-            dy, x, y, dx, dresidual, statistics, factors, *size, **kinds, **layout.sizes
-        )
+        _spread_gradients[layout.tiles](dy, x, y, dx, dresidual, statistics, factors, *size, **kinds, **layout.sizes)
         dweight, dbias = factors[:2].sum(dim=1)
         return dx, dresidual, dweight, dbias, None, None, None
 
@@ -337,7 +333,7 @@ def grouped_batch_norm(
     if residual is not None:
         residual = _by_rows(residual.to(x.dtype))
     x = _by_rows(x)
-    y, statistics = _GroupedNorm.apply(x, residual, weight, bias, groups, eps, relu)  # type: ignore[no-untyped-call]
+    y, statistics = _GroupedNorm.apply(x, residual, weight, bias, groups, eps, relu)
     if residual is None:
         RecomputedOutputs.add(y, partial(_normalized, x.detach(), None, statistics, _Layout(x, groups), relu))
     return y, statistics[_MEAN], statistics[_VARIANCE]

@@ -43,6 +43,10 @@ class StepOptions:
 
 def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeViews:
     """A function that makes views of a batch on the device, in the memory format that is fastest there."""
+    if options.compiled and options.device.type == "cuda":
+        from jcl.views.kernels import FusedViews  # Triton is only there for GPUs
+
+        return FusedViews(recipe, seed, options.device, options.precision)
     memory_format = torch.channels_last if options.device.type == "cuda" else torch.contiguous_format
 
     def make_views(
@@ -53,7 +57,7 @@ def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeVi
         )
         return make(rows, numbers)
 
-    return torch.compile(make_views, dynamic=False) if options.compiled else make_views
+    return make_views
 
 
 class TrainingStep:
@@ -149,7 +153,6 @@ class TrainingStep:
         assert batch is not None
         if batch.local_rows is not None:  # `rows` index the whole batch
             rows = batch.local_rows[rows]
-        # Without gradients for queries too, so that views are compiled once.
         with torch.no_grad(), torch.autocast(batch.pixels.device.type, enabled=False):
             make_views = self.make_local_views if local else self.make_views
             assert make_views is not None

@@ -110,34 +110,17 @@ def shift_hue(images: Tensor, turns: Tensor) -> Tensor:
     return torch.addcmul(value, chroma, lacking.clamp_(0, 1), value=-1)
 
 
-@torch.library.custom_op("jcl::completed", mutates_args=())
-def completed(values: Tensor) -> Tensor:
-    """Identity that the compiler cannot fuse, so that it starts a new kernel.
-
-    Otherwise it computes a mean and its use in one kernel, which writes intermediate values and reads them back. Triton
-    may let a thread read before another has written (https://github.com/triton-lang/triton/issues/10924).
-    """
-    return values.clone()
-
-
-@completed.register_fake
-def _(values: Tensor) -> Tensor:
-    return torch.empty_like(values)
-
-
-def change_channels(views: Tensor, parameters: ViewParameters) -> Tensor:
+def change_channels(views: Tensor, means: Tensor, parameters: ViewParameters) -> Tensor:
     """Contrast, brightness and noise of each channel of normalized views, (n, channels, height, width).
 
-    Contrast scales a channel around its mean in the view, brightness is added to it, and noise is Gaussian. Values have
-    no bounds, so nothing is clamped. With color, views stay as they are.
+    Contrast scales a channel around its mean in the view, (n, channels, 1, 1), brightness is added to it, and noise is
+    Gaussian. Values have no bounds, so nothing is clamped.
     """
-    if parameters.channels is None or parameters.noise_key is None:
-        return views
+    assert parameters.channels is not None and parameters.noise_key is not None
     changes, count = parameters.channels[..., None, None], views.shape[1]
     shift, factor, noise = changes[:, :count], changes[:, count:-1], changes[:, -1:]
-    mean: Tensor = completed(views.mean(dim=(2, 3), keepdim=True))
     drawn = normals(parameters.noise_key, views[0].numel()).view(views.shape)
-    return (views - mean) * factor + (mean + shift) + drawn * noise
+    return (views - means) * factor + (means + shift) + drawn * noise
 
 
 def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -3,6 +3,7 @@
 The parameters of a view are a function of (seed, step, sample, view number); see `jcl.random`.
 """
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, Final
@@ -34,6 +35,7 @@ _DRAWS: Final = {
     "vertical_flip": 1,
     "rotation": 1,
 }
+FIRST_DRAW: Final = dict(zip(_DRAWS, itertools.accumulate(_DRAWS.values(), initial=0), strict=False))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from jcl.views.colour import blend, change_channels, change_colours, gray_blends, jitter_change, normalise, solarize
-from jcl.views.fused import fused_views
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
 from jcl.views.resize import blur, blur_taps, box_crop, centre_crop, resize, sampling_type, working_type
@@ -34,9 +33,6 @@ def apply_views(
     With `rows` (n,), the image of view i is `pixels[rows[i]]`.
     """
     count = len(parameters)
-    if torch.compiler.is_compiling():
-        chosen = torch.arange(count, device=pixels.device) if rows is None else rows
-        return fused_views(pixels, chosen, parameters, recipe).to(dtype).contiguous(memory_format=memory_format)
     shape = (count, pixels.shape[1], recipe.size, recipe.size)
     views = torch.empty(shape, dtype=dtype, device=pixels.device, memory_format=memory_format)
     for part in _chunks(count, pixels.shape[1] * recipe.size**2, pixels.device):
@@ -107,7 +103,10 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
         images = blur(images, blur_taps(parameters.blur_sigma.to(dtype), recipe.size, radius), sampling_type(pixels))
     if recipe.solarize_probability and recipe.color:
         images = solarize(images, parameters.solarize[:, None, None, None])
-    return change_channels(normalise(images, recipe.mean, recipe.std), parameters)
+    views = normalise(images, recipe.mean, recipe.std)
+    if parameters.channels is not None:
+        views = change_channels(views, views.mean(dim=(2, 3), keepdim=True), parameters)
+    return views
 
 
 def _chunks(count: int, values: int, device: torch.device) -> Iterator[slice]:

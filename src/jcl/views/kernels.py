@@ -1,0 +1,406 @@
+"""The views of `pipeline` on a GPU, in five Triton kernels.
+
+They draw the parameters, crop, change the colors, and blur along both axes; the last one also normalizes. Nothing is
+left to compile, so training starts at once. Between kernels, images of 8 bits are planes of half precision, which is
+accurate to 1/4000 of their range.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from jcl.random import VIEWS
+from jcl.views.colour import change_channels
+from jcl.views.parameters import FIRST_DRAW, draw_parameters
+from jcl.views.recipe import ViewRecipe
+
+_VIEWS_PER_PROGRAM = 128  # that draw parameters
+_VALUES = 1024  # of a view that a program computes at a time
+
+# Columns of the parameters, all float32; the places are those of the four operations of color jitter.
+_COLUMNS = (
+    *("top", "left", "height", "width", "turn", "jitter", "brightness", "contrast", "saturation", "hue"),
+    *("place", "place_1", "place_2", "place_3", "gray", "sigma", "solarize"),
+)
+_COUNT = tl.constexpr(len(_COLUMNS))
+_TURN, _JITTER, _FACTORS, _PLACE, _GRAY, _SIGMA, _SOLARIZE = (
+    tl.constexpr(_COLUMNS.index(name))
+    for name in ("turn", "jitter", "brightness", "place", "gray", "sigma", "solarize")
+)
+_AREA_DRAW, _RATIO_DRAW, _PLACE_DRAW, _FLIP_DRAW, _JITTER_DRAW, _ORDER_DRAW, _FACTORS_DRAW = (
+    tl.constexpr(FIRST_DRAW[name]) for name in ("area", "ratio", "place", "flip", "jitter", "order", "factors")
+)
+_GRAY_DRAW, _BLUR_DRAW, _SIGMA_DRAW, _SOLARIZE_DRAW, _VERTICAL_DRAW, _ROTATION_DRAW = (
+    tl.constexpr(FIRST_DRAW[name]) for name in ("gray", "blur", "sigma", "solarize", "vertical_flip", "rotation")
+)
+_ATTEMPTS = tl.constexpr(FIRST_DRAW["ratio"])
+_STREAM = tl.constexpr(VIEWS)
+
+
+def _recipe_table(recipe: ViewRecipe) -> list[float]:
+    """What `_draw` needs of a recipe, in this order; ranges as their start and length."""
+    ratio = [math.log(value) for value in recipe.ratio]
+    strengths = (recipe.brightness, recipe.contrast, recipe.saturation)
+    factors = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths]
+    ranges = [(recipe.min_scale, recipe.max_scale), ratio, recipe.blur_sigma, *factors, (-recipe.hue, recipe.hue)]
+    return [
+        *(value for low, high in ranges for value in (low, high - low)),
+        *recipe.ratio,
+        recipe.flip_probability,
+        recipe.vertical_flip_probability,
+        max(recipe.rotation_probability, 1e-9),
+        recipe.jitter_probability,
+        recipe.gray_probability,
+        recipe.blur_probability,
+        recipe.solarize_probability,
+    ]
+
+
+@triton.jit
+def _mix(value):
+    """Same as in `jcl.random`."""
+    value = value - 0x61C8864680B583EB
+    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return value ^ ((value >> 31) & 0x1FFFFFFFF)
+
+
+@triton.jit
+def _uniform(state, number):
+    return ((_mix(state ^ number) >> 40) & 0xFFFFFF).to(tl.float32) * (1 / 16777216)
+
+
+@triton.jit
+def _between(state, number, table, entry):
+    """A draw from a range of the table."""
+    return tl.load(table + entry) + tl.load(table + entry + 1) * _uniform(state, number)
+
+
+@triton.jit
+def _round(value):
+    return tl.floor(value + 0.5)
+
+
+@triton.jit(do_not_specialize=["count", "seed"])
+def _draw(
+    table, step, samples, sizes, rows, numbers, parameters, count, seed,
+    RANDOM_CROP: tl.constexpr, UPRIGHT: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Same as `draw_parameters`."""
+    view = tl.program_id(0) * N + tl.arange(0, N)
+    mask = view < count
+    row = tl.load(rows + view, mask=mask, other=0)
+    state = _mix(tl.zeros((N,), tl.int64) ^ seed)
+    state = _mix(_mix(state ^ _STREAM) ^ tl.load(step))
+    state = _mix(state ^ tl.load(samples + row, mask=mask, other=0))
+    state = _mix(state ^ tl.load(numbers + view, mask=mask, other=0))
+    height = tl.load(sizes + 2 * row, mask=mask, other=1).to(tl.float32)
+    width = tl.load(sizes + 2 * row + 1, mask=mask, other=1).to(tl.float32)
+    parameters += view * _COUNT
+
+    if RANDOM_CROP:
+        found = tl.zeros((N,), tl.int1)
+        # The largest crop with an allowed aspect ratio, unless an attempt fits.
+        tall = tl.maximum(_round(tl.minimum(height, tl.div_rn(width, tl.load(table + 14)))), 1.0)
+        wide = tl.maximum(_round(tl.minimum(width, height * tl.load(table + 15))), 1.0)
+        for attempt in range(_ATTEMPTS):
+            area = height * width * _between(state, _AREA_DRAW + attempt, table, 0)
+            ratio = tl.exp(_between(state, _RATIO_DRAW + attempt, table, 2))
+            down, across = _round(tl.sqrt_rn(tl.div_rn(area, ratio))), _round(tl.sqrt_rn(area * ratio))
+            fits = (down > 0) & (down <= height) & (across > 0) & (across <= width) & (found == 0)
+            tall, wide = tl.where(fits, down, tall), tl.where(fits, across, wide)
+            found = found | fits
+        top = tl.floor(tl.where(found, _uniform(state, _PLACE_DRAW) * (height - tall + 1), (height - tall) / 2))
+        left = tl.floor(tl.where(found, _uniform(state, _PLACE_DRAW + 1) * (width - wide + 1), (width - wide) / 2))
+    else:
+        tall = tl.minimum(height, width)
+        wide = tall
+        top, left = tl.floor((height - tall) / 2), tl.floor((width - wide) / 2)
+    tl.store(parameters, top, mask=mask)
+    tl.store(parameters + 1, left, mask=mask)
+    tl.store(parameters + 2, tall, mask=mask)
+    tl.store(parameters + 3, wide, mask=mask)
+
+    turn = (_uniform(state, _FLIP_DRAW) < tl.load(table + 16)).to(tl.int32)
+    if not UPRIGHT:
+        draw = _uniform(state, _ROTATION_DRAW)
+        probability = tl.load(table + 18)
+        quarters = tl.minimum((tl.div_rn(draw, probability) * 3).to(tl.int32), 2) + 1
+        quarters = tl.where(draw < probability, quarters, 0)
+        # A rotation by one or three quarters is a flip and a transposition, a rotation by two is both flips.
+        turn = turn ^ ((quarters == 1) | (quarters == 2)).to(tl.int32)
+        vertical = (_uniform(state, _VERTICAL_DRAW) < tl.load(table + 17)) ^ (quarters >= 2)
+        turn = turn + 2 * vertical.to(tl.int32) + 4 * (quarters % 2)
+    tl.store(parameters + _TURN, turn.to(tl.float32), mask=mask)
+
+    tl.store(parameters + _JITTER, (_uniform(state, _JITTER_DRAW) < tl.load(table + 19)).to(tl.float32), mask=mask)
+    for factor in range(4):
+        drawn = _between(state, _FACTORS_DRAW + factor, table, 6 + 2 * factor)
+        tl.store(parameters + _FACTORS + factor, drawn, mask=mask)
+        own = _uniform(state, _ORDER_DRAW + factor)
+        place = tl.zeros((N,), tl.float32)
+        for other in range(4):
+            draw = _uniform(state, _ORDER_DRAW + other)
+            place += ((draw < own) | ((draw == own) & (other < factor))).to(tl.float32)
+        tl.store(parameters + _PLACE + factor, place, mask=mask)
+    tl.store(parameters + _GRAY, (_uniform(state, _GRAY_DRAW) < tl.load(table + 20)).to(tl.float32), mask=mask)
+    blurred = _uniform(state, _BLUR_DRAW) < tl.load(table + 21)
+    tl.store(parameters + _SIGMA, tl.where(blurred, _between(state, _SIGMA_DRAW, table, 4), 0.0), mask=mask)
+    solarized = _uniform(state, _SOLARIZE_DRAW) < tl.load(table + 22)
+    tl.store(parameters + _SOLARIZE, solarized.to(tl.float32), mask=mask)
+
+
+@triton.jit
+def _filter(place, start, length, size: tl.constexpr):
+    """Center, half width and first pixel of the triangle."""
+    scale = length / size
+    half_width = tl.maximum(scale, 1.0)
+    center = start + (place + 0.5) * scale
+    return center, half_width, tl.floor(center - half_width + 0.5).to(tl.int32)
+
+
+@triton.jit
+def _weight(place, center, half_width, start, length):
+    """Zero outside of the crop."""
+    weight = tl.maximum(1 - tl.abs(place + 0.5 - center) / half_width, 0.0)
+    return tl.where((place >= start) & (place < start + length), weight, 0.0)
+
+
+@triton.jit(do_not_specialize=["channels", "height", "width"])
+def _crop(
+    pixels, rows, parameters, planes, channels, height, width, factor, size: tl.constexpr,
+    C: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Same as `resize` of a `box_crop`. It reads only the pixels that its own crop needs."""
+    view = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * P + tl.arange(0, P)
+    parameters += view * _COUNT
+    top, left = tl.load(parameters), tl.load(parameters + 1)
+    tall, wide = tl.load(parameters + 2), tl.load(parameters + 3)
+    turn = tl.load(parameters + _TURN).to(tl.int32)
+    transposed = (turn & 4) != 0
+    down = tl.where(transposed, place % size, place // size)
+    across = tl.where(transposed, place // size, place % size)
+    down = tl.where((turn & 2) != 0, size - 1 - down, down)
+    across = tl.where((turn & 1) != 0, size - 1 - across, across)
+    y, half_height, first_y = _filter(down, top, tall, size)
+    x, half_width, first_x = _filter(across, left, wide, size)
+
+    channel = tl.arange(0, C)[:, None]
+    inside = (channel < channels) & (place < size * size)[None, :]
+    pixels += (tl.load(rows + view) * channels + channel) * height * width
+    total = tl.zeros((C, P), tl.float32)
+    weights = tl.zeros((P,), tl.float32)
+    for tap_y in range(tl.ceil(2 * half_height).to(tl.int32)):
+        at_y = first_y + tap_y
+        weight_y = _weight(at_y, y, half_height, top, tall)
+        for tap_x in range(tl.ceil(2 * half_width).to(tl.int32)):
+            at_x = first_x + tap_x
+            weight = weight_y * _weight(at_x, x, half_width, left, wide)
+            mask = inside & (weight > 0)[None, :]
+            value = tl.load(pixels + (at_y * width + at_x)[None, :], mask=mask, other=0)
+            total += value.to(tl.float32) * weight[None, :]
+            weights += weight
+    planes += (view * channels + channel) * size * size + place[None, :]
+    tl.store(planes, total * (factor / weights)[None, :], mask=inside)
+
+
+@triton.jit
+def _gray(red, green, blue):
+    return red * 0.2989 + green * 0.587 + blue * 0.114
+
+
+@triton.jit
+def _blend(red, green, blue, own, added):
+    red, green, blue = red * own + added, green * own + added, blue * own + added
+    red, green, blue = tl.maximum(red, 0.0), tl.maximum(green, 0.0), tl.maximum(blue, 0.0)
+    return tl.minimum(red, 1.0), tl.minimum(green, 1.0), tl.minimum(blue, 1.0)
+
+
+@triton.jit
+def _lack(distance):
+    return tl.minimum(tl.maximum(distance, 0.0), 1.0)
+
+
+@triton.jit
+def _shift_hue(red, green, blue, turns):
+    """Same as `colour.shift_hue`, which explains the formula."""
+    value = tl.maximum(tl.maximum(red, green), blue)
+    chroma = value - tl.minimum(tl.minimum(red, green), blue)
+    from_red = (green + blue - red - value) / tl.maximum(chroma, 1e-30) + 2
+    hue = tl.where(green < blue, -from_red, from_red) + 6 * turns
+    hue -= 6 * tl.floor(hue / 6 + 0.5)
+    red = value - chroma * _lack(tl.abs(hue) - 1)
+    green = value - chroma * _lack(2 - tl.abs(hue + 1))
+    return red, green, value - chroma * _lack(2 - tl.abs(hue - 1))
+
+
+@triton.jit
+def _operate(red, green, blue, parameters, number, mean):
+    """Operation `number` of color jitter; `mean` is that of the gray image at the contrast."""
+    place = parameters + _PLACE
+    operation = tl.where(tl.load(place + 1) == number, 1, 0)
+    operation = tl.where(tl.load(place + 2) == number, 2, operation)
+    operation = tl.where(tl.load(place + 3) == number, 3, operation)
+    factor = tl.load(parameters + _FACTORS + operation)
+    if operation == 3:
+        red, green, blue = _shift_hue(red, green, blue, factor)
+    else:
+        added = tl.where(operation == 1, mean, tl.where(operation == 2, _gray(red, green, blue), 0.0))
+        red, green, blue = _blend(red, green, blue, factor, added * (1 - factor))
+    return red, green, blue
+
+
+@triton.jit
+def _load_colors(planes, parameters, place, area: tl.constexpr, GRAY_FIRST: tl.constexpr):
+    mask = place < area
+    red = tl.load(planes + place, mask=mask, other=0.0).to(tl.float32)
+    green = tl.load(planes + area + place, mask=mask, other=0.0).to(tl.float32)
+    blue = tl.load(planes + 2 * area + place, mask=mask, other=0.0).to(tl.float32)
+    if GRAY_FIRST:
+        gray = tl.load(parameters + _GRAY)
+        red, green, blue = _blend(red, green, blue, 1 - gray, gray * _gray(red, green, blue))
+    return red, green, blue
+
+
+@triton.jit
+def _change_colors(planes, parameters, area: tl.constexpr, GRAY_FIRST: tl.constexpr, P: tl.constexpr):
+    """Color jitter and grayscale of one view, in place."""
+    view = tl.program_id(0).to(tl.int64)
+    planes += view * 3 * area
+    parameters += view * _COUNT
+    jitter = tl.load(parameters + _JITTER) > 0
+    contrast = tl.load(parameters + _PLACE + 1)
+    total = tl.zeros((P,), tl.float32)
+    for start in range(0, tl.where(jitter, area, 0), P):
+        place = start + tl.arange(0, P)
+        red, green, blue = _load_colors(planes, parameters, place, area, GRAY_FIRST)
+        for number in tl.static_range(3):
+            if number < contrast:
+                red, green, blue = _operate(red, green, blue, parameters, number, 0.0)
+        total += tl.where(place < area, _gray(red, green, blue), 0.0)
+    mean = tl.sum(total) / area
+    for start in range(0, area, P):
+        place = start + tl.arange(0, P)
+        red, green, blue = _load_colors(planes, parameters, place, area, GRAY_FIRST)
+        if jitter:
+            for number in tl.static_range(4):
+                red, green, blue = _operate(red, green, blue, parameters, number, mean)
+        if not GRAY_FIRST:
+            gray = tl.load(parameters + _GRAY)
+            red, green, blue = _blend(red, green, blue, 1 - gray, gray * _gray(red, green, blue))
+        tl.store(planes + place, red, mask=place < area)
+        tl.store(planes + area + place, green, mask=place < area)
+        tl.store(planes + 2 * area + place, blue, mask=place < area)
+
+
+@triton.jit
+def _blurred(planes, place, mask, sigma, step: tl.constexpr, size: tl.constexpr):
+    """Gaussian blur along one axis, where neighbors are `step` values apart, with reflected borders."""
+    position = (place // step) % size
+    first = place - position * step
+    period: tl.constexpr = max(2 * (size - 1), 1)
+    radius = tl.ceil(4 * sigma).to(tl.int32)
+    total = tl.load(planes + place, mask=mask, other=0.0).to(tl.float32)
+    weights = 1.0
+    for offset in range(1, radius + 1):
+        weight = tl.exp(-0.5 * (offset / sigma) * (offset / sigma))
+        above = (position + offset) % period
+        below = (position + period - offset % period) % period
+        above, below = tl.minimum(above, period - above), tl.minimum(below, period - below)
+        value = tl.load(planes + first + above * step, mask=mask, other=0.0).to(tl.float32)
+        value += tl.load(planes + first + below * step, mask=mask, other=0.0).to(tl.float32)
+        total += value * weight
+        weights += 2 * weight
+    return total / weights
+
+
+@triton.jit(do_not_specialize=["channels"])
+def _blur_rows(planes, parameters, blurred, channels, size: tl.constexpr, P: tl.constexpr):
+    view, plane = tl.program_id(0).to(tl.int64), tl.program_id(2)
+    place = tl.program_id(1) * P + tl.arange(0, P)
+    mask = place < size * size
+    start = (view * channels + plane) * size * size
+    sigma = tl.load(parameters + view * _COUNT + _SIGMA)
+    tl.store(blurred + start + place, _blurred(planes + start, place, mask, sigma, 1, size), mask=mask)
+
+
+@triton.jit(do_not_specialize=["channels"])
+def _finish(
+    planes, parameters, means, stds, views, channels,
+    size: tl.constexpr, BLUR: tl.constexpr, SOLARIZE: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """Blur columns, solarize, normalize, and write channels last."""
+    view = tl.program_id(0).to(tl.int64)
+    parameters += view * _COUNT
+    area: tl.constexpr = size * size
+    place = (tl.program_id(1) * P + tl.arange(0, P))[:, None]
+    channel = tl.arange(0, C)[None, :]
+    mask = (place < area) & (channel < channels)
+    planes += (view * channels + channel) * area
+    if BLUR:
+        value = _blurred(planes, place, mask, tl.load(parameters + _SIGMA), size, size)
+    else:
+        value = tl.load(planes + place, mask=mask, other=0.0).to(tl.float32)
+    if SOLARIZE:
+        value = tl.where((value >= 0.5) & (tl.load(parameters + _SOLARIZE) > 0), 1 - value, value)
+    known = channel < channels
+    value = (value - tl.load(means + channel, mask=known, other=0.0)) / tl.load(stds + channel, mask=known, other=1.0)
+    tl.store(views + (view * area + place) * channels + channel, value, mask=mask)
+
+
+class FusedViews:
+    """Makes the views that a `ViewMaker` makes, channels last in memory."""
+
+    def __init__(self, recipe: ViewRecipe, seed: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.recipe, self.seed, self.dtype = recipe, seed, dtype
+        self._table = torch.tensor(_recipe_table(recipe), device=device)
+        self._mean, self._std = (torch.tensor(values, device=device) for values in (recipe.mean, recipe.std))
+        self._change_channels = torch.compile(change_channels, dynamic=False)
+
+    def draw(self, step: Tensor, samples: Tensor, sizes: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
+        """The parameters of views `numbers` (n,) of images `rows` (n,)."""
+        recipe, n = self.recipe, len(rows)
+        parameters = torch.empty((n, len(_COLUMNS)), device=rows.device)
+        _draw[triton.cdiv(n, _VIEWS_PER_PROGRAM),](
+            self._table, step, samples, sizes.contiguous(), rows.contiguous(), numbers.contiguous(), parameters, n,
+            self.seed, RANDOM_CROP=recipe.random_crop, UPRIGHT=recipe.upright, N=_VIEWS_PER_PROGRAM,
+        )  # fmt: skip
+        return parameters
+
+    def __call__(
+        self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
+    ) -> Tensor:
+        recipe, size, n, channels = self.recipe, self.recipe.size, len(rows), pixels.shape[1]
+        parameters = self.draw(step, samples, sizes, rows, numbers)
+        dtype, factor = (torch.float32, 1.0) if pixels.is_floating_point() else (torch.float16, 1 / 255)
+        planes = torch.empty((n, channels, size, size), dtype=dtype, device=pixels.device)
+        width = triton.next_power_of_2(channels)
+        block = min(_VALUES // width, triton.next_power_of_2(size * size))
+        blocks, tile = triton.cdiv(size * size, block), {"C": width, "P": block}
+        _crop[n, blocks](
+            pixels.contiguous(), rows.contiguous(), parameters, planes, *pixels.shape[1:], factor, size, **tile
+        )
+        if recipe.color and (recipe.jitter_probability or recipe.gray_probability):
+            block_of_colors = min(_VALUES, triton.next_power_of_2(size * size))
+            _change_colors[n,](planes, parameters, size * size, recipe.gray_first, block_of_colors)
+        blur, solarize = recipe.blur_probability > 0, recipe.color and recipe.solarize_probability > 0
+        if blur:
+            blurred = torch.empty_like(planes)
+            _blur_rows[n, blocks, channels](planes, parameters, blurred, channels, size, block)
+            planes = blurred
+        by_channel = not recipe.color and recipe.jitter_probability > 0
+        views = torch.empty_like(
+            planes, dtype=torch.float32 if by_channel else self.dtype, memory_format=torch.channels_last
+        )
+        _finish[n, blocks](
+            planes, parameters, self._mean, self._std, views, channels, size, BLUR=blur, SOLARIZE=solarize, **tile
+        )
+        if by_channel:
+            drawn = draw_parameters(recipe, self.seed, step, samples[rows], numbers, sizes[rows])
+            means = views.mean(dim=(2, 3), keepdim=True)
+            views = self._change_channels(views, means, drawn).to(self.dtype, memory_format=torch.channels_last)
+        return views
