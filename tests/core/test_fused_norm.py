@@ -1,13 +1,7 @@
-"""The fused kernels against grouped batch norm, addition and ReLU in float64.
-
-Triton's interpreter runs them on a CPU. It must be chosen before Triton is imported, so the tests start themselves
-again.
-"""
+"""The fused kernels against float64; without a GPU `test_triton.py` runs these tests."""
 
 import copy
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,17 +15,6 @@ pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 needs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="no CUDA device and no interpreter")
-
-
-@pytest.mark.skipif(INTERPRETED or DEVICE == "cuda", reason="runs by itself")
-def test_the_kernels_in_the_interpreter():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.gpu

@@ -157,7 +157,7 @@ class TrainSettings(Section):
     seed: Seed = Field(0, description="Random seed.")
     device: str = Field("auto", description="Device: auto, cpu, cuda, cuda:1, ...")
     precision: Precision = Field("auto", description="Precision of the encoders.")
-    compile: bool | Auto = Field("auto", description="Compile views, encoders and loss (auto: on a GPU).")
+    compile: bool | Auto = Field("auto", description="Fuse or compile the step (auto: on a GPU).")
     cuda_graph: bool | Auto = Field("auto", description="Record a step as one CUDA graph (auto: on a GPU).")
     key_passes: PositiveInt | Auto = Field("auto", description="Forward passes in which the keys are encoded.")
     accumulate: PositiveInt = Field(1, description="Micro-batches of a step: saves memory.")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -118,13 +119,13 @@ def is_undecayed(name: str, parameter: Tensor) -> bool:
 
 
 def step_options(settings: ResolvedSettings, device: torch.device) -> StepOptions:
-    """How steps run: by default compiled and recorded as a CUDA graph on a GPU, neither on a CPU."""
+    """How steps run: by default compiled (if Triton is there) and recorded as a CUDA graph on a GPU, neither on a CPU."""
     compiled, recorded = settings.train.compile, settings.train.cuda_graph
     on_gpu = device.type == "cuda"
     return StepOptions(
         device=device,
         precision=choose_precision(settings.train.precision, device),
-        compiled=on_gpu if compiled == "auto" else compiled,
+        compiled=on_gpu and find_spec("triton") is not None if compiled == "auto" else compiled,
         recorded=on_gpu if recorded == "auto" else recorded and on_gpu,
         skip_nonfinite=settings.train.on_nan == "skip",
         clip_grad=settings.train.clip_grad,

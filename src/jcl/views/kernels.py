@@ -1,156 +1,21 @@
-"""The views of `pipeline` on a GPU, in five Triton kernels.
+"""The views of `pipeline` on a GPU, with Triton kernels.
 
-They draw the parameters, crop, change the colors, and blur along both axes; the last one also normalizes. Nothing is
-left to compile, so training starts at once. Between kernels, images of 8 bits are planes of half precision, which is
-accurate to 1/4000 of their range.
+After `draw_kernel` one crops, one changes the colors, and two blur along an axis, the last of which also normalizes.
+Nothing is left to compile, so training starts at once. Between kernels, images of 8 bits are planes of half precision,
+which is accurate to 1/4000 of their range.
 """
-
-import math
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from jcl.random import VIEWS
 from jcl.views.colour import change_channels
-from jcl.views.parameters import FIRST_DRAW, draw_parameters
+from jcl.views.draw_kernel import COUNT, FACTORS, GRAY, JITTER, PLACE, SIGMA, SOLARIZE, TURN, ParameterDraws
+from jcl.views.parameters import draw_parameters
 from jcl.views.recipe import ViewRecipe
 
-_VIEWS_PER_PROGRAM = 128  # that draw parameters
 _VALUES = 1024  # of a view that a program computes at a time
-
-# Columns of the parameters, all float32; the places are those of the four operations of color jitter.
-_COLUMNS = (
-    *("top", "left", "height", "width", "turn", "jitter", "brightness", "contrast", "saturation", "hue"),
-    *("place", "place_1", "place_2", "place_3", "gray", "sigma", "solarize"),
-)
-_COUNT = tl.constexpr(len(_COLUMNS))
-_TURN, _JITTER, _FACTORS, _PLACE, _GRAY, _SIGMA, _SOLARIZE = (
-    tl.constexpr(_COLUMNS.index(name))
-    for name in ("turn", "jitter", "brightness", "place", "gray", "sigma", "solarize")
-)
-_AREA_DRAW, _RATIO_DRAW, _PLACE_DRAW, _FLIP_DRAW, _JITTER_DRAW, _ORDER_DRAW, _FACTORS_DRAW = (
-    tl.constexpr(FIRST_DRAW[name]) for name in ("area", "ratio", "place", "flip", "jitter", "order", "factors")
-)
-_GRAY_DRAW, _BLUR_DRAW, _SIGMA_DRAW, _SOLARIZE_DRAW, _VERTICAL_DRAW, _ROTATION_DRAW = (
-    tl.constexpr(FIRST_DRAW[name]) for name in ("gray", "blur", "sigma", "solarize", "vertical_flip", "rotation")
-)
-_ATTEMPTS = tl.constexpr(FIRST_DRAW["ratio"])
-_STREAM = tl.constexpr(VIEWS)
-
-
-def _recipe_table(recipe: ViewRecipe) -> list[float]:
-    """What `_draw` needs of a recipe, in this order; ranges as their start and length."""
-    ratio = [math.log(value) for value in recipe.ratio]
-    strengths = (recipe.brightness, recipe.contrast, recipe.saturation)
-    factors = [(max(0.0, 1 - strength), 1 + strength) for strength in strengths]
-    ranges = [(recipe.min_scale, recipe.max_scale), ratio, recipe.blur_sigma, *factors, (-recipe.hue, recipe.hue)]
-    return [
-        *(value for low, high in ranges for value in (low, high - low)),
-        *recipe.ratio,
-        recipe.flip_probability,
-        recipe.vertical_flip_probability,
-        max(recipe.rotation_probability, 1e-9),
-        recipe.jitter_probability,
-        recipe.gray_probability,
-        recipe.blur_probability,
-        recipe.solarize_probability,
-    ]
-
-
-@triton.jit
-def _mix(value):
-    """Same as in `jcl.random`."""
-    value = value - 0x61C8864680B583EB
-    value = (value ^ ((value >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
-    value = (value ^ ((value >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
-    return value ^ ((value >> 31) & 0x1FFFFFFFF)
-
-
-@triton.jit
-def _uniform(state, number):
-    return ((_mix(state ^ number) >> 40) & 0xFFFFFF).to(tl.float32) * (1 / 16777216)
-
-
-@triton.jit
-def _between(state, number, table, entry):
-    """A draw from a range of the table."""
-    return tl.load(table + entry) + tl.load(table + entry + 1) * _uniform(state, number)
-
-
-@triton.jit
-def _round(value):
-    return tl.floor(value + 0.5)
-
-
-@triton.jit(do_not_specialize=["count", "seed"])
-def _draw(
-    table, step, samples, sizes, rows, numbers, parameters, count, seed,
-    RANDOM_CROP: tl.constexpr, UPRIGHT: tl.constexpr, N: tl.constexpr,
-):  # fmt: skip
-    """Same as `draw_parameters`."""
-    view = tl.program_id(0) * N + tl.arange(0, N)
-    mask = view < count
-    row = tl.load(rows + view, mask=mask, other=0)
-    state = _mix(tl.zeros((N,), tl.int64) ^ seed)
-    state = _mix(_mix(state ^ _STREAM) ^ tl.load(step))
-    state = _mix(state ^ tl.load(samples + row, mask=mask, other=0))
-    state = _mix(state ^ tl.load(numbers + view, mask=mask, other=0))
-    height = tl.load(sizes + 2 * row, mask=mask, other=1).to(tl.float32)
-    width = tl.load(sizes + 2 * row + 1, mask=mask, other=1).to(tl.float32)
-    parameters += view * _COUNT
-
-    if RANDOM_CROP:
-        found = tl.zeros((N,), tl.int1)
-        # The largest crop with an allowed aspect ratio, unless an attempt fits.
-        tall = tl.maximum(_round(tl.minimum(height, tl.div_rn(width, tl.load(table + 14)))), 1.0)
-        wide = tl.maximum(_round(tl.minimum(width, height * tl.load(table + 15))), 1.0)
-        for attempt in range(_ATTEMPTS):
-            area = height * width * _between(state, _AREA_DRAW + attempt, table, 0)
-            ratio = tl.exp(_between(state, _RATIO_DRAW + attempt, table, 2))
-            down, across = _round(tl.sqrt_rn(tl.div_rn(area, ratio))), _round(tl.sqrt_rn(area * ratio))
-            fits = (down > 0) & (down <= height) & (across > 0) & (across <= width) & (found == 0)
-            tall, wide = tl.where(fits, down, tall), tl.where(fits, across, wide)
-            found = found | fits
-        top = tl.floor(tl.where(found, _uniform(state, _PLACE_DRAW) * (height - tall + 1), (height - tall) / 2))
-        left = tl.floor(tl.where(found, _uniform(state, _PLACE_DRAW + 1) * (width - wide + 1), (width - wide) / 2))
-    else:
-        tall = tl.minimum(height, width)
-        wide = tall
-        top, left = tl.floor((height - tall) / 2), tl.floor((width - wide) / 2)
-    tl.store(parameters, top, mask=mask)
-    tl.store(parameters + 1, left, mask=mask)
-    tl.store(parameters + 2, tall, mask=mask)
-    tl.store(parameters + 3, wide, mask=mask)
-
-    turn = (_uniform(state, _FLIP_DRAW) < tl.load(table + 16)).to(tl.int32)
-    if not UPRIGHT:
-        draw = _uniform(state, _ROTATION_DRAW)
-        probability = tl.load(table + 18)
-        quarters = tl.minimum((tl.div_rn(draw, probability) * 3).to(tl.int32), 2) + 1
-        quarters = tl.where(draw < probability, quarters, 0)
-        # A rotation by one or three quarters is a flip and a transposition, a rotation by two is both flips.
-        turn = turn ^ ((quarters == 1) | (quarters == 2)).to(tl.int32)
-        vertical = (_uniform(state, _VERTICAL_DRAW) < tl.load(table + 17)) ^ (quarters >= 2)
-        turn = turn + 2 * vertical.to(tl.int32) + 4 * (quarters % 2)
-    tl.store(parameters + _TURN, turn.to(tl.float32), mask=mask)
-
-    tl.store(parameters + _JITTER, (_uniform(state, _JITTER_DRAW) < tl.load(table + 19)).to(tl.float32), mask=mask)
-    for factor in range(4):
-        drawn = _between(state, _FACTORS_DRAW + factor, table, 6 + 2 * factor)
-        tl.store(parameters + _FACTORS + factor, drawn, mask=mask)
-        own = _uniform(state, _ORDER_DRAW + factor)
-        place = tl.zeros((N,), tl.float32)
-        for other in range(4):
-            draw = _uniform(state, _ORDER_DRAW + other)
-            place += ((draw < own) | ((draw == own) & (other < factor))).to(tl.float32)
-        tl.store(parameters + _PLACE + factor, place, mask=mask)
-    tl.store(parameters + _GRAY, (_uniform(state, _GRAY_DRAW) < tl.load(table + 20)).to(tl.float32), mask=mask)
-    blurred = _uniform(state, _BLUR_DRAW) < tl.load(table + 21)
-    tl.store(parameters + _SIGMA, tl.where(blurred, _between(state, _SIGMA_DRAW, table, 4), 0.0), mask=mask)
-    solarized = _uniform(state, _SOLARIZE_DRAW) < tl.load(table + 22)
-    tl.store(parameters + _SOLARIZE, solarized.to(tl.float32), mask=mask)
 
 
 @triton.jit
@@ -177,10 +42,10 @@ def _crop(
     """Same as `resize` of a `box_crop`. It reads only the pixels that its own crop needs."""
     view = tl.program_id(0).to(tl.int64)
     place = tl.program_id(1) * P + tl.arange(0, P)
-    parameters += view * _COUNT
+    parameters += view * COUNT
     top, left = tl.load(parameters), tl.load(parameters + 1)
     tall, wide = tl.load(parameters + 2), tl.load(parameters + 3)
-    turn = tl.load(parameters + _TURN).to(tl.int32)
+    turn = tl.load(parameters + TURN).to(tl.int32)
     transposed = (turn & 4) != 0
     down = tl.where(transposed, place % size, place // size)
     across = tl.where(transposed, place // size, place % size)
@@ -241,11 +106,11 @@ def _shift_hue(red, green, blue, turns):
 @triton.jit
 def _operate(red, green, blue, parameters, number, mean):
     """Operation `number` of color jitter; `mean` is that of the gray image at the contrast."""
-    place = parameters + _PLACE
+    place = parameters + PLACE
     operation = tl.where(tl.load(place + 1) == number, 1, 0)
     operation = tl.where(tl.load(place + 2) == number, 2, operation)
     operation = tl.where(tl.load(place + 3) == number, 3, operation)
-    factor = tl.load(parameters + _FACTORS + operation)
+    factor = tl.load(parameters + FACTORS + operation)
     if operation == 3:
         red, green, blue = _shift_hue(red, green, blue, factor)
     else:
@@ -261,7 +126,7 @@ def _load_colors(planes, parameters, place, area: tl.constexpr, GRAY_FIRST: tl.c
     green = tl.load(planes + area + place, mask=mask, other=0.0).to(tl.float32)
     blue = tl.load(planes + 2 * area + place, mask=mask, other=0.0).to(tl.float32)
     if GRAY_FIRST:
-        gray = tl.load(parameters + _GRAY)
+        gray = tl.load(parameters + GRAY)
         red, green, blue = _blend(red, green, blue, 1 - gray, gray * _gray(red, green, blue))
     return red, green, blue
 
@@ -271,9 +136,9 @@ def _change_colors(planes, parameters, area: tl.constexpr, GRAY_FIRST: tl.conste
     """Color jitter and grayscale of one view, in place."""
     view = tl.program_id(0).to(tl.int64)
     planes += view * 3 * area
-    parameters += view * _COUNT
-    jitter = tl.load(parameters + _JITTER) > 0
-    contrast = tl.load(parameters + _PLACE + 1)
+    parameters += view * COUNT
+    jitter = tl.load(parameters + JITTER) > 0
+    contrast = tl.load(parameters + PLACE + 1)
     total = tl.zeros((P,), tl.float32)
     for start in range(0, tl.where(jitter, area, 0), P):
         place = start + tl.arange(0, P)
@@ -290,7 +155,7 @@ def _change_colors(planes, parameters, area: tl.constexpr, GRAY_FIRST: tl.conste
             for number in tl.static_range(4):
                 red, green, blue = _operate(red, green, blue, parameters, number, mean)
         if not GRAY_FIRST:
-            gray = tl.load(parameters + _GRAY)
+            gray = tl.load(parameters + GRAY)
             red, green, blue = _blend(red, green, blue, 1 - gray, gray * _gray(red, green, blue))
         tl.store(planes + place, red, mask=place < area)
         tl.store(planes + area + place, green, mask=place < area)
@@ -324,29 +189,30 @@ def _blur_rows(planes, parameters, blurred, channels, size: tl.constexpr, P: tl.
     place = tl.program_id(1) * P + tl.arange(0, P)
     mask = place < size * size
     start = (view * channels + plane) * size * size
-    sigma = tl.load(parameters + view * _COUNT + _SIGMA)
+    sigma = tl.load(parameters + view * COUNT + SIGMA)
     tl.store(blurred + start + place, _blurred(planes + start, place, mask, sigma, 1, size), mask=mask)
 
 
 @triton.jit(do_not_specialize=["channels"])
 def _finish(
     planes, parameters, means, stds, views, channels,
-    size: tl.constexpr, BLUR: tl.constexpr, SOLARIZE: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
+    size: tl.constexpr, WITH_BLUR: tl.constexpr, WITH_SOLARIZE: tl.constexpr, C: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     """Blur columns, solarize, normalize, and write channels last."""
     view = tl.program_id(0).to(tl.int64)
-    parameters += view * _COUNT
+    parameters += view * COUNT
     area: tl.constexpr = size * size
     place = (tl.program_id(1) * P + tl.arange(0, P))[:, None]
     channel = tl.arange(0, C)[None, :]
     mask = (place < area) & (channel < channels)
     planes += (view * channels + channel) * area
-    if BLUR:
-        value = _blurred(planes, place, mask, tl.load(parameters + _SIGMA), size, size)
+    if WITH_BLUR:
+        value = _blurred(planes, place, mask, tl.load(parameters + SIGMA), size, size)
     else:
         value = tl.load(planes + place, mask=mask, other=0.0).to(tl.float32)
-    if SOLARIZE:
-        value = tl.where((value >= 0.5) & (tl.load(parameters + _SOLARIZE) > 0), 1 - value, value)
+    if WITH_SOLARIZE:
+        threshold = 2 - 1.5 * tl.load(parameters + SOLARIZE)  # 2 is never reached
+        value = tl.where(value >= threshold, 1 - value, value)
     known = channel < channels
     value = (value - tl.load(means + channel, mask=known, other=0.0)) / tl.load(stds + channel, mask=known, other=1.0)
     tl.store(views + (view * area + place) * channels + channel, value, mask=mask)
@@ -357,19 +223,9 @@ class FusedViews:
 
     def __init__(self, recipe: ViewRecipe, seed: int, device: torch.device, dtype: torch.dtype) -> None:
         self.recipe, self.seed, self.dtype = recipe, seed, dtype
-        self._table = torch.tensor(_recipe_table(recipe), device=device)
+        self.draw = ParameterDraws(recipe, seed, device)
         self._mean, self._std = (torch.tensor(values, device=device) for values in (recipe.mean, recipe.std))
         self._change_channels = torch.compile(change_channels, dynamic=False)
-
-    def draw(self, step: Tensor, samples: Tensor, sizes: Tensor, rows: Tensor, numbers: Tensor) -> Tensor:
-        """The parameters of views `numbers` (n,) of images `rows` (n,)."""
-        recipe, n = self.recipe, len(rows)
-        parameters = torch.empty((n, len(_COLUMNS)), device=rows.device)
-        _draw[triton.cdiv(n, _VIEWS_PER_PROGRAM),](
-            self._table, step, samples, sizes.contiguous(), rows.contiguous(), numbers.contiguous(), parameters, n,
-            self.seed, RANDOM_CROP=recipe.random_crop, UPRIGHT=recipe.upright, N=_VIEWS_PER_PROGRAM,
-        )  # fmt: skip
-        return parameters
 
     def __call__(
         self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
@@ -397,7 +253,16 @@ class FusedViews:
             planes, dtype=torch.float32 if by_channel else self.dtype, memory_format=torch.channels_last
         )
         _finish[n, blocks](
-            planes, parameters, self._mean, self._std, views, channels, size, BLUR=blur, SOLARIZE=solarize, **tile
+            planes,
+            parameters,
+            self._mean,
+            self._std,
+            views,
+            channels,
+            size,
+            WITH_BLUR=blur,
+            WITH_SOLARIZE=solarize,
+            **tile,
         )
         if by_channel:
             drawn = draw_parameters(recipe, self.seed, step, samples[rows], numbers, sizes[rows])
