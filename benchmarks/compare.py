@@ -66,7 +66,7 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit(f"{len(failed)} of {len(missing)} runs failed: {'; '.join(failed)}")
 
 
-def parse_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", help="labeled images, as for `jcl pretrain`")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")

@@ -119,7 +119,7 @@ def is_undecayed(name: str, parameter: Tensor) -> bool:
 
 
 def step_options(settings: ResolvedSettings, device: torch.device) -> StepOptions:
-    """How steps run: by default compiled (if Triton is there) and recorded as a CUDA graph on a GPU, neither on a CPU."""
+    """How steps run: by default compiled (with Triton) and recorded as a CUDA graph on a GPU, neither on a CPU."""
     compiled, recorded = settings.train.compile, settings.train.cuda_graph
     on_gpu = device.type == "cuda"
     return StepOptions(
