@@ -1,6 +1,8 @@
-"""Numbers of CPU cores and image decoding processes."""
+"""CPU cores, and the processes that decode images on them."""
 
 import os
+
+from jcl.signals import signals_blocked
 
 MAX_WORKERS = 16
 
@@ -13,3 +15,12 @@ def cpu_cores() -> int:
 def default_workers() -> int:
     """Default number of decoding processes: one per core, 16 at most."""
     return min(MAX_WORKERS, cpu_cores())
+
+
+def start_forkserver() -> None:
+    """Start the process from which decoding processes are forked. It imports torch, so that they need not."""
+    import multiprocessing.forkserver  # here, for a quick `jcl --help`
+
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["jcl.data.batch"])
+    with signals_blocked():
+        multiprocessing.forkserver.ensure_running()

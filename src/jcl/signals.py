@@ -1,11 +1,12 @@
 """Signals that ask a process to stop, and a parent process that is gone."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, Self
 
@@ -76,6 +77,34 @@ class StopRequest:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
         self._on_request()
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """Let processes that are started here inherit blocked signals; this process handles those it receives at the end.
+
+    The parent may need further images until the end of a step, and the forkserver would die of a Ctrl-C while it
+    imports torch. Another thread of the parent may receive a signal, but Python handles it in the main thread.
+    """
+    from multiprocessing import resource_tracker  # here, for a quick `jcl --help`
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS if in_main_thread}
+    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
+    late: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, _: late.append(number))
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    resource_tracker.ensure_running()  # inherits blocked signals too, but unblocks some here
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for waiting in late:
+            signal.raise_signal(waiting)
 
 
 def stop_with_parent() -> None:

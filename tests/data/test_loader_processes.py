@@ -16,8 +16,8 @@ import torch
 from image_files import folder_of_sizes, loader_for
 
 from jcl.data import BatchLoader, read_all
-from jcl.data.workers import _signals_blocked
 from jcl.errors import DataError
+from jcl.signals import signals_blocked
 from launch_tools import gone, wait_until
 
 
@@ -71,7 +71,7 @@ def test_an_interrupt_while_workers_start_leaves_none(tmp_path: Path, monkeypatc
         raise KeyboardInterrupt
 
     source = folder_of_sizes(tmp_path / "images", 12)
-    monkeypatch.setattr("jcl.data.workers._signals_blocked", interrupted)
+    monkeypatch.setattr("jcl.data.workers.signals_blocked", interrupted)
     before = set(multiprocessing.active_children())
     with pytest.raises(KeyboardInterrupt):
         list(read_all(source, canvas=8, batch_size=4, device=torch.device("cpu"), workers=2))
@@ -86,7 +86,7 @@ def test_a_signal_that_another_thread_takes_waits_too():
     other = threading.Thread(target=ended.wait)
     other.start()
     reached = False
-    with pytest.raises(KeyboardInterrupt), _signals_blocked():
+    with pytest.raises(KeyboardInterrupt), signals_blocked():
         signal.pthread_kill(other.ident or 0, signal.SIGINT)
         for _ in range(100):  # time enough to answer in
             time.sleep(0.001)

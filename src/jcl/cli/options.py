@@ -11,6 +11,7 @@ given by `--json`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -23,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import jcl
 from jcl.cli.printing import out, refuse_swapped, warn_ambiguous_data, write_json
+from jcl.cores import start_forkserver
 from jcl.distributed.launch import is_launched, launch
 from jcl.errors import SettingsError
 from jcl.runs.json_object import holds_results
@@ -122,13 +124,19 @@ def _build(name: str) -> Any:
 
 def _run(function: CommandFunction, options: Options) -> None:
     """Call the command, as several ranks with --devices, and write its results to --json."""
+    from jcl.settings.commands import RunOptions, WorkersOptions
+
     json_file: Path | None = getattr(options, "json_file", None)
     _check_json_file(json_file)
     _check_outputs(options)
+    alone = (devices := getattr(options, "devices", 1)) == 1 or is_launched()
     if isinstance(data := getattr(options, "data", None), str):
+        if alone and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
+            with contextlib.chdir("/"):  # the current folder may be removed
+                start_forkserver()  # now, so that it imports torch while this process does
         refuse_swapped(getattr(options, "weights", None), data)
         warn_ambiguous_data(data)
-    if (devices := getattr(options, "devices", 1)) > 1 and not is_launched():
+    if not alone:
         launch(sys.argv[1:], devices)
         return
     figures = function(options)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import build_backbone
 from jcl.data import ArrayImages, ImageData, ImageSource, open_data
+from jcl.data.encoded import EncodedImages
 from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
 from jcl.data.source import RGB, fingerprint, pixel_format, sample_images
@@ -112,6 +113,9 @@ def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFact
     sides, moments = [], []
     for image in sample_images(source, 32):
         sides.append(min(image.shape[1:]))
+        if stored == RGB and isinstance(source, EncodedImages):  # decoding large photographs would take seconds
+            sides = [min(header.height, header.width) for header in source.headers().values()] or sides
+            break
         if stored != RGB:
             values = (image if image.is_floating_point() else image / 255).double()
             moments.append(torch.stack((values.mean(dim=(1, 2)), values.square().mean(dim=(1, 2)))))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from jcl.core.batchnorm import GroupedBatchNorm, has_batch_norm
 from jcl.core.blocks import replace_drop_path
@@ -173,10 +174,19 @@ class BackboneTraits:
     patch_size: int  # of a vision transformer, 0 for other networks
 
 
+class _Uninitialized(TorchFunctionMode):
+    """Leaves parameters uninitialized, which takes no time. RegNets cannot be built on the device "meta"."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        target = arguments[0] if arguments else (options or {}).get("tensor")  # as `torch.nn.init` names it
+        in_place = function.__name__[-2:].strip("_") and function.__name__.endswith("_")
+        return target if in_place and isinstance(target, nn.Parameter) else function(*arguments, **(options or {}))
+
+
 @cache
 def backbone_traits(name: str) -> BackboneTraits:
-    """Look at the layers of a backbone, without memory for its weights."""
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    """Look at the layers of a backbone without initializing it."""
+    with torch.random.fork_rng(devices=[]), _Uninitialized():
         network = _create_network(name, 224)
     patches = patch_embedding(network)
     return BackboneTraits(

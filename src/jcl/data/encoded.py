@@ -248,12 +248,16 @@ class EncodedImages(Protocol):
     def pixel_format(self) -> PixelFormat:
         """The format of all images; raises `DataError` if they have different numbers of channels."""
         if self.stored is None:
-            found: dict[str, ImageFile] = {}
-            for index in range(0, len(self), -(-len(self) // _PROBED_IMAGES)):
-                with contextlib.suppress(Exception):  # reported when it is read
-                    found[self.name_of(index)] = self.header_of(index)
-            self.stored = _common_format(found, self.channels)
+            self.stored = _common_format(self.headers(), self.channels)
         return self.stored
+
+    def headers(self) -> dict[str, ImageFile]:
+        """Up to 64 opened images by name, evenly spaced in the source."""
+        found: dict[str, ImageFile] = {}
+        for index in range(0, len(self), -(-len(self) // _PROBED_IMAGES)):
+            with contextlib.suppress(Exception):  # reported when it is read
+                found[self.name_of(index)] = self.header_of(index)
+        return found
 
 
 def _common_format(found: dict[str, ImageFile], wanted: int | None) -> PixelFormat:

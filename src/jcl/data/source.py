@@ -221,8 +221,8 @@ class ImageData:
 def fingerprint(source: ImageSource, *parts: Literal["listing", "content", "files"]) -> str:
     """A hash of the images, by default of their listing and content; empty if there is nothing to hash.
 
-    listing: their number, all labels and up to 1,024 names, so that no image is read. content: the pixels of up to 16
-    images, which may change with the version of the decoder. files: names and sizes of up to 65,536 image files.
+    listing: their number, all labels and up to 1,024 names; reads no image. content: the pixels of up to 16 images
+    at 512 px or less, which may change with the decoder's version. files: names and sizes of up to 65,536 image files.
     """
     readers = {"listing": _listing_parts, "content": _content_parts, "files": _file_parts}
     content = b"".join(text for part in parts or ("listing", "content") for text in readers[part](source))
@@ -240,7 +240,7 @@ def _listing_parts(source: ImageSource) -> Iterator[bytes]:
 def _content_parts(source: ImageSource) -> Iterator[bytes]:
     for index in _spaced(len(source), _HASHED_IMAGES):
         try:
-            yield source.read(index).contiguous().numpy().tobytes()
+            yield source.read(index, 512).contiguous().numpy().tobytes()
         except UnreadableImage as error:
             yield error.reason.encode()
 

@@ -8,7 +8,6 @@ import mmap
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.reduction
-import multiprocessing.resource_tracker
 import os
 import resource
 import signal
@@ -23,10 +22,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from jcl.cores import start_forkserver
 from jcl.data.batch import Decoded, ImageBatch, ImageReader, readable_rows
 from jcl.data.source import RGB, PixelFormat, pixel_format
 from jcl.errors import DataError, JclError
-from jcl.signals import STOP_SIGNALS
+from jcl.signals import signals_blocked
 
 _IMAGES_PER_TASK: Final = 8  # a batch is split into tasks, so that all workers decode the batch that is needed next
 _BATCHES_AHEAD: Final = 3  # at least; evens out images that take long
@@ -99,14 +99,14 @@ class DecodingPool:
         tasks_ahead = -(-2 * self._workers * self._rows_per_task // self._batch_size)
         slots = max(_BATCHES_AHEAD, tasks_ahead) + 1
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([ImageReader.__module__])  # import torch once, not in every worker
         try:
             self._ring = BatchRing(slots, self._batch_size, self._reader.canvas, pixel_format(self._reader.source))
             if self._pinned:
                 self._ring.pin()
             if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _OPEN_FILES + 3 * self._workers:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))  # here, not with a traceback of a new process
-            with _without_main_module(self._reader), _signals_blocked():
+            with _without_main_module(self._reader), signals_blocked():
+                start_forkserver()
                 self._tasks = context.SimpleQueue()
                 for _ in range(self._workers):
                     receiver, sender = context.Pipe(duplex=False)
@@ -201,32 +201,6 @@ def _exit_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Let processes that are started here inherit blocked signals; this process handles those it receives at the end.
-
-    The parent may need further images until the end of a step, and the forkserver would die of a Ctrl-C while it
-    imports torch. Another thread of the parent may receive a signal, but Python handles it in the main thread.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS if in_main_thread}
-    handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    received: list[int] = []
-    for number in handlers:
-        signal.signal(number, lambda number, _: received.append(number))
-    previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    multiprocessing.resource_tracker.ensure_running()  # inherits blocked signals too, but unblocks some here
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for late in received:
-            signal.raise_signal(late)
 
 
 @contextlib.contextmanager
