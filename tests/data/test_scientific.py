@@ -17,7 +17,7 @@ from scientific_files import KINDS, as_stored, cells, dicom, write_folder, write
 from jcl.commands.inputs import data_facts
 from jcl.data import open_data, write_shards
 from jcl.data.check import check_data
-from jcl.data.source import RGB, PixelFormat, pixel_format
+from jcl.data.source import RGB, NoReadableImages, PixelFormat, pixel_format
 from jcl.errors import DataError, SettingsError
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -237,7 +237,7 @@ def test_images_without_pixels_or_with_too_many_channels_are_refused(tmp_path: P
     assert all("its shape is" in str(reason) for reason in report.unreadable.values())
     assert not caplog.records
     np.save(tmp_path / "ok.npy", np.zeros((9, 8)))
-    with pytest.raises(DataError, match="No image could be read"):
+    with pytest.raises(NoReadableImages, match=r"empty\.tif: its shape is"):
         data_facts(open_data(str(tmp_path)).train)
 
 

@@ -21,7 +21,7 @@ from jcl.data import ArrayImages, ImageData, ImageSource, open_data
 from jcl.data.encoded import EncodedImages
 from jcl.data.named import DEMO_SET, KNOWN_SETS, absolute_location, class_list, default_root
 from jcl.data.shards.fetch import is_shard_location, without_secrets
-from jcl.data.source import RGB, fingerprint, pixel_format, sample_images
+from jcl.data.source import RGB, NoReadableImages, UnreadableImage, fingerprint, pixel_format, sample_images
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError, RunError, SettingsError
@@ -119,8 +119,10 @@ def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFact
         if stored != RGB:
             values = (image if image.is_floating_point() else image / 255).double()
             moments.append(torch.stack((values.mean(dim=(1, 2)), values.square().mean(dim=(1, 2)))))
-    if not sides:
-        raise DataError(f"No image could be read ({source.description}); `jcl check` lists the reasons.")
+    try:
+        sides = sides or [min(source.read(0).shape[1:])]
+    except UnreadableImage as error:
+        raise NoReadableImages(source.description, {error.name: error.reason}) from None
     mean, std = _normalization(moments) if moments else (None, None)
     side, decoded = sorted(sides)[len(sides) // 2], isinstance(source, ArrayImages)  # the median
     return DataFacts(len(source), side, decoded, stored.channels, stored.color, mean, std, init=start)
