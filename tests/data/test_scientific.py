@@ -111,6 +111,9 @@ def test_dicom(tmp_path: Path):
     (tmp_path / "a.dcm").write_bytes(dicom(values, PhotometricInterpretation="MONOCHROME1", BitsStored=12, HighBit=11))
     source = open_data(str(tmp_path)).train
     np.testing.assert_allclose(source.read(0)[0], (4095 - values.astype(np.float64)) / 65_535, atol=1e-7)
+    signed = values.astype(np.int16) - 999
+    (tmp_path / "a.dcm").write_bytes(dicom(signed, PhotometricInterpretation="MONOCHROME1"))
+    np.testing.assert_array_equal(open_data(str(tmp_path)).train.read(0)[0], -1.0 - signed)
     photograph = np.array(noise_image(9, 7))
     (tmp_path / "a.dcm").write_bytes(dicom(photograph))
     source = open_data(str(tmp_path)).train
@@ -239,6 +242,18 @@ def test_images_without_pixels_or_with_too_many_channels_are_refused(tmp_path: P
     np.save(tmp_path / "ok.npy", np.zeros((9, 8)))
     with pytest.raises(NoReadableImages, match=r"empty\.tif: its shape is"):
         data_facts(open_data(str(tmp_path)).train)
+
+
+def test_compressed_tiffs_need_no_imagecodecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tifffile = pytest.importorskip("tifffile")
+    monkeypatch.setattr(tifffile.TIFF, "DECOMPRESSORS", {1: None})
+    values = cells("tiff", 0)[..., 0]
+    Image.fromarray(values).save(tmp_path / "a.tif", compression="tiff_lzw")
+    source = open_data(str(tmp_path)).train
+    assert pixel_format(source)[:2] == (1, FLOAT)
+    np.testing.assert_allclose(source.read(0)[0] * 65_535, values, atol=0.01)
+    Image.fromarray(values.astype(np.float32)).save(tmp_path / "a.tif", compression="tiff_lzw")
+    np.testing.assert_array_equal(open_data(str(tmp_path)).train.read(0)[0], values)
 
 
 def test_tiffs_that_pillow_cannot_read_among_photographs(tmp_path: Path):

@@ -146,8 +146,8 @@ def _open_dicom(file: Path | bytes) -> ImageFile:
 
     def read() -> NDArray[Any]:
         values: NDArray[Any] = import_extra("pydicom.pixels", "scientific", "DICOM").pixel_array(_stream(file), index=0)
-        if data.PhotometricInterpretation == "MONOCHROME1" and not data.PixelRepresentation:
-            values = (1 << int(data.BitsStored)) - 1 - values
+        if data.PhotometricInterpretation == "MONOCHROME1":
+            values = (0 if data.PixelRepresentation else 1 << int(data.BitsStored)) - 1 - values
         values = values * np.float32(slope) + np.float32(intercept) if scaled else values
         return values if values.ndim == 3 else values[..., None]
 
@@ -182,6 +182,9 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
     plain = channels in ([], ["S"])
     if plain and series.dtype in (np.uint8, np.bool_) and 0 not in page.extrasamples:  # samples of no known meaning
         return _open_with_pillow(file)
+    if plain and shape[2] in (1, 3) and page.compression not in tifffile.TIFF.DECOMPRESSORS:  # without imagecodecs
+        with contextlib.suppress(UnidentifiedImageError):
+            return _open_with_pillow(file)
 
     def read() -> NDArray[Any]:
         with tifffile.TiffFile(_stream(file)) as tiff:
