@@ -106,7 +106,7 @@ def _open_viewers(
         if others:
             were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
             notes = [f"Trained on other views than {first}, which all networks see: {were} (change this with --views)."]
-    viewers = []
+    viewers: list[Viewer] = []
     for name, path in zip(_names(paths, settings), paths, strict=True):
         if of == "projection":
             run = open_trained(path)
