@@ -9,6 +9,7 @@ from jcl.core.encoder import (
     Stem,
     backbone_traits,
     build_backbone,
+    first_stages,
     fit_channels,
     projection_head,
 )
@@ -206,3 +207,13 @@ def test_fitted_weights_give_gray_images_the_same_outputs(channels: int):
     fitted = fit_channels(weight, channels)
     outputs = (torch.conv2d(gray.expand(-1, each.shape[1], -1, -1), each) for each in (weight, fitted))
     torch.testing.assert_close(*outputs)
+
+
+def test_the_first_stages_of_a_resnet_are_its_stem_and_layers():
+    network, _ = build_backbone("resnet18", image_size=32)
+    found = first_stages(network, 2)
+    assert all(module in found for module in (network.conv1, network.bn1, network.layer1))
+    assert not any(module in found for module in (network, network.relu, network.layer2, *network.layer2.modules()))
+    for other, count in ((network, 6), (build_backbone("tiny_cnn", image_size=32)[0], 1)):
+        with pytest.raises(SettingsError, match="freeze"):
+            first_stages(other, count)
