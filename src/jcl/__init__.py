@@ -4,8 +4,6 @@ The names below are the public interface. They are imported on first use, so tha
 not wait for PyTorch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING, Any
 

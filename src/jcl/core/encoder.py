@@ -3,8 +3,6 @@
 Backbones come from torchvision or timm by name, with the initialization of these libraries.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import importlib

@@ -1,7 +1,5 @@
 """Contrastive pre-training as a task of the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 from torch import Tensor
