@@ -163,3 +163,8 @@ def test_a_symmetric_method_has_two_views(setting):
     assert (chosen.num_keys, chosen.num_queries) == (2, 2)
     with pytest.raises(SettingsError, match="two views"):
         build_settings("cifar10", method="moco-v2-symmetric", values={setting: 3})
+
+
+def test_the_name_of_the_recipe_is_not_a_value():
+    with pytest.raises(SettingsError, match="recipe"):
+        build_settings("folder", values={"recipe": "demo"})

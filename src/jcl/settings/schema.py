@@ -299,9 +299,6 @@ def set_value(nested: dict[str, Any], name: str, value: Any) -> None:
     if name not in known:
         hint = _nearest(name, known)
         raise SettingsError(f"Unknown setting {name!r}; {hint}{'' if hint.endswith('?') else '.'}")
-    if not key:
-        nested[section] = value
-        return
     values = nested.setdefault(section, {})
     if not isinstance(values, dict):
         raise SettingsError(f"The section {section!r} must contain settings as 'name: value', not {values!r}.")
