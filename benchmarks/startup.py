@@ -23,7 +23,6 @@ IMPORTS = ("jcl.cli", "torch", "torchvision", "torch._dynamo", "torch._inductor.
 PHASES = {
     "open the data": "jcl.commands.pretrain.open_run_data",
     "sizes of images": "jcl.commands.pretrain.data_facts",
-    "automatic settings": "jcl.commands.pretrain.resolve",
     "build the network": "jcl.commands.train_run.build_learner",
     "survey of headers": "jcl.commands.pretrain.survey_headers",
     "fingerprints": "jcl.commands.train_run.fingerprint",
@@ -75,9 +74,8 @@ class Timeline:
 
 def measure(arguments: list[str], folder: Path) -> dict[str, float]:
     """The seconds of each phase of one run, which is stopped after its first step."""
-    folder.mkdir()
-    result = folder / "phases.json"
-    words = ["--measured", time.time(), result, "pretrain", *arguments, "--out", folder / "run"]
+    result = folder.with_suffix(".json")
+    words = ["--measured", time.time(), result, "pretrain", *arguments, "--out", folder]
     subprocess.run([sys.executable, __file__, *map(str, words)], stdout=subprocess.DEVNULL, check=False)
     if not result.exists():
         sys.exit("Error: the run ended before its first step")
@@ -86,13 +84,13 @@ def measure(arguments: list[str], folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options, arguments = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {name: f"{folder}/{name}" for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-        rows = [measure(arguments, Path(folder) / str(run)) for run in range(options.runs)]
+        rows = [measure(arguments, Path(folder) / f"run-{run}") for run in range(options.runs)]
     for phase in max(rows, key=len):
         print(f"{phase:34}" + "".join(f"{row.get(phase, 0):8.2f}" for row in rows))
     from machine import save  # imports torch, which the measured process must not do here
