@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from image_files import noise_image, smooth_image
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from jcl.data import UnreadableImage
@@ -244,3 +244,18 @@ def test_sixteen_bit_big_endian_tiff():
     values = np.linspace(0, 65535, 16).astype(">u2").reshape(4, 4)
     image = Image.frombytes("I;16B", (4, 4), values.tobytes())
     assert torch.equal(decode(saved(image, "TIFF"))[0].double(), torch.from_numpy((values.astype(float) / 257).round()))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("canvas", [None, 40, 30])
+def test_jpegs_have_the_pixels_that_pillow_decodes(mode: str, orientation: int, canvas: int | None):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(smooth_image(40, 26).convert(mode), "JPEG", exif=exif, progressive=mode == "L")
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+    if canvas == 30:
+        size = (30, 19) if orientation == 1 else (19, 30)
+        assert mean_difference(decode(data, canvas), pixels_of(upright.resize(size, Image.Resampling.BILINEAR))) < 1
+    else:
+        assert torch.equal(decode(data, canvas), pixels_of(upright))

@@ -78,7 +78,8 @@ def decode(
             picture = fit(_to_rgb(image, deep, file), full, canvas, window, orientation)
     except Exception as error:  # decoders raise anything for damaged files
         raise UnreadableImage(name, describe_failure(error, file)) from error
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+    planes = b"".join(picture.tobytes("raw", channel) for channel in "RGB")  # faster than a transposed array
+    return torch.frombuffer(bytearray(planes), dtype=torch.uint8).view(3, picture.height, picture.width)
 
 
 def fit(
