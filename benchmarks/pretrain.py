@@ -7,7 +7,7 @@
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
 device, ShuffleBN, momentum update, loss, queue, optimizer; how long it took to get ready is told too, which with an
-empty cache is mostly compiling. With `--images` the step with five keys is then fed from the image files in that folder
+empty cache is mostly compiling. With `--images` MoCo v2 and five keys are then fed from the image files in that folder
 too, every image decoded anew each time, as in training on a set too large for memory. `--accumulate` adds a row with
 micro-batches, and its peak memory against the whole batch.
 """
@@ -229,7 +229,7 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
         f"{'ready, s':>10}"
     )
     figures = {f"{case.name}_forward_backward_ms": both, f"{case.name}_forward_ms": forward}
-    moco = None if arguments.skip_moco else measure_step(case, "moco-v2", 1, 1, repeats)[0]
+    moco, moco_step = (None, None) if arguments.skip_moco else measure_step(case, "moco-v2", 1, 1, repeats)
 
     def add_row(method: str, queries: float, keys: int, found: Measured) -> tuple[float, float]:
         taken, memory = found.milliseconds, found.peak_bytes
@@ -253,8 +253,16 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
         figures.update({key: value for key, value in row.items() if not math.isnan(value)})
         return rate, share
 
-    if moco is not None:
+    def add_fed_row(method: str, queries: float, keys: int, step: TrainingStep, found: Measured) -> tuple[float, float]:
+        fed = measure_fed_step(case, step, arguments.images, arguments.workers, arguments.seconds)
+        now = Measured(fed, torch.cuda.max_memory_allocated(), found.seconds_until_ready)
+        return add_row(f"{method} from files", queries, keys, now)
+
+    if moco is not None and moco_step is not None:
         add_row("moco-v2", 1, 1, moco)
+        if arguments.images:
+            add_fed_row("moco-v2", 1, 1, moco_step, moco)
+    del moco_step  # and with it its memory, which would count for the next one
     queries, local = arguments.queries, arguments.local_queries
     equivalent = queries + local / 4  # a local query has a quarter of the pixels
     for count in arguments.keys:
@@ -263,12 +271,10 @@ def measure_case(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
         method += f" L={local}" if local else ""
         promised = add_row(method, equivalent, count, found)
         if count == 5 and arguments.images:
-            fed = measure_fed_step(case, step, arguments.images, arguments.workers, arguments.seconds)
-            now = Measured(fed, torch.cuda.max_memory_allocated(), found.seconds_until_ready)
-            promised = add_row(f"{method} from files", equivalent, count, now)
+            promised = add_fed_row(method, equivalent, count, step, found)
         if count == 5 and equivalent == 1:
             print_promise(case, *promised)
-        del step  # and with it its memory, which would count for the next one
+        del step
         changes: Values = {"train.accumulate": arguments.accumulate, "method.num_local_queries": local}
         changes |= {"train.checkpoint_activations": True} if arguments.checkpoint_activations else {}
         if arguments.accumulate > 1 or arguments.checkpoint_activations:

@@ -78,7 +78,12 @@ def decode(
             picture = fit(_to_rgb(image, deep, file), full, canvas, window, orientation)
     except Exception as error:  # decoders raise anything for damaged files
         raise UnreadableImage(name, describe_failure(error, file)) from error
-    planes = b"".join(picture.tobytes("raw", channel) for channel in "RGB")  # faster than a transposed array
+    return to_planes(picture)
+
+
+def to_planes(picture: Image.Image) -> Tensor:
+    """The pixels of an RGB picture, (3, h, w) uint8; faster than a transposed array."""
+    planes = b"".join(picture.tobytes("raw", channel) for channel in "RGB")
     return torch.frombuffer(bytearray(planes), dtype=torch.uint8).view(3, picture.height, picture.width)
 
 

@@ -15,14 +15,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as vision
 
-from jcl.data.decode import decode, open_image
+from jcl.data.decode import decode, open_image, to_planes
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import DataError
 from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
@@ -200,7 +199,7 @@ def read_image(image: CocoImage) -> Tensor:
     pixels = decode(image.path)
     if tuple(pixels.shape[-2:]) != (image.height, image.width):
         with open_image(image.path) as opened:
-            pixels = torch.from_numpy(np.array(opened.convert("RGB"))).permute(2, 0, 1).contiguous()
+            pixels = to_planes(opened.convert("RGB"))
     height, width = pixels.shape[-2:]
     if (height, width) != (image.height, image.width):
         raise DataError(
