@@ -26,6 +26,9 @@ def main() -> None:
         if not signals.received and not isinstance(error, KeyboardInterrupt):
             raise
         sys.exit(130 if signals.received in ("", "SIGINT") else 75)
+    finally:
+        # After a KeyboardInterrupt in an `exec`, although caught, `python -m` ends by SIGINT unless another follows.
+        exec("")
 
 
 if __name__ == "__main__":

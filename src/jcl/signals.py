@@ -63,6 +63,8 @@ class StopRequest:
         return bool(self.signal_name)
 
     def __enter__(self) -> Self:
+        if received:  # a library has caught the KeyboardInterrupt
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():
             for number in caught_signals():
                 self._previous[number] = signal.signal(number, self._receive)

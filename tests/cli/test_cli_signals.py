@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jcl import signals
 from jcl.commands.run import Run
 from jcl.runs.checkpoint import list_checkpoints
 from jcl.signals import STOP_SIGNALS, StopRequest
@@ -20,7 +21,7 @@ import os, signal, sys
 class Sender:
     def find_spec(self, name, path=None, target=None):
         if name != {module!r}: return
-        try: os.kill(os.getpid(), signal.{name})
+        try: exec("os.kill(os.getpid(), signal.{name})")  # as dataclasses run code
         except KeyboardInterrupt:  # as some compiled modules do
             if name == "numpy": raise RecursionError
             raise
@@ -38,11 +39,17 @@ main()
     ],
 )
 def test_a_signal_during_start_up_leaves_nothing(tmp_path: Path, module: str, name: str, code: int):
-    program = BEFORE_IMPORT.format(module=module, name=name)
-    command = [sys.executable, "-c", program, "pretrain", "photos", "--out", str(tmp_path / "run")]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    (tmp_path / "program.py").write_text(BEFORE_IMPORT.format(module=module, name=name))
+    command = [sys.executable, "-m", "program", "pretrain", "photos", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == code and "Traceback" not in ended.stderr and "Error" not in ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_that_an_import_swallowed_stops_the_run(call, npz, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(signals, "received", "SIGTERM")
+    code, _, err = call("pretrain", npz, *settings_options(TINY_VALUES), "--out", "run")
+    assert code == 75 and "SIGTERM" in err and not Path("run").exists()
 
 
 def test_a_signal_to_all_processes_of_a_job_saves_the_run(tmp_path: Path):
