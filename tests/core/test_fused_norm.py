@@ -8,8 +8,15 @@ import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock
 
-from jcl.core.batchnorm import GroupedBatchNorm2d, group_batch_norm, pop_batch_stats, set_batch_norm_groups
+from jcl.core.batchnorm import (
+    GroupedBatchNorm1d,
+    GroupedBatchNorm2d,
+    group_batch_norm,
+    pop_batch_stats,
+    set_batch_norm_groups,
+)
 from jcl.core.encoder import Encoder, build_backbone
+from jcl.core.fusion import fuse_batch_norm
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,7 +28,9 @@ needs_kernels = pytest.mark.skipif(DEVICE == "cpu" and not INTERPRETED, reason="
 @needs_kernels
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("added", [False, True])
-@pytest.mark.parametrize(("shape", "groups"), [((8, 5, 4, 3), 2), ((16, 70, 3, 3), 4), ((3, 64, 9, 9), 1)])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((8, 5, 4, 3), 2), ((16, 70, 3, 3), 4), ((3, 64, 9, 9), 1), ((4, 3, 5), 2)]
+)
 def test_values_statistics_and_gradients(shape, groups, added, relu):
     from jcl.core.fused_norm import grouped_batch_norm
 
@@ -30,7 +39,7 @@ def test_values_statistics_and_gradients(shape, groups, added, relu):
     values += [torch.randn(shape[1], generator=draw)] + [torch.randn(shape, generator=draw)] * added
     own = [value.clone().to(DEVICE).requires_grad_() for value in values]
     exact = [value.double().requires_grad_() for value in values]
-    layer = GroupedBatchNorm2d(shape[1]).double()
+    layer = (GroupedBatchNorm2d if len(shape) == 4 else GroupedBatchNorm1d)(shape[1]).double()
     layer.groups = groups
     wanted = torch.func.functional_call(
         layer, {"weight": exact[1], "bias": exact[2]}, (exact[0], *exact[3:]), {"relu": relu}
@@ -58,6 +67,53 @@ def test_values_that_are_not_finite_stay_so():
         images, torch.ones(3, device=DEVICE), torch.zeros(3, device=DEVICE), 1, 1e-5, relu=True
     )
     assert result[:, 1].isnan().all() and result[:, [0, 2]].isfinite().all()
+
+
+@pytest.mark.gpu
+@needs_kernels
+def test_one_value_per_channel_is_refused():
+    from jcl.core.fused_norm import grouped_batch_norm
+
+    with pytest.raises(ValueError, match="one value"):
+        grouped_batch_norm(torch.randn(2, 3, 1, 1, device=DEVICE), *torch.ones(2, 3, device=DEVICE), 2, 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu" or torch.cuda.mem_get_info()[0] < 2**34, reason="needs 16 GB on a GPU")
+def test_a_tensor_of_more_than_two_to_the_31_values():
+    from jcl.core.fused_norm import grouped_batch_norm
+
+    images = torch.zeros(2**15 + 8, 64, 32, 32, dtype=torch.bfloat16, device=DEVICE)
+    images = images.to(memory_format=torch.channels_last)
+    images[-8:].normal_()
+    found, mean, variance = grouped_batch_norm(images, *torch.ones(2, 64, device=DEVICE), 1, 1e-5)
+    wanted = (images[-1].float() - mean.view(-1, 1, 1)) * (variance + 1e-5).rsqrt().view(-1, 1, 1) + 1
+    torch.testing.assert_close(found[-1].float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+@needs_kernels
+def test_an_output_that_is_changed_in_place_is_not_recomputed():
+    from jcl.core.fused_norm import RecomputedOutputs, grouped_batch_norm
+
+    weight, bias = torch.ones(2, 3, device=DEVICE).requires_grad_().unbind()
+    with RecomputedOutputs():
+        output, *_ = grouped_batch_norm(torch.randn(4, 3, device=DEVICE), weight, bias, 1, 1e-5)
+        output += 5
+        wanted = 2 * output.detach()
+        squares = output.square()
+    (gradient,) = torch.autograd.grad(squares.sum(), output)
+    torch.testing.assert_close(gradient, wanted)
+
+
+@pytest.mark.gpu
+@needs_kernels
+def test_a_residual_may_have_another_shape():
+    layer = group_batch_norm(nn.BatchNorm2d(3)).to(DEVICE)
+    images, residual = torch.randn(4, 3, 2, 2, device=DEVICE), torch.randn(4, 3, 1, 1, device=DEVICE)
+    wanted = layer(images, residual, relu=True)
+    layer.kernels = lambda *_, **__: pytest.fail("the kernels would read beyond the residual")
+    assert torch.equal(layer(images, residual, relu=True), wanted)
 
 
 def small_resnet() -> nn.Module:
@@ -96,7 +152,32 @@ def test_a_fused_resnet_computes_the_same(name):
         assert (own.grad - other.grad).norm() <= 1e-3 * own.grad.norm() + 1e-6
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "densenet121"])
-def test_other_networks_are_left_to_the_compiler(name):
-    backbone, width = build_backbone(name, image_size=64)
+@pytest.mark.parametrize(
+    ("name", "drop_path"), [("mobilenet_v3_small", None), ("densenet121", None), ("timm/test_resnet", 0.2)]
+)
+def test_other_networks_are_left_to_the_compiler(name, drop_path):
+    backbone, width = build_backbone(name, image_size=64, drop_path=drop_path)
     assert not group_batch_norm(Encoder(backbone, width)).fuse()
+
+
+class Odd(nn.Module):
+    """A layer called "relu" that is none, a sum of a batch norm with itself, and calls with keywords."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.norm, self.identity = group_batch_norm(nn.BatchNorm2d(3)), nn.Identity()
+        self.relu = nn.LeakyReLU() if kind == "leaky" else nn.ReLU()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        norm = self.identity(input=self.norm(input=images))
+        return self.relu(norm + norm if self.kind == "doubled" else norm)
+
+
+@pytest.mark.parametrize(("kind", "fusible"), [("leaky", False), ("doubled", False), ("keywords", True)])
+def test_unusual_networks_compute_the_same_or_are_left_to_the_compiler(kind, fusible):
+    network, images = Odd(kind), torch.randn(4, 3, 2, 2)
+    fused = fuse_batch_norm(network)
+    assert (fused is not None) == fusible
+    if fused is not None:
+        assert torch.equal(fused(images), network(images))

@@ -35,7 +35,7 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Normalize, then add `residual` and apply a ReLU if asked to."""
         if self.training and input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
-        if self.training and self.kernels is not None:
+        if self.training and self.kernels is not None and (residual is None or residual.shape == input.shape):
             output, *seen = self.kernels(
                 input, self.weight, self.bias, self.groups, self.eps, residual=residual, relu=relu
             )

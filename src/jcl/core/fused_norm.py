@@ -19,21 +19,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _TILE = 2048  # values that a program holds at a time
 _PROGRAMS = 1024  # enough to keep a GPU busy
 _MAX_SPLITS = 128  # sums that are combined by one program
 _SIZES = ("rows", "splits", "split_rows")  # one kernel for all sizes, so that few are compiled
-_MEAN, _VARIANCE, _RSTD, _SCALE, _SHIFT = range(5)  # rows of the statistics
+_MEAN, _VARIANCE, _RSTD, _SCALE, _SHIFT = (tl.constexpr(row) for row in range(5))  # of the statistics
+_DWEIGHT, _DBIAS, _SLOPE, _CONSTANT = (tl.constexpr(row) for row in range(4))  # of the factors
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def _sum_rows(x, sums, rows, channels, split_rows, R: tl.constexpr, C: tl.constexpr):
     """Sums of values and squares, relative to the first row, of one split of a group."""
-    split, group = tl.program_id(0), tl.program_id(2)
+    split, group = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
     column = tl.program_id(1) * C + tl.arange(0, C)
     inside = column < channels
-    x += group.to(tl.int64) * rows * channels
+    x += group * rows * channels
     pivot = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
     last = tl.minimum((split + 1) * split_rows, rows)
     total = tl.zeros((R, C), tl.float32)
@@ -65,11 +67,11 @@ def _combined(sums, group, splits, channels, column, inside, S: tl.constexpr):
 def _finish_statistics(
     x, sums, weight, bias, statistics, rows, channels, splits, eps, S: tl.constexpr, C: tl.constexpr
 ):
-    group, groups = tl.program_id(1), tl.num_programs(1)
+    group, groups = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     column = tl.program_id(0) * C + tl.arange(0, C)
     inside = column < channels
     total, squares = _combined(sums, group, splits, channels, column, inside, S)
-    pivot = tl.load(x + group.to(tl.int64) * rows * channels + column, mask=inside, other=0.0).to(tl.float32)
+    pivot = tl.load(x + group * rows * channels + column, mask=inside, other=0.0).to(tl.float32)
     offset = total / rows
     # Not tl.maximum, which would hide NaN.
     variance = squares / rows - offset * offset
@@ -80,11 +82,11 @@ def _finish_statistics(
     shift = tl.load(bias + column, mask=inside, other=0.0).to(tl.float32) - mean * scale
     statistics += group * channels + column
     step = groups * channels
-    tl.store(statistics, mean, mask=inside)
-    tl.store(statistics + step, variance * (rows / (rows - 1.0)), mask=inside)
-    tl.store(statistics + 2 * step, rstd, mask=inside)
-    tl.store(statistics + 3 * step, scale, mask=inside)
-    tl.store(statistics + 4 * step, shift, mask=inside)
+    tl.store(statistics + _MEAN * step, mean, mask=inside)
+    tl.store(statistics + _VARIANCE * step, variance * (rows / (rows - 1.0)), mask=inside)
+    tl.store(statistics + _RSTD * step, rstd, mask=inside)
+    tl.store(statistics + _SCALE * step, scale, mask=inside)
+    tl.store(statistics + _SHIFT * step, shift, mask=inside)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -92,15 +94,16 @@ def _normalize(
     x, residual, y, statistics, rows, channels,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    group, groups = tl.program_id(2), tl.num_programs(2)
-    row = tl.program_id(0) * R + tl.arange(0, R)
+    group, groups = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)
     inside = column < channels
-    statistics += 3 * groups * channels + group * channels + column
-    scale = tl.load(statistics, mask=inside, other=0.0)
-    shift = tl.load(statistics + groups * channels, mask=inside, other=0.0)
+    step = groups * channels
+    statistics += group * channels + column
+    scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
+    shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
     mask = (row < rows)[:, None] & inside[None, :]
-    place = group.to(tl.int64) * rows * channels + row[:, None] * channels + column[None, :]
+    place = (group * rows + row[:, None]) * channels + column[None, :]
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
     if RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
@@ -128,22 +131,21 @@ def _sum_gradients(
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """Sums of gradients, and of gradients times centered values, of one split of a group."""
-    split, group, groups = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    split, group, groups = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64), tl.num_programs(2)
     column = tl.program_id(1) * C + tl.arange(0, C)
     inside = column < channels
-    base = group.to(tl.int64) * rows * channels
     statistics += group * channels + column
     step = groups * channels
-    mean = tl.load(statistics, mask=inside, other=0.0)
-    scale = tl.load(statistics + 3 * step, mask=inside, other=0.0)
-    shift = tl.load(statistics + 4 * step, mask=inside, other=0.0)
+    mean = tl.load(statistics + _MEAN * step, mask=inside, other=0.0)
+    scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
+    shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
     last = tl.minimum((split + 1) * split_rows, rows)
     total = tl.zeros((R, C), tl.float32)
     products = tl.zeros((R, C), tl.float32)
     for start in range(split * split_rows, last, R):
         row = start + tl.arange(0, R)
         mask = (row < last)[:, None] & inside[None, :]
-        place = base + row[:, None] * channels + column[None, :]
+        place = (group * rows + row[:, None]) * channels + column[None, :]
         value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
         gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
         total += gradient
@@ -155,23 +157,23 @@ def _sum_gradients(
 
 @triton.jit(do_not_specialize=_SIZES)
 def _finish_gradients(sums, statistics, factors, rows, channels, splits, S: tl.constexpr, C: tl.constexpr):
-    """The gradients of weight and bias of a group, and b and c of dx = scale · gradient + b · x + c."""
-    group, groups = tl.program_id(1), tl.num_programs(1)
+    """The gradients of weight and bias of a group, and what dx = scale · gradient + slope · x + constant needs."""
+    group, groups = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     column = tl.program_id(0) * C + tl.arange(0, C)
     inside = column < channels
     step = groups * channels
     total, products = _combined(sums, group, splits, channels, column, inside, S)
     statistics += group * channels + column
-    mean = tl.load(statistics, mask=inside, other=0.0)
-    rstd = tl.load(statistics + 2 * step, mask=inside, other=0.0)
-    scale = tl.load(statistics + 3 * step, mask=inside, other=0.0)
+    mean = tl.load(statistics + _MEAN * step, mask=inside, other=0.0)
+    rstd = tl.load(statistics + _RSTD * step, mask=inside, other=0.0)
+    scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
     dweight = products * rstd
     slope = -scale * rstd * dweight / rows
     factors += group * channels + column
-    tl.store(factors, dweight, mask=inside)
-    tl.store(factors + step, total, mask=inside)
-    tl.store(factors + 2 * step, slope, mask=inside)
-    tl.store(factors + 3 * step, -scale * total / rows - slope * mean, mask=inside)
+    tl.store(factors + _DWEIGHT * step, dweight, mask=inside)
+    tl.store(factors + _DBIAS * step, total, mask=inside)
+    tl.store(factors + _SLOPE * step, slope, mask=inside)
+    tl.store(factors + _CONSTANT * step, -scale * total / rows - slope * mean, mask=inside)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -179,19 +181,19 @@ def _spread_gradients(
     dy, x, y, dx, dresidual, statistics, factors, rows, channels,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    group, groups = tl.program_id(2), tl.num_programs(2)
-    row = tl.program_id(0) * R + tl.arange(0, R)
+    group, groups = tl.program_id(2).to(tl.int64), tl.num_programs(2)
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)
     inside = column < channels
     step = groups * channels
     statistics += group * channels + column
     factors += group * channels + column
-    scale = tl.load(statistics + 3 * step, mask=inside, other=0.0)
-    shift = tl.load(statistics + 4 * step, mask=inside, other=0.0)
-    slope = tl.load(factors + 2 * step, mask=inside, other=0.0)
-    constant = tl.load(factors + 3 * step, mask=inside, other=0.0)
+    scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
+    shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
+    slope = tl.load(factors + _SLOPE * step, mask=inside, other=0.0)
+    constant = tl.load(factors + _CONSTANT * step, mask=inside, other=0.0)
     mask = (row < rows)[:, None] & inside[None, :]
-    place = group.to(tl.int64) * rows * channels + row[:, None] * channels + column[None, :]
+    place = (group * rows + row[:, None]) * channels + column[None, :]
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
     if RESIDUAL:
@@ -254,10 +256,12 @@ class _GroupedNorm(torch.autograd.Function):
         ctx.layout, ctx.relu, ctx.added = layout, relu, added
         ctx.save_for_backward(x, y if added and relu else None, statistics)
         ctx.mark_non_differentiable(statistics)
+        ctx.set_materialize_grads(False)  # no zeros for the statistics
         return y, statistics
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
         x, y, statistics = ctx.saved_tensors
         layout, kinds = ctx.layout, {"RESIDUAL": ctx.added, "RELU": ctx.relu}
         dy = _by_rows(dy)
@@ -282,7 +286,7 @@ class RecomputedOutputs:
     _active: RecomputedOutputs | None = None
 
     def __init__(self) -> None:
-        self._outputs: dict[int, tuple[weakref.ref[Tensor], Callable[[], Tensor]]] = {}
+        self._outputs: dict[int, tuple[weakref.ref[Tensor], int, Callable[[], Tensor]]] = {}
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
 
     def __enter__(self) -> None:
@@ -297,14 +301,14 @@ class RecomputedOutputs:
     @classmethod
     def add(cls, output: Tensor, compute: Callable[[], Tensor]) -> None:
         if cls._active is not None and output.requires_grad:
-            cls._active._outputs[output.data_ptr()] = weakref.ref(output), compute
+            cls._active._outputs[output.data_ptr()] = weakref.ref(output), output._version, compute
 
     def _pack(self, tensor: Tensor) -> Tensor | Callable[[], Tensor]:
-        reference, compute = self._outputs.get(tensor.data_ptr(), (None, None))
-        output = reference() if reference is not None else None  # None: the memory is now used by something else
-        if output is None or compute is None or output.shape != tensor.shape or output.stride() != tensor.stride():
+        reference, version, compute = self._outputs.get(tensor.data_ptr(), (lambda: None, 0, None))
+        output = reference()  # None: the memory is now used by something else
+        if output is None or compute is None or output._version != version:  # or the output was changed in place
             return tensor
-        return compute
+        return compute if output.shape == tensor.shape and output.stride() == tensor.stride() else tensor
 
 
 def _unpack(saved: Tensor | Callable[[], Tensor]) -> Tensor:
@@ -313,7 +317,9 @@ def _unpack(saved: Tensor | Callable[[], Tensor]) -> Tensor:
 
 def _by_rows(images: Tensor) -> Tensor:
     """The tensor with channels last in memory."""
-    return images.contiguous(memory_format=torch.channels_last) if images.dim() == 4 else images.contiguous()
+    if images.dim() == 4:
+        return images.contiguous(memory_format=torch.channels_last)
+    return images.movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def grouped_batch_norm(
@@ -330,10 +336,12 @@ def grouped_batch_norm(
 
     Returns the result, and the means and unbiased variances (groups, C).
     """
+    if x.numel() == x.shape[1] * groups:
+        raise ValueError("each group of a batch norm needs more than one value per channel.")
     if residual is not None:
         residual = _by_rows(residual.to(x.dtype))
     x = _by_rows(x)
     y, statistics = _GroupedNorm.apply(x, residual, weight, bias, groups, eps, relu)
     if residual is None:
         RecomputedOutputs.add(y, partial(_normalized, x.detach(), None, statistics, _Layout(x, groups), relu))
-    return y, statistics[_MEAN], statistics[_VARIANCE]
+    return y, statistics[_MEAN.value], statistics[_VARIANCE.value]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from jcl.core.batchnorm import GroupedBatchNorm
 
 _RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
-_ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add)
+_ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)  # `+=` is traced as operator.add
 # What a network may consist of besides: with other operations between convolutions torch.compile is faster.
 _LAYERS = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
 _FUNCTIONS: tuple[Any, ...] = (torch.flatten, "flatten", *_ADDITIONS)
@@ -33,7 +33,7 @@ def fuse_batch_norm(network: nn.Module) -> Callable[..., Any] | None:
     layers = dict(network.named_modules())
     for node in list(graph.nodes):
         if isinstance(_layer(node, layers), nn.Identity):
-            node.replace_all_uses_with(node.args[0])
+            node.replace_all_uses_with(node.all_input_nodes[0])
             graph.erase_node(node)
     for node in list(graph.nodes):
         if isinstance(_layer(node, layers), GroupedBatchNorm):
@@ -49,7 +49,8 @@ def _layer(node: fx.Node, layers: dict[str, nn.Module]) -> nn.Module | None:
 
 
 def _is_relu(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
-    return node.target in _RELUS or isinstance(_layer(node, layers), nn.ReLU)
+    # A layer's target is its name, which may be "relu" without being one.
+    return isinstance(_layer(node, layers), nn.ReLU) if node.op == "call_module" else node.target in _RELUS
 
 
 def _is_plain(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
@@ -70,7 +71,7 @@ def _fuse(node: fx.Node, layers: dict[str, nn.Module]) -> None:
         relu = _only_user(user)
         other = user.args[1] if user.args[0] is node else user.args[0]
         # The other summand must be known before; if it is a batch norm that comes later, that one takes the addition.
-        if relu is None or not _is_relu(relu, layers) or not isinstance(other, fx.Node) or node < other:
+        if relu is None or not _is_relu(relu, layers) or not isinstance(other, fx.Node) or node <= other:
             return
         _replace([relu, user], node, {"residual": other, "relu": True})
     elif user is not None and _is_relu(user, layers):
@@ -82,4 +83,4 @@ def _replace(old: list[fx.Node], batch_norm: fx.Node, options: dict[str, Any]) -
     old[0].replace_all_uses_with(batch_norm)
     for node in old:
         batch_norm.graph.erase_node(node)
-    batch_norm.kwargs = options
+    batch_norm.kwargs = {**batch_norm.kwargs, **options}
