@@ -1,5 +1,6 @@
 """How a step has kernels made and chosen: parts are compiled once, and what is set for steps is set for them alone."""
 
+import sys
 import warnings
 from functools import partial
 from typing import Any
@@ -10,10 +11,12 @@ from rich.console import Console
 
 from jcl.commands.inputs import data_facts, open_run_data
 from jcl.data import BatchLoader
+from jcl.errors import SettingsError
 from jcl.settings.resolve import resolve
 from jcl.settings.schema import Settings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
-from jcl.train.step import TrainingStep
+from jcl.train.step import StepOptions, TrainingStep, view_function
+from jcl.views import view_recipe
 from small_runs import tiny_settings
 
 
@@ -77,3 +80,27 @@ def test_steps_try_kernels_out_and_leave_that_choice_to_others_as_it_was(npz, mo
     train(tiny_settings(npz, "jcl"))
     assert all(during) and during
     assert torch.backends.cudnn.benchmark is before
+
+
+def test_a_missing_compiler_is_named_with_the_way_to_train_without_it(npz):
+    torch._dynamo.reset()
+    options = {"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}
+    with torch._inductor.config.patch(options), pytest.raises(SettingsError, match=r"no-such-compiler.*train\.compile"):
+        train(tiny_settings(npz, "jcl", train__compile=True))
+
+
+def test_missing_triton_is_named_with_the_way_to_train_without_it(monkeypatch):
+    for name in ("jcl.views.kernels", "jcl.views.draw_kernel"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    options = StepOptions(torch.device("cuda"), torch.float32, compiled=True, recorded=False)
+    with pytest.raises(SettingsError, match=r"triton.*train\.compile=false"):
+        view_function(view_recipe("none", 8), 0, options)
+
+
+def test_kernels_use_the_device_of_the_run(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    device = torch.device("cuda:1")
+    view_function(view_recipe("none", 8), 0, StepOptions(device, torch.float32, compiled=False, recorded=False))
+    assert chosen == [device]

@@ -268,10 +268,11 @@ class RunTraining:
         device = self.context.device
         options, on_gpu = step_options(self.settings, device), device.type == "cuda"
         precision = str(options.precision).removeprefix("torch.")
+        why = "faster on a GPU" if options.compiled else "Triton is not installed"
         choices = [
             Choice("train.device", str(device), "a GPU is available" if on_gpu else "no GPU is available"),
             Choice("train.precision", precision, "fastest safe choice on this device"),
-            Choice("train.compile", options.compiled, "faster on a GPU" if on_gpu else "not worth it on a CPU"),
+            Choice("train.compile", options.compiled, why if on_gpu else "not worth it on a CPU"),
             Choice("train.cuda_graph", options.recorded, "faster on a GPU" if on_gpu else "needs a GPU"),
         ]
         return [each for each in choices if getattr(self.settings.train, each.name.partition(".")[2]) == "auto"]

@@ -38,7 +38,7 @@ from jcl.runs.folder import read_skipped
 from jcl.settings.schema import Fraction, Positive, Section, TrainSettings, validated
 from jcl.train.display import Display
 from jcl.train.schedule import learning_rate
-from jcl.train.step import StepOptions, view_function
+from jcl.train.step import StepOptions, explain_compiler_errors, view_function
 from jcl.train.trainer import Trainer, TrainingTask
 from jcl.views import ViewRecipe
 
@@ -144,6 +144,7 @@ class ClassifierTask(TrainingTask):
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.train, step, self.steps_per_epoch)
 
+    @explain_compiler_errors()
     def step(self, batch: ImageBatch, step: int, lr: float) -> Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]

@@ -8,6 +8,7 @@ is therefore a tensor that the recorded kernels read.
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import ImageBatch
 from jcl.distributed.device import autocast
 from jcl.distributed.group import GradientBuffer, Ranks, average_statistics
+from jcl.errors import SettingsError, first_line
 from jcl.views import ViewMaker, ViewRecipe
 
 STEPS_BEFORE_RECORDING = 3  # to compile, choose kernels and create the optimizer's state
@@ -41,9 +43,27 @@ class StepOptions:
     clip_grad: float = 0.0  # largest norm of the gradient; 0: any
 
 
+@contextlib.contextmanager
+def explain_compiler_errors() -> Iterator[None]:
+    """Turn an error of a compiler, such as a missing one, into a message."""
+    try:
+        yield
+    except Exception as error:
+        compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton", "subprocess"))
+        missing = getattr(error, "name", None) == "triton" or "Failed to find C compiler" in str(error)
+        if not (compiler or missing):
+            raise
+        remedy = "train without compiling: --set train.compile=false (`jcl linear`, `jcl finetune`: no --compile)"
+        raise SettingsError(f"Cannot compile the training step: {first_line(error)}; {remedy}.") from error
+
+
+@explain_compiler_errors()
 def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeViews:
     """A function that makes views of a batch on the device, in the memory format that is fastest there."""
+    if options.device.index is not None:
+        torch.cuda.set_device(options.device)  # Triton and CUDA graphs use the current device
     if options.compiled and options.device.type == "cuda":
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns if it is not set
         from jcl.views.kernels import FusedViews  # Triton is only there for GPUs
 
         return FusedViews(recipe, seed, options.device, options.precision)
@@ -91,6 +111,7 @@ class TrainingStep:
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             learner.compile_parts()
 
+    @explain_compiler_errors()
     def __call__(
         self,
         batch: ImageBatch,

@@ -49,7 +49,7 @@ def _recipe_table(recipe: ViewRecipe) -> list[float]:
         *recipe.ratio,
         recipe.flip_probability,
         recipe.vertical_flip_probability,
-        max(recipe.rotation_probability, 1e-9),
+        recipe.rotation_probability,
         recipe.jitter_probability,
         recipe.gray_probability,
         recipe.blur_probability,
@@ -126,7 +126,7 @@ def _draw(
     if not UPRIGHT:
         draw = _uniform(state, _ROTATION_DRAW)
         probability = tl.load(table + _ROTATIONS)
-        quarters = tl.minimum((tl.div_rn(draw, probability) * 3).to(tl.int32), 2) + 1
+        quarters = tl.minimum(tl.div_rn(draw, tl.maximum(probability, 1e-9)) * 3, 2).to(tl.int32) + 1
         quarters = tl.where(draw < probability, quarters, 0)
         # A rotation by one or three quarters is a flip and a transposition, a rotation by two is both flips.
         turn = turn ^ ((quarters == 1) | (quarters == 2)).to(tl.int32)
