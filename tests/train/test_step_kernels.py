@@ -49,6 +49,11 @@ def test_every_part_of_a_step_is_compiled_once(passes, npz, prepared):
     assert [str(warning.message) for warning in told] == ["Something else."]
 
 
+def test_a_resnet_is_compiled_on_a_cpu(npz, prepared):
+    assert train(tiny_settings(npz, "jcl", train__compile=True, model__backbone="test_resnet")) > 1
+    assert len(prepared) == 3
+
+
 @pytest.mark.slow
 def test_micro_batches_with_activation_checkpointing_are_compiled_once(npz, prepared):
     """Both encoders and the loss; blocks that are computed twice break no graph."""

@@ -36,10 +36,10 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         if self.training and input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
         if self.training and self.kernels is not None and (residual is None or residual.shape == input.shape):
-            output, *seen = self.kernels(
+            output, mean, variance = self.kernels(
                 input, self.weight, self.bias, self.groups, self.eps, residual=residual, relu=relu
             )
-            self.seen = seen[0], seen[1]
+            self.seen = mean, variance
             return output
         if not self.training:
             output = super().forward(input)

@@ -210,9 +210,10 @@ class ContrastiveLearner(nn.Module):
             return _measured(loss, query, keys, negatives, share)
 
     def compile_parts(self) -> None:
-        """Fuse or compile the encoders, and compile the loss, without renaming parameters."""
+        """Fuse (on a GPU) or compile the encoders, and compile the loss, without renaming parameters."""
+        fusible = self.fusible and self.queue.rows.is_cuda
         for encoder in (self.query_encoder, self.key_encoder):
-            if not self.fusible or not isinstance(encoder, Encoder) or not encoder.fuse():
+            if not fusible or not isinstance(encoder, Encoder) or not encoder.fuse():
                 encoder.compile(dynamic=False)
         self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
