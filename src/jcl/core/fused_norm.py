@@ -67,6 +67,7 @@ def _combined(sums, group, splits, channels, column, inside, S: tl.constexpr):
 def _finish_statistics(
     x, sums, weight, bias, statistics, rows, channels, splits, eps, S: tl.constexpr, C: tl.constexpr
 ):
+    """The statistics of a group, with the scale and shift that normalize it."""
     group, groups = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     column = tl.program_id(0) * C + tl.arange(0, C)
     inside = column < channels
@@ -94,6 +95,7 @@ def _normalize(
     x, residual, y, statistics, rows, channels,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """y = ReLU(scale · x + shift + residual), of one tile."""
     group, groups = tl.program_id(2).to(tl.int64), tl.num_programs(2)
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)
@@ -114,7 +116,7 @@ def _normalize(
 
 @triton.jit
 def _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL: tl.constexpr, RELU: tl.constexpr):
-    """The gradient before the ReLU."""
+    """The gradient before the ReLU; y is only there with a residual, since otherwise x and the statistics give it."""
     gradient = tl.load(dy + place, mask=mask, other=0.0).to(tl.float32)
     if RELU:
         if RESIDUAL:
@@ -181,6 +183,7 @@ def _spread_gradients(
     dy, x, y, dx, dresidual, statistics, factors, rows, channels,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
+    """The gradients of x and of the residual, of one tile."""
     group, groups = tl.program_id(2).to(tl.int64), tl.num_programs(2)
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     column = tl.program_id(1) * C + tl.arange(0, C)
@@ -272,7 +275,7 @@ class _GroupedNorm(torch.autograd.Function):
         _sum_gradients[layout.reduce](dy, x, y, statistics, sums, *size, layout.split_rows, **kinds, **layout.sizes)
         _finish_gradients[layout.finish](sums, statistics, factors, *size, layout.splits, **layout.finish_sizes)
         _spread_gradients[layout.tiles](dy, x, y, dx, dresidual, statistics, factors, *size, **kinds, **layout.sizes)
-        dweight, dbias = factors[:2].sum(dim=1)
+        dweight, dbias = factors[:2].sum(dim=1)  # over the groups
         return dx, dresidual, dweight, dbias, None, None, None
 
 

@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from jcl.core.batchnorm import GroupedBatchNorm
+from jcl.core.blocks import DropPath
 
 _RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
 _ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)  # `+=` is traced as operator.add
@@ -21,7 +22,8 @@ _FUNCTIONS: tuple[Any, ...] = (torch.flatten, "flatten", *_ADDITIONS)
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, GroupedBatchNorm) or super().is_leaf_module(m, module_qualified_name)
+        # A trace through `DropPath` would leave it out: its draws are not there yet.
+        return isinstance(m, (GroupedBatchNorm, DropPath)) or super().is_leaf_module(m, module_qualified_name)
 
 
 def fuse_batch_norm(network: nn.Module) -> Callable[..., Any] | None:

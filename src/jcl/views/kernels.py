@@ -1,8 +1,8 @@
 """The views of `pipeline` on a GPU, with Triton kernels.
 
 After `draw_kernel` one crops, one changes the colors, and two blur along an axis, the last of which also normalizes.
-Nothing is left to compile, so training starts at once. Between kernels, images of 8 bits are planes of half precision,
-which is accurate to 1/4000 of their range.
+Nothing is left to compile but the jitter of channels that are not colors, so training starts at once. Between kernels,
+images of 8 bits are planes of half precision, which is accurate to 1/4000 of their range.
 """
 
 import torch
@@ -87,6 +87,7 @@ def _blend(red, green, blue, own, added):
 
 @triton.jit
 def _lack(distance):
+    """The share of the chroma that a channel lacks."""
     return tl.minimum(tl.maximum(distance, 0.0), 1.0)
 
 
@@ -249,21 +250,10 @@ class FusedViews:
             _blur_rows[n, blocks, channels](planes, parameters, blurred, channels, size, block)
             planes = blurred
         by_channel = not recipe.color and recipe.jitter_probability > 0
-        views = torch.empty_like(
-            planes, dtype=torch.float32 if by_channel else self.dtype, memory_format=torch.channels_last
-        )
-        _finish[n, blocks](
-            planes,
-            parameters,
-            self._mean,
-            self._std,
-            views,
-            channels,
-            size,
-            WITH_BLUR=blur,
-            WITH_SOLARIZE=solarize,
-            **tile,
-        )
+        dtype = torch.float32 if by_channel else self.dtype
+        views = torch.empty_like(planes, dtype=dtype, memory_format=torch.channels_last)
+        kinds = {"WITH_BLUR": blur, "WITH_SOLARIZE": solarize}
+        _finish[n, blocks](planes, parameters, self._mean, self._std, views, channels, size, **kinds, **tile)
         if by_channel:
             drawn = draw_parameters(recipe, self.seed, step, samples[rows], numbers, sizes[rows])
             means = views.mean(dim=(2, 3), keepdim=True)
