@@ -15,7 +15,7 @@ from jcl.errors import SettingsError
 from jcl.settings.resolve import resolve
 from jcl.settings.schema import Settings
 from jcl.train.build import build_learner, build_optimizer, run_view_recipe, step_options
-from jcl.train.step import StepOptions, TrainingStep, view_function
+from jcl.train.step import StepOptions, TrainingStep, explain_compiler_errors, view_function
 from jcl.views import view_recipe
 from small_runs import tiny_settings
 
@@ -92,6 +92,13 @@ def test_a_missing_compiler_is_named_with_the_way_to_train_without_it(npz):
     options = {"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}
     with torch._inductor.config.patch(options), pytest.raises(SettingsError, match=r"no-such-compiler.*train\.compile"):
         train(tiny_settings(npz, "jcl", train__compile=True))
+
+
+def test_other_errors_stay_as_they_are():
+    with pytest.raises(torch.OutOfMemoryError), explain_compiler_errors():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(ZeroDivisionError), explain_compiler_errors():
+        torch.compile(lambda: 1 / 0, backend="eager")()
 
 
 def test_missing_triton_is_named_with_the_way_to_train_without_it(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import traceback
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from jcl.views import ViewMaker, ViewRecipe
 
 STEPS_BEFORE_RECORDING = 3  # to compile, choose kernels and create the optimizer's state
 MAX_SKIPPED_IN_A_ROW = 100
+_COMPILERS = ("triton", "torch._dynamo", "torch._inductor", "subprocess")  # where their errors come from
 
 # (step, pixels, sizes, samples, rows, numbers) -> views
 MakeViews = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -45,16 +47,18 @@ class StepOptions:
 
 @contextlib.contextmanager
 def explain_compiler_errors() -> Iterator[None]:
-    """Turn an error of a compiler, such as a missing one, into a message."""
+    """Turn errors of Triton and PyTorch's compiler, which need a C compiler, into a message."""
     try:
         yield
     except Exception as error:
-        compiler = type(error).__module__.startswith(("torch._dynamo", "torch._inductor", "triton", "subprocess"))
-        missing = getattr(error, "name", None) == "triton" or "Failed to find C compiler" in str(error)
-        if not (compiler or missing):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        origins = (type(error).__module__, str(frame.f_globals.get("__name__")))
+        compiler = any(name.startswith(_COMPILERS) for name in origins)
+        missing = getattr(error, "name", None) == "triton"
+        if not (compiler or missing) or origins[0] == "torch":  # such as running out of memory in compiled code
             raise
         remedy = "train without compiling: --set train.compile=false (`jcl linear`, `jcl finetune`: no --compile)"
-        raise SettingsError(f"Cannot compile the training step: {first_line(error)}; {remedy}.") from error
+        raise SettingsError(f"The compiled training step failed: {first_line(error)}; {remedy}.") from error
 
 
 @explain_compiler_errors()
