@@ -176,9 +176,11 @@ class _Uninitialized(TorchFunctionMode):
     """Leaves parameters uninitialized, which takes no time. RegNets cannot be built on the device "meta"."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        target = arguments[0] if arguments else (options or {}).get("tensor")  # as `torch.nn.init` names it
-        in_place = function.__name__[-2:].strip("_") and function.__name__.endswith("_")
-        return target if in_place and isinstance(target, nn.Parameter) else function(*arguments, **(options or {}))
+        options, name = options or {}, function.__name__
+        target = arguments[0] if arguments else options.get("tensor")  # as `torch.nn.init` names it
+        if isinstance(target, nn.Parameter) and name.endswith("_") and not name.endswith("__"):  # in place
+            return target
+        return function(*arguments, **options)
 
 
 @cache
