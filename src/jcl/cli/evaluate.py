@@ -165,11 +165,12 @@ def _print_best(found: Comparison, measure: str, title: str) -> None:
         return
     best, shares = result
     unclear = [f"{share:.0%} ({name})" for name, share in shares.items() if share < CLEAR]
-    verdict = f"{best.name} is best, in at least {min(shares.values()):.0%}"
+    lowest = min(shares.values())
+    verdict = f"{best.name} is best, in {'all' if lowest == 1 else f'at least {lowest:.0%} of'}"
     if unclear:
         more = [f"fewer than {CLEAR:.1%} (others)"] if len(unclear) > 3 else []
-        verdict = f"no clear difference. {best.name} is better in {join_words(unclear[:3] + more)}"
-    echo(f"{title}: {verdict} of {RESAMPLES} random halves of the images.")
+        verdict = f"no clear difference. {best.name} is better in {join_words(unclear[:3] + more)} of"
+    echo(f"{title}: {verdict} {RESAMPLES} random halves of the images.")
 
 
 def _print_linear(report: LinearReport) -> None:

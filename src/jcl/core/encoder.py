@@ -121,9 +121,11 @@ def build_backbone(
         with torch.no_grad():  # no attribute holds the width for every network
             width, *_ = (int(network.eval()(torch.zeros(1, 3, size, size)).shape[1]) for size in sizes)
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+        advice = "choose another image size or another backbone"
+        advice += "" if local_size is None else ", or set method.num_local_queries=0"
         raise SettingsError(
             f"The backbone {name} does not take images of {' and '.join(map(str, sizes))} px "
-            f"({' '.join(str(error).split())}); choose another image size or another backbone."
+            f"({' '.join(str(error).split())}); {advice}."
         ) from error
     if drop_path is not None:
         replace_drop_path(network, name, drop_path)
