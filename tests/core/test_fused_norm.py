@@ -137,6 +137,7 @@ def test_a_fused_resnet_computes_the_same(name):
     set_batch_norm_groups(plain, 2)
     fused = copy.deepcopy(plain)
     assert fused.fuse() and list(fused.state_dict()) == list(plain.state_dict())
+    fused = copy.deepcopy(fused)
     images = torch.randn(16, 3, 16, 16, device=DEVICE)
     weights = torch.randn(16, 128, device=DEVICE)
     embeddings, statistics = [], []

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -39,11 +40,14 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        self.fused: Callable[[Tensor], Tensor] | None = None
+        # The backbone as `fuse` arranged it; in a tuple, so that it is no sub-module.
+        self.fused: tuple[Callable[[Tensor], Tensor], Callable[[], AbstractContextManager[None]]] | None = None
         self.head = projection_head(head, feature_width, head_width or feature_width, embedding_dim)
 
     def forward(self, images: Tensor) -> Tensor:
-        features = self.fused(images) if self.training and self.fused is not None else self.backbone(images)
+        backbone, context = self.fused if self.training and self.fused else (self.backbone, contextlib.nullcontext)
+        with context():
+            features = backbone(images)
         return F.normalize(self.head(features).float(), dim=1)
 
     def fuse(self) -> bool:
@@ -56,13 +60,7 @@ class Encoder(nn.Module):
         for module in self.backbone.modules():
             if isinstance(module, GroupedBatchNorm):
                 module.kernels = grouped_batch_norm
-
-        def run(images: Tensor) -> Tensor:
-            with RecomputedOutputs():
-                features: Tensor = network(images)
-            return features
-
-        self.fused = run
+        self.fused = network, RecomputedOutputs
         return True
 
 
