@@ -15,6 +15,7 @@ from PIL import Image
 from jcl.commands.inputs import refuse_inside_data
 from jcl.commands.run import Run
 from jcl.data import open_demo
+from jcl.errors import RunError
 from launch_tools import settings_options
 from plain_user import unlistable
 from run_tools import stop_after
@@ -212,6 +213,8 @@ def test_output_may_be_in_a_folder_named_like_a_data_set(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()  # as `jcl demo --out demo` does
     refuse_inside_data(Path("demo/jcl"), "demo")
+    with pytest.raises(RunError, match="inside the image folder"):
+        refuse_inside_data(Path("demo/jcl"), "./demo")
 
 
 def test_the_same_command_works_after_a_strict_stop(call, image_folder):

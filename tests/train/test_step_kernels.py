@@ -108,11 +108,3 @@ def test_missing_triton_is_named_with_the_way_to_train_without_it(monkeypatch):
     options = StepOptions(torch.device("cuda"), torch.float32, compiled=True, recorded=False)
     with pytest.raises(SettingsError, match=r"triton.*train\.compile=false"):
         view_function(view_recipe("none", 8), 0, options)
-
-
-def test_kernels_use_the_device_of_the_run(monkeypatch):
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    device = torch.device("cuda:1")
-    view_function(view_recipe("none", 8), 0, StepOptions(device, torch.float32, compiled=False, recorded=False))
-    assert chosen == [device]

@@ -90,22 +90,28 @@ def _finish_statistics(
     tl.store(statistics + _SHIFT * step, shift, mask=inside)
 
 
+@triton.jit
+def _tile(rows, channels, R: tl.constexpr, C: tl.constexpr):
+    """Of one tile of a group: where its columns are in the statistics and its values in memory, with masks of both."""
+    group = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    column = tl.program_id(1) * C + tl.arange(0, C)
+    inside = column < channels
+    place = (group * rows + row[:, None]) * channels + column[None, :]
+    return group * channels + column, inside, place, (row < rows)[:, None] & inside[None, :]
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def _normalize(
     x, residual, y, statistics, rows, channels,
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """y = ReLU(scale · x + shift + residual), of one tile."""
-    group, groups = tl.program_id(2).to(tl.int64), tl.num_programs(2)
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    column = tl.program_id(1) * C + tl.arange(0, C)
-    inside = column < channels
-    step = groups * channels
-    statistics += group * channels + column
+    columns, inside, place, mask = _tile(rows, channels, R, C)
+    step = tl.num_programs(2) * channels
+    statistics += columns
     scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
     shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
-    mask = (row < rows)[:, None] & inside[None, :]
-    place = (group * rows + row[:, None]) * channels + column[None, :]
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
     if RESIDUAL:
         value += tl.load(residual + place, mask=mask, other=0.0).to(tl.float32)
@@ -184,19 +190,14 @@ def _spread_gradients(
     RESIDUAL: tl.constexpr, RELU: tl.constexpr, R: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of x and of the residual, of one tile."""
-    group, groups = tl.program_id(2).to(tl.int64), tl.num_programs(2)
-    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
-    column = tl.program_id(1) * C + tl.arange(0, C)
-    inside = column < channels
-    step = groups * channels
-    statistics += group * channels + column
-    factors += group * channels + column
+    columns, inside, place, mask = _tile(rows, channels, R, C)
+    step = tl.num_programs(2) * channels
+    statistics += columns
+    factors += columns
     scale = tl.load(statistics + _SCALE * step, mask=inside, other=0.0)
     shift = tl.load(statistics + _SHIFT * step, mask=inside, other=0.0)
     slope = tl.load(factors + _SLOPE * step, mask=inside, other=0.0)
     constant = tl.load(factors + _CONSTANT * step, mask=inside, other=0.0)
-    mask = (row < rows)[:, None] & inside[None, :]
-    place = (group * rows + row[:, None]) * channels + column[None, :]
     value = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
     gradient = _load_gradient(dy, y, value, scale, shift, place, mask, RESIDUAL, RELU)
     if RESIDUAL:
@@ -242,13 +243,12 @@ class _GroupedNorm(torch.autograd.Function):
         residual: Tensor | None,
         weight: Tensor,
         bias: Tensor,
-        groups: int,
+        layout: _Layout,
         eps: float,
         relu: bool,
     ) -> tuple[Tensor, Tensor]:
-        layout = _Layout(x, groups)
-        sums = layout.buffer(x, groups, layout.splits, 2)
-        statistics = layout.buffer(x, 5, groups)
+        sums = layout.buffer(x, layout.groups, layout.splits, 2)
+        statistics = layout.buffer(x, 5, layout.groups)
         size = (layout.rows, layout.channels)
         _sum_rows[layout.reduce](x, sums, *size, layout.split_rows, **layout.sizes)
         _finish_statistics[layout.finish](
@@ -343,8 +343,8 @@ def grouped_batch_norm(
         raise ValueError("each group of a batch norm needs more than one value per channel.")
     if residual is not None:
         residual = _by_rows(residual.to(x.dtype))
-    x = _by_rows(x)
-    y, statistics = _GroupedNorm.apply(x, residual, weight, bias, groups, eps, relu)
+    x, layout = _by_rows(x), _Layout(x, groups)
+    y, statistics = _GroupedNorm.apply(x, residual, weight, bias, layout, eps, relu)
     if residual is None:
-        RecomputedOutputs.add(y, partial(_normalized, x.detach(), None, statistics, _Layout(x, groups), relu))
+        RecomputedOutputs.add(y, partial(_normalized, x.detach(), None, statistics, layout, relu))
     return y, statistics[_MEAN.value], statistics[_VARIANCE.value]

@@ -15,7 +15,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU if there is one, else the CPU."""
+    """`auto` is the first GPU if there is one, else the CPU. A GPU with a number becomes the current device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -28,6 +28,8 @@ def choose_device(name: str) -> torch.device:
         raise SettingsError(f"Device {name} is not available: PyTorch finds no GPU here; use --device cpu or auto.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise SettingsError(f"Device {name} is not available: found {pluralize(torch.cuda.device_count(), 'GPU')}.")
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # Triton and CUDA graphs use the current device
     return device
 
 

@@ -64,8 +64,6 @@ def explain_compiler_errors() -> Iterator[None]:
 @explain_compiler_errors()
 def view_function(recipe: ViewRecipe, seed: int, options: StepOptions) -> MakeViews:
     """A function that makes views of a batch on the device, in the memory format that is fastest there."""
-    if options.device.index is not None:
-        torch.cuda.set_device(options.device)  # Triton and CUDA graphs use the current device
     if options.compiled and options.device.type == "cuda":
         os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns if it is not set
         from jcl.views.kernels import FusedViews  # Triton is only there for GPUs

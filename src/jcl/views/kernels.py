@@ -226,7 +226,9 @@ class FusedViews:
         self.recipe, self.seed, self.dtype = recipe, seed, dtype
         self.draw = ParameterDraws(recipe, seed, device)
         self._mean, self._std = (torch.tensor(values, device=device) for values in (recipe.mean, recipe.std))
-        self._change_channels = torch.compile(change_channels, dynamic=False)
+        self._by_channel = not recipe.color and recipe.jitter_probability > 0
+        if self._by_channel:
+            self._change_channels = torch.compile(change_channels, dynamic=False)
 
     def __call__(
         self, step: Tensor, pixels: Tensor, sizes: Tensor, samples: Tensor, rows: Tensor, numbers: Tensor
@@ -249,12 +251,11 @@ class FusedViews:
             blurred = torch.empty_like(planes)
             _blur_rows[n, blocks, channels](planes, parameters, blurred, channels, size, block)
             planes = blurred
-        by_channel = not recipe.color and recipe.jitter_probability > 0
-        dtype = torch.float32 if by_channel else self.dtype
+        dtype = torch.float32 if self._by_channel else self.dtype
         views = torch.empty_like(planes, dtype=dtype, memory_format=torch.channels_last)
         kinds = {"WITH_BLUR": blur, "WITH_SOLARIZE": solarize}
         _finish[n, blocks](planes, parameters, self._mean, self._std, views, channels, size, **kinds, **tile)
-        if by_channel:
+        if self._by_channel:
             drawn = draw_parameters(recipe, self.seed, step, samples[rows], numbers, sizes[rows])
             means = views.mean(dim=(2, 3), keepdim=True)
             views = self._change_channels(views, means, drawn).to(self.dtype, memory_format=torch.channels_last)
