@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
+from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageBatch
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -94,3 +95,23 @@ def test_views_hold_nothing_that_lay_in_memory_before(size):
         del left
         found = fused(step, batch.pixels, batch.sizes, batch.samples, rows, numbers)
         torch.testing.assert_close(found, wanted, rtol=0, atol=0.04)  # planes are kept in half precision
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("recorded", [False, True])
+def test_encoding_side_by_side_does_not_change_a_step(recorded, monkeypatch):
+    device, images, batch = torch.device("cuda"), 64, noise(64, 32)
+    values = {"train.batch_size": images, "train.precision": "float32", "train.cuda_graph": recorded}
+    settings, _ = resolve(build_settings("cifar10", values=values), DataFacts(images, 32, decoded=True))
+
+    def train() -> torch.Tensor:
+        learner, _ = build_learner(settings, device)
+        optimizer = build_optimizer(settings, learner, device)
+        step = TrainingStep(learner, optimizer, run_view_recipe(settings), 0, step_options(settings, device))
+        return torch.stack([step(batch, number, 0.01, 1.0).clone() for number in range(20)])
+
+    found = train()
+    assert found.isfinite().all()
+    monkeypatch.setattr(ContrastiveLearner, "_side_device", None)
+    torch.testing.assert_close(found, train(), rtol=2e-3, atol=2e-3)

@@ -7,6 +7,7 @@ negatives. They differ in the loss, the number of keys and whether gradients flo
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self
 
@@ -29,6 +30,7 @@ from jcl.core.queue import KeyQueue
 from jcl.core.registry import METHODS as METHODS
 from jcl.core.registry import Method as Method
 from jcl.core.registry import register as register
+from jcl.distributed.device import SideStream
 from jcl.distributed.group import ALONE, Ranks
 from jcl.random import KEY_SHUFFLE, permutation
 
@@ -172,19 +174,23 @@ class ContrastiveLearner(nn.Module):
         replaces the learner's own for this step. `backward` is called with the loss of each micro-batch, to free its
         memory; without it the caller back-propagates the loss of the result.
         """
-        self.update_key_encoder(self.key_momentum if key_momentum is None else key_momentum)
         total_keys = self.ranks.count * images * self.num_keys
         order = permutation(self.seed, KEY_SHUFFLE, step, total_keys, self.queue.rows.device)
         batches = self._make_views(views, images, order, step)
-        # Keys before queries, unlike MoCo: the result is the same, and peak memory is lower, because the activations of
-        # the queries are not yet kept for the backward pass.
-        keys = self.encode_keys(batches, order)
+        first = next(batches)  # may be one tensor with the views of the queries
+        side = SideStream(self._side_device)
+        # Keys before queries, unlike MoCo: the result is the same, and where they are not encoded side by side, peak
+        # memory is lower, because the activations of the queries are not yet kept for the backward pass.
+        with side.work():
+            self.update_key_encoder(self.key_momentum if key_momentum is None else key_momentum)
+            keys = self.encode_keys(itertools.chain([first], batches), order)
         # The backward pass needs these negatives after the queue has changed.
         negatives = self.queue.rows.clone()
         results: list[StepResult] = []
         statistics: list[Statistics] = []
         for own_keys in self.ranks.share(keys).chunk(self.micro_batches):
             query = self.encode_queries(batches, statistics)
+            side.join()
             result = self.contrast(query, own_keys, negatives, covariance_scale)
             if backward is not None:
                 backward(result.loss / self.micro_batches)
@@ -262,6 +268,12 @@ class ContrastiveLearner(nn.Module):
             parts.append(self.num_keys + self.num_queries + torch.arange(self.num_local_queries, device=rows.device))
         return [(rows.repeat_interleave(len(part)), part.repeat(len(rows))) for part in parts]
 
+    @property
+    def _side_device(self) -> torch.device | None:
+        """Where keys, queries and small crops are encoded side by side: on a GPU, unless a batch is split up."""
+        together = self.micro_batches == 1 and not self.method.gradient_through_keys
+        return self.queue.rows.device if together else None
+
     def encode_keys(self, batches: Iterator[Tensor], order: Tensor) -> Tensor:
         """Encode all shuffled keys, each rank its share, and restore their order: (N, M', d)."""
         if self.method.gradient_through_keys:
@@ -273,12 +285,15 @@ class ContrastiveLearner(nn.Module):
 
     def encode_queries(self, batches: Iterator[Tensor], statistics: list[Statistics]) -> Tensor:
         """Encode the queries of a micro-batch, image by image, then its small crops; keep batch norm statistics."""
+        side = SideStream(self._side_device, number=1)
         queries: Tensor = self.query_encoder(next(batches))
         statistics.append(pop_batch_stats(self.query_encoder))
         if not self.num_local_queries:
             return queries
-        local = self.query_encoder(next(batches))
+        with side.work():
+            local = self.query_encoder(next(batches))
         pop_batch_stats(self.query_encoder)  # evaluation sees whole images
+        side.join()
         return torch.cat([queries, local])
 
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,6 +56,45 @@ def autocast(device: torch.device, precision: torch.dtype) -> contextlib.Abstrac
     if precision == torch.float32:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=precision)
+
+
+class SideStream:
+    """A stream of a GPU: what is called in `work` is done beside what follows it, until `join`.
+
+    It waits for what came before the construction, and tensors that it uses must be kept until `join`. Without a GPU,
+    or with no device, everything is done in order.
+    """
+
+    def __init__(self, device: torch.device | None, number: int = 0) -> None:
+        self._stream = None
+        if device is not None and device.type == "cuda":
+            self._stream = _side_stream(device, number)
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # another stream may not have cast a cached weight yet
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+    def join(self) -> None:
+        """Let what follows wait for the work."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+@cache
+def _side_stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """One stream for all steps, since memory is kept for each."""
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # weights get gradients of several streams
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class PeakMemory:
