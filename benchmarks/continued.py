@@ -20,7 +20,7 @@ from jcl.export.loading import open_backbone
 from jcl.settings.schema import parse_yaml, values_of
 
 # What `--init` changes, apart from the weights themselves: the naive run has the values of a run from scratch.
-RECIPE = ("train.lr", "train.warmup_epochs", "train.head_epochs", "method.key_momentum")
+RECIPE = ("train.lr", "train.warmup_epochs", "train.head_epochs", "train.layer_decay", "method.key_momentum")
 
 
 def rows(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

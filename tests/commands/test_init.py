@@ -140,7 +140,7 @@ def test_stem_size_and_normalization_follow_the_weights(tmp_path):
 
 def test_resume_needs_the_weights_only_before_the_first_checkpoint(npz, tmp_path, pretrained, monkeypatch):
     first = shutil.copytree(pretrained, tmp_path / "first")
-    settings = tiny_settings(npz, model__init=str(first))
+    settings = tiny_settings(npz, model__init=str(first), train__layer_decay=0.7)
     whole = jcl.pretrain(settings, tmp_path / "whole", console=QUIET)
     for step, out in ((1, "early"), (9, "late")):
         with monkeypatch.context() as patch:

@@ -38,8 +38,8 @@ def unbroken(weights, npz, tmp_path_factory) -> FinetuneFolder:
 
 
 def settings(**changes):
-    values = {"weights": "w", "head_lr": 0.5, "train": {"epochs": 2, "batch_size": 8, "lr": 0.1, "weight_decay": 0.02}}
-    return validated(FinetuneSettings, values | changes, "the test")
+    train = {"epochs": 2, "batch_size": 8, "lr": 0.1, "weight_decay": 0.02} | changes.pop("train", {})
+    return validated(FinetuneSettings, {"weights": "w", "head_lr": 0.5, "train": train, **changes}, "the test")
 
 
 def assert_same(folder: FinetuneFolder, other: FinetuneFolder) -> None:
@@ -80,7 +80,7 @@ def test_the_parts_of_backbones(name, expected):
 def test_learning_rates_fall_from_the_head_down_and_vectors_do_not_decay(name, width):
     backbone, _ = build_backbone(name)
     network = Classifier(backbone, width, 5, frozen=False, seed=0)
-    optimizer = finetune_optimizer(network, settings(layer_decay=0.5))
+    optimizer = finetune_optimizer(network, settings(train={"layer_decay": 0.5}))
     found = {
         id(parameter): (group["lr_scale"] * 0.1, group["weight_decay"])
         for group in optimizer.param_groups
@@ -271,8 +271,8 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"layer_decay": 0.0}, "layer_decay"),
-        ({"layer_decay": 1.5}, "layer_decay"),
+        ({"train": {"layer_decay": 0.0}}, "layer_decay"),
+        ({"train": {"layer_decay": 1.5}}, "layer_decay"),
         ({"head_lr": -1.0}, "head_lr"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
         ({"labels": "many"}, "--labels"),

@@ -42,6 +42,8 @@ def test_settings_survive_a_file(tmp_path):
         ("train", "seed", -1),
         ("train", "seed", 2**63),
         ("train", "momentum", 1.0),
+        ("train", "layer_decay", 0.0),
+        ("train", "layer_decay", 1.01),
         ("train", "milestones", [0]),
         ("train", "schedule", "cosin"),
         ("method", "temperature", 0.0),

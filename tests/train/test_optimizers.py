@@ -24,6 +24,7 @@ from small_runs import TINY_VALUES, networks_of_zeros
 
 CPU = torch.device("cpu")
 VIT, CONVNEXT = "test_vit", "test_convnext"  # of timm
+DROP_PATH = {"model__drop_path": 0.3}
 OWN = {"views.image_size": 32, "model.bn_groups": "auto", "train.lr": "auto", "train.key_passes": "auto"}
 
 
@@ -77,8 +78,8 @@ def test_adamw_decays_weight_matrices_only(backbone, plain):
 @pytest.mark.parametrize(
     ("backbone", "changes"),
     [
-        (VIT, {"model__drop_path": 0.3, "method__num_local_queries": 2, "train__on_nan": "skip"}),
-        (CONVNEXT, {"model__drop_path": 0.3, "method__num_queries": 2}),
+        (VIT, {"method__num_local_queries": 2, "train__on_nan": "skip", "train__layer_decay": 0.7} | DROP_PATH),
+        (CONVNEXT, {"method__num_queries": 2} | DROP_PATH),
     ],
 )
 def test_a_stopped_run_continues_bit_for_bit(backbone, changes, npz, tmp_path, monkeypatch):
@@ -91,6 +92,46 @@ def test_a_stopped_run_continues_bit_for_bit(backbone, changes, npz, tmp_path, m
     assert_same(jcl.resume(tmp_path / "stopped", console=QUIET), whole)
     assert whole.settings.train.optimizer == "adamw"
     assert_patches_stay(settings, whole.path, frozen=backbone == VIT)
+
+
+HEAD = "the head of the encoder"
+# Distances from the head, by the start of a parameter's name.
+DISTANCES = {
+    "test_resnet": {"layer4": 1, "layer3": 2, "layer2": 3},  # the stem and layer1 are frozen
+    VIT: {"norm": 1, **{f"blocks.{block}": 6 - block for block in range(6)}, "cls_token": 7, "pos_embed": 7},
+    CONVNEXT: {"head": 1, **{f"stages.{stage}": 4 - stage for stage in range(4)}, "stem": 5},
+}
+
+
+def first_move(settings: ResolvedSettings) -> dict[str, tuple[float, torch.Tensor]]:
+    """The learning rate of each parameter that is trained, and how far the first step moves it."""
+    learner, _ = build_learner(settings, CPU)
+    optimizer = build_optimizer(settings, learner, CPU)
+    step = TrainingStep(learner, optimizer, run_view_recipe(settings), 0, step_options(settings, CPU))
+    before = copy.deepcopy(learner.query_encoder.state_dict())
+    draw = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8, generator=draw)
+    step(ImageBatch(pixels, torch.full((8, 2), 32), torch.arange(8)), 0, 0.01, 1.0, backbone_share=0.25)
+    rates = {value: group["lr"] for group in optimizer.param_groups for value in group["params"]}
+    trained = {name: value for name, value in learner.query_encoder.named_parameters() if value.requires_grad}
+    assert len(rates) == len(trained)
+    return {name: (rates[value], value.detach() - before[name]) for name, value in trained.items()}
+
+
+@pytest.mark.parametrize(("backbone", "distances"), DISTANCES.items())
+def test_a_layer_moves_less_by_its_distance_from_the_head(backbone, distances):
+    frozen = {"model__init": "imagenet", "model__freeze": 2} if backbone == "test_resnet" else {}
+    changes = {"train__head_epochs": 1.0, "train__clip_grad": 0.0} | frozen
+    plain, decayed = (first_move(resolved(backbone, train__layer_decay=decay, **changes)) for decay in (1.0, 0.5))
+    assert plain.keys() == decayed.keys()
+    furthest = dict.fromkeys([*distances, HEAD], 0.0)
+    for name, (rate, move) in plain.items():
+        part = next((part for part in distances if f"{name}.".startswith(f"backbone.{part}.")), HEAD)
+        furthest[part] = max(furthest[part], float(move.abs().max()))
+        scale = 0.5 ** distances.get(part, 0)
+        assert (rate, decayed[name][0]) == ((0.0025, 0.0025 * scale) if part in distances else (0.01, 0.01))
+        torch.testing.assert_close(decayed[name][1], move * scale, rtol=1e-3, atol=2e-7)
+    assert min(furthest.values()) > 2e-5
 
 
 def assert_patches_stay(settings: jcl.Settings, run: Path, *, frozen: bool) -> None:

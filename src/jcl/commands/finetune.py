@@ -62,12 +62,12 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
     values = options.model_dump(include={"labels", "from_scratch", "label_smoothing", "jitter"}) | {
         "weights": str(weights.resolve()),
         "data": None if options.data is None else absolute_location(options.data),
-        "layer_decay": layer_decay if options.layer_decay is None else options.layer_decay,
         "head_lr": head_lr if options.head_lr is None else options.head_lr,
         "train": options.model_dump(include={"epochs", "weight_decay", "seed", "device", "compile"})
         | {
             "batch_size": batch_size,
             "lr": lr,
+            "layer_decay": layer_decay if options.layer_decay is None else options.layer_decay,
             "schedule": "cosine",
             "schedule_by": "step",
             "warmup_epochs": 0.1 * options.epochs if options.warmup_epochs is None else options.warmup_epochs,
@@ -144,8 +144,8 @@ class _Finetuning:
         folder.save_classifier(network.fc, task.class_names)
         summary = {
             **accuracy_figures("finetune", scores),
-            **settings.model_dump(include={"labels", "from_scratch", "head_lr", "layer_decay", "label_smoothing"}),
-            **settings.train.model_dump(include={"epochs", "batch_size", "lr", "weight_decay", "seed"}),
+            **settings.model_dump(include={"labels", "from_scratch", "head_lr", "label_smoothing"}),
+            **settings.train.model_dump(include={"epochs", "batch_size", "lr", "layer_decay", "weight_decay", "seed"}),
             "labels_used": len(task.train) - unreadable,
             "skipped": unreadable,
             "classes": len(task.classes),
@@ -165,6 +165,6 @@ class _Finetuning:
         length = f"{pluralize(train.epochs, 'epoch')} in batches of {train.batch_size}"
         what = f"Fine-tuning {self.target.info.backbone} from {start} with {labels} on {self.target.device}"
         print_line(self.console, f"{what}, {length}, into {folder.path}")
-        lowest = float(train.lr) * settings.layer_decay ** (len(parts) - 1)
+        lowest = float(train.lr) * train.layer_decay ** (len(parts) - 1)
         rates = f"{lowest:.2g} ({parts[0]}) to {train.lr:.2g} ({parts[-1]}), {settings.head_lr:.2g} for the new layer"
         print_line(self.console, f"  learning rates: {rates}")

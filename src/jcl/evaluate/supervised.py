@@ -17,10 +17,10 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import field_validator
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -55,7 +55,6 @@ class FinetuneSettings(Section):
     data: str | None = None  # None: what the run was trained on
     labels: str = "100%"
     from_scratch: bool = False
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.7
     head_lr: Positive
     label_smoothing: Fraction = 0.0
     jitter: bool = False
@@ -257,9 +256,9 @@ def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch
 
     Biases and the scales of norms get no weight decay.
     """
-    lr = float(settings.train.lr)
+    lr, ratio = float(settings.train.lr), settings.train.layer_decay
     parts = backbone_parts(network.backbone)
-    scaled = [(name, part, settings.layer_decay**depth) for depth, (name, part) in enumerate(reversed(parts.items()))]
+    scaled = [(name, part, ratio**depth) for depth, (name, part) in enumerate(reversed(parts.items()))]
     groups = []
     for name, part, scale in [*scaled, ("fc", list(network.fc.parameters()), settings.head_lr / lr)]:
         for decay, vectors in ((settings.train.weight_decay, False), (0.0, True)):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jcl.console import pluralize
 from jcl.core.batchnorm import has_batch_norm
-from jcl.core.encoder import Encoder, build_backbone, patch_embedding
+from jcl.core.encoder import Encoder, backbone_parts, build_backbone, patch_embedding
 from jcl.core.method import METHODS, ContrastiveLearner
 from jcl.distributed.device import choose_precision, to_device
 from jcl.distributed.group import ALONE, Ranks
@@ -94,16 +94,23 @@ def _smallest_parts(settings: ResolvedSettings, batch_norm: bool) -> int:
 def build_optimizer(
     settings: ResolvedSettings, learner: ContrastiveLearner, device: torch.device
 ) -> torch.optim.Optimizer:
-    """The optimizer of the query encoder: SGD with weight decay on all parameters, as in MoCo, or AdamW."""
+    """The optimizer of the query encoder: SGD with weight decay on all parameters, as in MoCo, or AdamW.
+
+    Each group's `lr_scale` multiplies the learning rate: 1 for the head, `train.layer_decay` for the last part of the
+    backbone, its square for the part before that, and so on.
+    """
     train, on_gpu = settings.train, device.type == "cuda"
     adamw = train.optimizer == "adamw"
-    groups: dict[tuple[bool, bool], dict[str, Any]] = {}
+    parts = reversed(backbone_parts(learner.query_encoder.get_submodule("backbone")).values())
+    scales = {value: train.layer_decay**distance for distance, part in enumerate(parts, start=1) for value in part}
+    groups: dict[tuple[float, bool, bool], dict[str, Any]] = {}
     for name, value in learner.query_encoder.named_parameters():
         if value.requires_grad:
             plain = adamw and is_undecayed(name, value)
-            backbone = bool(train.head_epochs) and name.startswith("backbone.")  # has a learning rate of its own
+            backbone = bool(train.head_epochs) and value in scales  # starts later than the head
             group = {"params": [], "weight_decay": 0.0 if plain else train.weight_decay, "backbone": backbone}
-            groups.setdefault((backbone, plain), group)["params"].append(value)
+            group["lr_scale"] = scale = scales.get(value, 1.0)
+            groups.setdefault((scale, backbone, plain), group)["params"].append(value)
     ordered = [groups[key] for key in sorted(groups)]
     if adamw:  # capturable: a CUDA graph counts the steps on the device
         return torch.optim.AdamW(ordered, lr=train.lr, betas=train.betas, fused=on_gpu, capturable=on_gpu)

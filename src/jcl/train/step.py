@@ -125,8 +125,8 @@ class TrainingStep:
     ) -> Tensor:
         """Do step number `step` and return its figures, in the order of `StepFigures`.
 
-        A `key_momentum` that changes from step to step is given from the first step on. The learning rate of the
-        backbone is `backbone_share` of the head's, if the optimizer has a group of its own for it.
+        A `key_momentum` that changes from step to step is given from the first step on. The optimizer's groups
+        use `lr` times their `lr_scale`, and those of the backbone `backbone_share` of that.
         With `skip_nonfinite` a last figure is 1 if the step was undone (its other figures are 0), else 0.
         """
         self.step.fill_(step)
@@ -205,7 +205,7 @@ class TrainingStep:
 
     def _set_lr(self, lr: float, backbone_share: float) -> None:
         for index, group in enumerate(self.optimizer.param_groups):
-            rate = lr * backbone_share if group.get("backbone") else lr
+            rate = lr * group.get("lr_scale", 1.0) * (backbone_share if group.get("backbone") else 1.0)
             group["lr"] = self.lrs[index].fill_(rate) if self.lrs else rate
 
     def _set_batch(self, batch: ImageBatch) -> None:
