@@ -1,4 +1,4 @@
-"""The benchmark of continued pre-training: its rows, and that repeating it keeps them."""
+"""The benchmark of continued pre-training: its rows, that repeating it keeps them, and its figure."""
 
 import importlib
 import json
@@ -25,3 +25,7 @@ def test_rows_start_alike_and_are_kept(npz, pretrained, tmp_path, monkeypatch):
     assert rows["naive"]["settings"] == rows["scratch"]["settings"]
     assert rows["careful"]["settings"]["train.lr"] < rows["naive"]["settings"]["train.lr"]
     assert rows["head only"]["settings"]["train.head_epochs"] == 1
+    plot = tmp_path / "rows.png"
+    monkeypatch.setattr(sys, "argv", ["continued_figure.py", str(tmp_path / "rows.json"), "-o", str(plot)])
+    importlib.import_module("continued_figure").main()
+    assert plot.read_bytes().startswith(b"\x89PNG")

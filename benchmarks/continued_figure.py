@@ -1,0 +1,46 @@
+"""Plots the kNN accuracy over epochs of `benchmarks/continued.py`, one panel for each results file.
+
+python benchmarks/continued_figure.py benchmarks/results/continued-*.json -o docs/images/continued.png
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from jcl.report import style
+from jcl.runs.json_object import read_object
+
+TITLES = {"scratch": "from scratch", "naive": "--init, settings of scratch", "careful": "--init"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+", help="files written by continued.py")
+    parser.add_argument("-o", "--out", type=Path, required=True, help=".png file")
+    arguments = parser.parse_args()
+    files = [read_object(file) for file in arguments.results]
+    names: list[str] = list(dict.fromkeys(name for found in files for name in found["rows"]))
+    colors = dict(zip(names, style.colours_for(names), strict=True))
+    figure, panels = style.new_panels(10, 4.2, columns=len(files))
+    for axes, found in zip(panels, files, strict=True):
+        draw(axes, found, colors)
+    entries = {TITLES.get(name, name): Line2D([], [], color=color, linewidth=2.2) for name, color in colors.items()}
+    style.add_legend(figure, entries, columns=len(entries))
+    style.write_title(
+        figure, "Continued pre-training", "Epoch 0 of the runs with --init is the accuracy of the weights"
+    )
+    print(f"The plot is in {style.save(figure, arguments.out)}.")
+
+
+def draw(axes: Axes, found: dict[str, Any], colors: dict[str, str]) -> None:
+    for name, row in found["rows"].items():
+        axes.plot(row["epochs"], row["knn_top1"], color=colors[name], linewidth=1.8)
+        axes.plot(row["epochs"][-1:], row["knn_top1"][-1:], "o", color=colors[name], markersize=5)
+    style.format_axes(axes, found["data"], "kNN top-1 in percent against epochs")
+
+
+if __name__ == "__main__":
+    main()
