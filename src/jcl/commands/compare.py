@@ -1,13 +1,11 @@
 """Compares networks on the same images and views: `jcl distribution` (Figure 3) and `jcl compare` (without labels)."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
@@ -173,7 +171,7 @@ class Compared:
     halves: Sequence[Quality]
     knn_top1: float | None
 
-    def share_above(self, other: Compared, measure: str) -> float:
+    def share_above(self, other: Self, measure: str) -> float:
         """The share of the halves in which this one is better; ties count half."""
         pairs = zip(self.halves, other.halves, strict=True)
         scores = [(own.score(measure), their.score(measure)) for own, their in pairs]

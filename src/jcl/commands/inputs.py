@@ -1,7 +1,5 @@
 """What commands read: the images of a run or at a location, and the backbone to evaluate on them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -9,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.console import Console
@@ -149,7 +147,7 @@ class EvaluationTarget:
     run_state: dict[str, Any] = field(default_factory=dict)  # `finished` of a run, `epoch` of a checkpoint
 
     def untrained(
-        self, measure: Callable[[EvaluationTarget], list[float]], ranks: Ranks = ALONE, **about: Any
+        self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any
     ) -> list[float]:
         """What `measure` gives for the untrained network; `about` is what else the result depends on.
 

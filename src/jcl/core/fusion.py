@@ -1,7 +1,5 @@
 """Replaces batch norm, addition and ReLU in a network by one call each, so that `fused_norm` computes them together."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

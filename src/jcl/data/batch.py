@@ -1,10 +1,8 @@
 """Batches of decoded images: reading them onto canvases of one size, and keeping them in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -31,7 +29,7 @@ class ImageBatch:
     local_rows: Tensor | None = None
 
     @classmethod
-    def empty(cls, count: int, canvas: int, stored: PixelFormat = RGB) -> ImageBatch:
+    def empty(cls, count: int, canvas: int, stored: PixelFormat = RGB) -> Self:
         """Memory for images; no row holds one, so that all samples are -1."""
         pixels = torch.empty(count, stored.channels, canvas, canvas, dtype=stored.dtype)
         return cls(pixels, torch.empty(count, 2, dtype=torch.int64), torch.full((count,), -1))
@@ -39,25 +37,25 @@ class ImageBatch:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> ImageBatch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to every tensor."""
         local_rows = None if self.local_rows is None else function(self.local_rows)
-        return ImageBatch(function(self.pixels), function(self.sizes), function(self.samples), local_rows)
+        return type(self)(function(self.pixels), function(self.sizes), function(self.samples), local_rows)
 
-    def to(self, device: torch.device | str) -> ImageBatch:
+    def to(self, device: torch.device | str) -> Self:
         """Copy to a device; asynchronous for pinned memory, except for copies to the CPU."""
         non_blocking = torch.device(device).type != "cpu"
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def clone(self) -> ImageBatch:
+    def clone(self) -> Self:
         return self.map(torch.clone)
 
-    def gather(self, indices: Tensor) -> ImageBatch:
+    def gather(self, indices: Tensor) -> Self:
         """The images read for these indices, of a batch that has every image of a source."""
         samples = self.samples[indices]
-        return ImageBatch(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
+        return type(self)(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
 
-    def put(self, indices: list[int], images: ImageBatch) -> None:
+    def put(self, indices: list[int], images: Self) -> None:
         """Store in such a batch what was read for these indices; an unreadable image is replaced by another."""
         self.pixels[images.samples] = images.pixels
         self.sizes[images.samples] = images.sizes

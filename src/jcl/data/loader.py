@@ -1,11 +1,9 @@
 """Batches of images, in an order that is a function of (seed, epoch)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 import torch
 import torch.distributed as dist
@@ -96,7 +94,7 @@ class BatchLoader:
         """End the worker processes."""
         self._pool.close()
 
-    def __enter__(self) -> BatchLoader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -119,7 +117,7 @@ class BatchLoader:
                 yield replace(batch, local_rows=plan.local_rows.to(device))
 
     def _exchanged(
-        self, exchange: ImageExchange, batches: Iterator[ImageBatch], epoch: int, start: int
+        self, exchange: "ImageExchange", batches: Iterator[ImageBatch], epoch: int, start: int
     ) -> Iterator[ImageBatch]:
         batches = self._raising_together(batches) if self._strict else batches
         for step, batch in enumerate(batches, epoch * self.steps_per_epoch + start):

@@ -1,12 +1,10 @@
 """Image sources: the protocol, images in memory, subsets, data sets and fingerprints."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +41,7 @@ class UnreadableImage(DataError):
         self.name = name
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         """Workers send this error to the main process."""
         return type(self), (self.name, self.reason)
 

@@ -6,11 +6,9 @@ that is on the safe side. Chance is the share of the most frequent class among t
 gets that always gives this class. With classes of equal size it is one by the number of classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jcl.console import join_words, pluralize
 from jcl.runs.json_object import is_number
@@ -31,7 +29,7 @@ class Estimate(NamedTuple):
         """As text, empty for an exact value."""
         return f"{self.low:.1f} to {self.high:.1f} %" if self.low < self.high else ""
 
-    def beats(self, other: Estimate) -> bool:
+    def beats(self, other: Self) -> bool:
         return self.value - other.value > math.hypot(self.value - self.low, other.high - other.value)
 
 

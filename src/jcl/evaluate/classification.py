@@ -1,10 +1,9 @@
 """Classification of labeled images: the task, the accuracy, and seeded splits with every class in its share."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ class ClassificationTask:
         names = self.train.class_names
         return tuple(str(label) if names is None else names[label] for label in self.classes.tolist())
 
-    def select(self, rows: Tensor) -> ClassificationTask:
+    def select(self, rows: Tensor) -> Self:
         """The task with some of the training images."""
         return replace(self, train=select_images(self.train, rows), labels=self.labels[rows])
 

@@ -11,13 +11,11 @@ Everything random is a function of the seed and the step, so a stopped and resum
 CPU. No epoch is selected: the network after the last one is evaluated.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from pydantic import field_validator
@@ -89,7 +87,7 @@ class Classifier(nn.Module):
             logits: Tensor = self.fc(features.float())
         return logits
 
-    def train(self, mode: bool = True) -> Classifier:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if self.frozen:
             self.backbone.eval()

@@ -1,13 +1,11 @@
 """The backbone file: weights with what is needed to rebuild the network and to preprocess its images."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
@@ -63,7 +61,7 @@ class BackboneInfo:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: object) -> BackboneInfo | None:
+    def from_text(cls, text: object) -> Self | None:
         """The description in a file, or None if there is none or it makes no sense. The text is not trusted."""
         try:
             return TypeAdapter(cls).validate_json(text) if isinstance(text, str) else None

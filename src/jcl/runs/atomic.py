@@ -1,7 +1,5 @@
 """Writing files: replaced in one step, and in run folders, which may come from elsewhere, never through links."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -25,7 +23,7 @@ Check = Callable[[BinaryIO], object]
 class OpenFolder:
     """An open folder, in which nothing is written through links; only `path` may be one, unless `within` another."""
 
-    def __init__(self, path: Path, *, within: OpenFolder | None = None, create: bool = False) -> None:
+    def __init__(self, path: Path, *, within: Self | None = None, create: bool = False) -> None:
         self.path = path
         if within is None:
             if create:

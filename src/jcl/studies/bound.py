@@ -14,8 +14,6 @@ Normality is tested by D'Agostino and Pearson: skewness (D'Agostino 1970) and ku
 transformed to standard normal scores, whose squares sum to a chi-squared variable with two degrees of freedom.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -40,7 +38,7 @@ class Estimate:
     value: Tensor
     influence: Tensor
 
-    def control_mean(self, similarities: Tensor, mean: Tensor) -> Estimate:
+    def control_mean(self, similarities: Tensor, mean: Tensor) -> "Estimate":
         """Reduce the variance with s (n, m), whose exact mean (n,) is known, as a control variate."""
         centered = similarities - similarities.mean(dim=1, keepdim=True)
         slope = (self.influence * centered).mean(dim=1) / centered.square().mean(dim=1)

@@ -4,8 +4,6 @@
 A `TrainingTask` owns what differs: its batches, one optimization step, and the names of its metrics.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from abc import ABC, abstractmethod
@@ -61,10 +59,10 @@ class TrainingTask(ABC):
         """Why training must stop, apart from a non-finite loss; called after each metric window."""
         return None
 
-    def before_first_step(self, trainer: Trainer) -> None:  # noqa: B027
+    def before_first_step(self, trainer: "Trainer") -> None:  # noqa: B027
         """Called before the first step, and again when training resumes there."""
 
-    def end_epoch(self, trainer: Trainer) -> None:  # noqa: B027
+    def end_epoch(self, trainer: "Trainer") -> None:  # noqa: B027
         """Called after the last step of each epoch, and again when training resumes there."""
 
     def warning(self) -> str | None:

@@ -4,8 +4,6 @@ Order, scale and flips are functions of (seed, iteration, image), so resumed tra
 batches it would have had.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import pickle
@@ -13,7 +11,7 @@ import re
 import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -82,12 +80,12 @@ class DetectionBatch:
     shapes: dict[str, list[torch.Size]]
 
     @classmethod
-    def pack(cls, samples: Sequence[Sample]) -> DetectionBatch:
+    def pack(cls, samples: Sequence[Sample]) -> Self:
         values = {name: torch.cat([sample[name].flatten() for sample in samples]) for name in samples[0]}
         return cls(values, {name: [sample[name].shape for sample in samples] for name in values})
 
-    def pin_memory(self) -> DetectionBatch:
-        return DetectionBatch({name: value.pin_memory() for name, value in self.values.items()}, self.shapes)
+    def pin_memory(self) -> Self:
+        return type(self)({name: value.pin_memory() for name, value in self.values.items()}, self.shapes)
 
     def unpack(self, device: torch.device) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         """Images (3, h, w) in 0..1 and targets, as torchvision's detectors take them."""
