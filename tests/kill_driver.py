@@ -61,11 +61,11 @@ def main() -> None:
             time.sleep(life["seconds"])
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        found = search_checkpoints(run / "checkpoints")
+        path, damaged = search_checkpoints(run / "checkpoints")
         partial = [entry.name for entry in (run / "checkpoints").glob(".*")]
-        newest = -1 if found.newest is None else int(found.newest.stem.removeprefix("step-"))
+        newest = -1 if path is None else int(path.stem.removeprefix("step-"))
         ended = os.waitstatus_to_exitcode(status)
-        print(json.dumps({"ended": ended, "newest": newest, "damaged": found.damaged, "partial": partial}), flush=True)
+        print(json.dumps({"ended": ended, "newest": newest, "damaged": damaged, "partial": partial}), flush=True)
         if ended > 0:
             sys.exit(f"the life {life} ended by an error of its own")
 

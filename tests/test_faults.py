@@ -27,7 +27,7 @@ from jcl.commands.run import Run
 from jcl.data import open_data
 from jcl.data.shards.write import write_shards
 from jcl.errors import DataError, RunError, SettingsError
-from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint, search_checkpoints
+from jcl.runs.checkpoint import list_checkpoints, newest_checkpoint
 from jcl.runs.metrics import read_metrics
 from jcl.settings.schema import settings_text
 from run_tools import QUIET, assert_same, state, stop_after
@@ -236,7 +236,7 @@ class TestFromElsewhere:
 
         good = newest_checkpoint(stopped / "checkpoints")
         torch.save({"model": Hostile()}, stopped / "checkpoints" / "step-000000099.safetensors")
-        assert search_checkpoints(stopped / "checkpoints").newest == good
+        assert newest_checkpoint(stopped / "checkpoints") == good
         for path in list_checkpoints(stopped / "checkpoints"):
             torch.save({"model": Hostile()}, path)
         with pytest.raises(RunError, match="All checkpoints in"):

@@ -129,12 +129,11 @@ def _wrap(line: str, width: int) -> str:
     if cell_len(line) <= width:
         return line
     indent = " " * (len(line) - len(line.lstrip()))
-    parts, part = [], indent
-    end = len(indent)  # of the text so far
-    for word in _UNBROKEN.finditer(line):
-        gap = line[end : word.start()]
-        if part.strip() and cell_len(part + gap + word[0]) > width:
-            parts.append(part)
-            part, gap = indent + "  ", ""
-        part, end = part + gap + word[0], word.end()
-    return "\n".join([*parts, part])
+    lines, current = [], indent
+    for word in _UNBROKEN.findall(line):
+        space = " " if current.strip() else ""
+        if space and cell_len(current + space + word) > width:
+            lines.append(current)
+            current, space = indent + "  ", ""
+        current += space + word
+    return "\n".join([*lines, current])

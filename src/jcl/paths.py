@@ -16,10 +16,7 @@ _ALWAYS_FINE: Final = 2**30
 
 
 def expand_user(path: str | Path) -> Path:
-    """The path with `~` expanded; a folder whose name begins with `~` stays as it is.
-
-    `Path.expanduser` would raise if there is no user of that name.
-    """
+    """The path with `~` expanded; unlike `Path.expanduser` this does not raise if there is no such user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
@@ -71,6 +68,11 @@ def hub_name(location: str | Path) -> str:
     """The name in `hf:NAME`, of a repository of Hugging Face; empty for other locations, also for the URL `hf://...`."""
     text = str(location)
     return text.removeprefix("hf:") if text.startswith("hf:") and not text.startswith("hf://") else ""
+
+
+def printable(name: str) -> str:
+    """The name of a file, with bytes that are not UTF-8 replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def path_in(location: str) -> Path:

@@ -51,10 +51,7 @@ def hash_words(*words: int | Tensor) -> Tensor:
 
 
 def uniforms(seed: int, stream: int, step: int | Tensor, samples: Tensor, numbers: Tensor, count: int) -> Tensor:
-    """Draw `count` float32 values in [0, 1) for each of n pairs of sample id and view number: (n,), (n,) -> (n, count).
-
-    A row depends on its own pair only, not on the rows around it.
-    """
+    """Draw `count` float32 values in [0, 1) for each pair of sample and view number: (n,), (n,) -> (n, count)."""
     columns = torch.arange(count, device=samples.device)
     words = hash_words(seed, stream, step, samples[:, None], numbers[:, None], columns[None, :])
     return _shift_right(words, 64 - _UNIFORM_BITS).to(torch.float32) * 2.0**-_UNIFORM_BITS

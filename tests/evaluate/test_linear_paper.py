@@ -67,8 +67,8 @@ def probe_task(task, network, train, device):
 def paper_probe(backbone, task, train, *, width=128, device=CPU):
     info = BackboneInfo("tiny_cnn", "imagenet", 16, width, IMAGENET_MEAN, IMAGENET_STD)
     target = EvaluationTarget(backbone, info, ImageData("colours", task.train, task.test), device)
-    options = LinearOptions(weights=Path("w"), workers=0)
-    return LinearProbe(options, train, ProbeGrid(), target, task, QUIET).run_paper()
+    options = LinearOptions(weights=Path("w"), workers=0, no_untrained=True)
+    return LinearProbe(options, train, ProbeGrid(), target, task, QUIET).report_paper()
 
 
 @pytest.mark.parametrize(("epochs", "drops"), [(100, (60, 80)), (10, (6, 8)), (50, (30, 40))])

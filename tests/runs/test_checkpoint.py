@@ -135,8 +135,8 @@ def test_torn_or_damaged_newest_file_is_passed_over(tmp_path, damage):
                 "text": b"not a checkpoint",
             }[damage]
         )
-    found = search_checkpoints(tmp_path)
-    assert found.newest == old and len(found.damaged) == 1 and str(new) in found.damaged[0]
+    newest, damaged = search_checkpoints(tmp_path)
+    assert newest == old and len(damaged) == 1 and str(new) in damaged[0]
     with pytest.raises(RunError, match="cannot be read"):
         read_tensors(new)
 
@@ -166,8 +166,8 @@ def test_one_flipped_bit_anywhere_is_found(tmp_path, sealed):
     missed, parts = [], model_and_optimiser()
     for what, content in damaged_files(sealed):
         new.write_bytes(content)
-        found = search_checkpoints(tmp_path)
-        if found.newest != old or str(new) not in found.damaged[0]:
+        newest, damaged = search_checkpoints(tmp_path)
+        if newest != old or str(new) not in damaged[0]:
             missed.append(what)
         with pytest.raises(RunError):
             load_checkpoint(new, *parts, CPU)

@@ -248,8 +248,8 @@ class TestFullDisk:
 class TestWhoseCheckpoint:
     def test_one_of_another_run_is_refused(self, stopped, unbroken):
         shutil.copy(list_checkpoints(unbroken.path / "checkpoints")[-1], stopped / "checkpoints")
-        found = search_checkpoints(stopped / "checkpoints")
-        assert found.newest.name == "step-000000010.safetensors" and "another run" in found.damaged[0]
+        newest, damaged = search_checkpoints(stopped / "checkpoints")
+        assert newest.name == "step-000000010.safetensors" and "another run" in damaged[0]
         for path in list_checkpoints(stopped / "checkpoints")[:-1]:
             path.unlink()
         with pytest.raises(RunError, match="of another run"):
@@ -274,8 +274,8 @@ class TestWhoseCheckpoint:
     def test_one_of_another_step_is_refused(self, stopped):
         older = list_checkpoints(stopped / "checkpoints")[0]
         older.rename(older.with_name("step-000000011.safetensors"))
-        found = search_checkpoints(stopped / "checkpoints")
-        assert found.newest.name == "step-000000010.safetensors" and "step 8" in found.damaged[0]
+        newest, damaged = search_checkpoints(stopped / "checkpoints")
+        assert newest.name == "step-000000010.safetensors" and "step 8" in damaged[0]
 
 
 class TestBackboneFile:

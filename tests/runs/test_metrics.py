@@ -4,7 +4,6 @@ import resource
 import pytest
 
 from jcl.errors import RunError
-from jcl.runs.json_object import read_object
 from jcl.runs.metrics import MetricsWriter, read_metrics
 
 
@@ -159,8 +158,3 @@ def test_a_device_in_the_place_of_metrics_is_not_read(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/zero")
     with pytest.raises(RunError, match=r"metrics\.jsonl"):
         read_metrics(tmp_path / "metrics.jsonl")
-
-
-def test_the_former_name_of_a_figure_is_read(tmp_path):
-    (tmp_path / "summary.json").write_text('{"strangers": 4}')
-    assert read_object(tmp_path / "summary.json") == {"unseen_class_images": 4}

@@ -63,13 +63,13 @@ def print_test(figures: Mapping[str, Any], name: str = "", lead: str = "") -> No
     held_out = ", held out of the training images because there is no labeled test set"
     source = held_out if figures.get("test_held_out") else ""
     echo(f"{lead}Tested on {pluralize(figures['test_images'], 'image')}{source}.")
-    if name and "chance_top1" in figures:  # not in those of older versions
+    if name:
         untrained = figures.get(f"untrained_{name}")
         network = "" if untrained is None else f"; an untrained network has {untrained:.2f} %"
         low, high = figures[f"{name}_interval_low"], figures[f"{name}_interval_high"]
         echo(f"95 % interval of top-1: {low:.1f} to {high:.1f} %{network}; chance is {figures['chance_top1']:.2f} %.")
-    if name and (warning := baseline_warning(name, figures)):
-        echo(f"Warning: {warning}")
+        if warning := baseline_warning(name, figures):
+            echo(f"Warning: {warning}")
     if unseen := figures.get("unseen_class_images", 0):
         images = pluralize(unseen, "test image has a class", "test images have classes")
         echo(f"{images} unseen in training; counted as errors.")

@@ -126,7 +126,7 @@ def _print_distribution(report: DistributionReport) -> None:
         similarity, different = spread.similarity.quantile(0.5), spread.similarity_of_different_views.quantile(0.5)
         variance = spread.variance.quantile(0.5)
         rows.append([name, f"{similarity:.4f}", f"{different:.4f}", f"{variance:.3e}", str(spread.width)])
-    _print_table(["", "similarity", "without self-pairs", "variance", "width"], rows)
+    out.print(text_table(["", "similarity", "without self-pairs", "variance", "width"], rows, right=True))
     views = report.summary["views_per_image"]
     echo(f"Medians over {report.describe()}. Similarity is over all {views} × {views} pairs of views, as in the paper.")
     (first_name, first), *others = report.spreads.items()
@@ -189,7 +189,8 @@ def _print_run_bound(bounds: RunBounds) -> None:
         skewness, kurtosis = each.normality.skewness.quantile(0.5), each.normality.excess_kurtosis.quantile(0.5)
         shares = [f"{each.normality.rejected():.1f} %", f"{100 * each.queue_filled:.0f} %"]
         rows.append([step, f"{skewness:+.2f}", f"{kurtosis:+.2f}", *shares])
-    _print_table(["step", "skewness", "excess kurtosis", "not Gaussian", "queue filled"], rows)
+    titles = ["step", "skewness", "excess kurtosis", "not Gaussian", "queue filled"]
+    out.print(text_table(titles, rows, right=True))
     gaussian = f"({bounds.reference.rejected():.1f} % for Gaussian samples)"
     echo(f"Of q·k: medians, and the share of images with a normality test (D'Agostino-Pearson) below 5 % {gaussian}.")
     jensen, closed = last.jensen - last.infinite, last.closed[1.0] - last.jensen
@@ -198,7 +199,7 @@ def _print_run_bound(bounds: RunBounds) -> None:
         [f"{scale:g}", f"{found.positive_share:.4f}", *(f"{100 * value:.1f} %" for value in found[1:])]
         for scale, found in last.attraction.items()
     ]
-    _print_table(["scale", "p₊", "covariance", "keys pushed away"], weights)
+    out.print(text_table(["scale", "p₊", "covariance", "keys pushed away"], weights, right=True))
     echo("The gradient of Eq. 8 at the end. p₊: share of the softmax. covariance: its pull relative to the mean's.")
     _warn_about_scales(last)
 
@@ -209,7 +210,8 @@ def _print_losses(titles: Sequence[str], cases: Sequence[Sequence[str]], rows: S
         closed = [f"{value:.4f}" for value in row.closed.values()]
         sampled = [f"{row.deviation:.2f}", f"{row.infinite:.4f}", f"{row.infinite_error:.0e}", f"{row.jensen:.4f}"]
         table.append([*case, *sampled, *closed])
-    _print_table([*titles, "sd", "Eq. 4", "±", "Eq. 7", *(f"Eq. 8, {scale:g}" for scale in rows[0].closed)], table)
+    titles = [*titles, "sd", "Eq. 4", "±", "Eq. 7", *(f"Eq. 8, {scale:g}" for scale in rows[0].closed)]
+    out.print(text_table(titles, table, right=True))
 
 
 def _warn_about_scales(row: BoundRow) -> None:
@@ -261,7 +263,3 @@ def _save(options: commands.PlotOptions, metrics: dict[str, Any], draw: Callable
     write_json(metrics, options.json_file)
     if options.plot is not None:
         echo(f"The plot is in {draw(options.plot)}.")
-
-
-def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    out.print(text_table(titles, rows, right=True))

@@ -1,7 +1,6 @@
 """Writes the features of images to a file (`jcl embed`), and finds the nearest images in it (`jcl neighbours`)."""
 
 import difflib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from jcl.evaluate.features import labels_of
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.export.backbone_file import weights_digest
 from jcl.export.loading import open_backbone
-from jcl.paths import expand_user, path_in
+from jcl.paths import expand_user, path_in, printable
 from jcl.report.contents import NamedImage, NeighbourRow
 from jcl.report.figures import draw_neighbours
 from jcl.settings.commands import EmbedOptions, NeighboursOptions
@@ -57,7 +56,7 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> tuple[d
     counts, skipped = dict.fromkeys(sources, 0), dict[str, str]()
     total, classes = sum(map(len, sources.values())), all_class_names(sources.values())
     if classes is not None:  # names of folders may hold bytes that are not UTF-8
-        classes = tuple(os.fsencode(name).decode("utf-8", "replace") for name in classes)
+        classes = tuple(printable(name) for name in classes)
 
     def tables() -> Iterator[FeatureTable]:
         for split, source in sources.items():

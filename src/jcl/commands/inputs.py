@@ -53,17 +53,8 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
     )
 
 
-def open_own_data(settings: Settings, console: Console) -> ImageData:
-    """The images that a run was trained on, for a command that also takes others; `data.strict` is ignored."""
-    require_data(settings, "give their new location after the run", console)
-    return open_run_data(with_values(settings, {"data.strict": False}), console)
-
-
 def require_data(settings: Settings, remedy: str, console: Console) -> None:
-    """Raise if the images of a run have moved; print what will be downloaded, and to where.
-
-    The run may be somebody else's, so its `data.root` is not created.
-    """
+    """Raise if the images of a run have moved; print what will be downloaded, and to where."""
     location, root = settings.data.location, expand_user(settings.data.root)
     if path_in(location).is_absolute():
         if not is_shard_location(location) and not path_in(location).exists():
@@ -78,12 +69,13 @@ def require_data(settings: Settings, remedy: str, console: Console) -> None:
 def open_chosen_data(
     location: str | None, settings: Settings | None, weights: Path, console: Console, channels: int
 ) -> ImageData:
-    """The images at `location`, or by default those of the run that the weights are from, if they are from one."""
+    """The images at `location`, or by default those of the run that the weights are from, without `data.strict`."""
     if location is not None:
         return open_with_warnings(location, console, channels)
     if settings is None:
         raise RunError(f"{weights} is a weights file; give the data after it.")
-    return open_own_data(settings, console)
+    require_data(settings, "give their new location after the run", console)
+    return open_run_data(with_values(settings, {"data.strict": False}), console)
 
 
 def open_with_warnings(location: str, console: Console, channels: int | None = None) -> ImageData:
@@ -146,13 +138,8 @@ class EvaluationTarget:
     seed: int = 0  # that the training of the backbone started from, if known
     run_state: dict[str, Any] = field(default_factory=dict)  # `finished` of a run, `epoch` of a checkpoint
 
-    def untrained(
-        self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any
-    ) -> list[float]:
-        """What `measure` gives for the untrained network; `about` is what else the result depends on.
-
-        A single process keeps the result in the user's cache for the next call.
-        """
+    def untrained(self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any) -> list[float]:
+        """What `measure` gives for the untrained network, kept in the user's cache; it also depends on `about`."""
         sources = [source for source in (self.data.train, self.data.test) if source is not None]
         key = json.dumps([self.info.to_text(), self.seed, [*map(fingerprint, sources)], about])
         file = cache_folder() / "untrained" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -68,10 +68,7 @@ def pretrain(
 
 
 def resume(path: str | Path, *, console: Console | None = None, device: str | None = None) -> Run:
-    """Continue the run in a folder from its newest good checkpoint, exactly as if it had never stopped.
-
-    `device` replaces the run's `train.device`.
-    """
+    """Continue a run from its newest good checkpoint as if it had never stopped, on its own device or on `device`."""
     folder = RunFolder(path)
     # Only the first rank needs to see the folder; the others use the defaults until it has sent its settings.
     train = folder.settings().train if folder.settings_file.is_file() else TrainSettings()

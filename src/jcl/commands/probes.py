@@ -23,7 +23,7 @@ from jcl.evaluate.features import OF_TEST
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
 from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, LinearResult, ProbeGrid, linear_probe
-from jcl.evaluate.supervised import Classifier, ClassifierResult
+from jcl.evaluate.supervised import Classifier
 from jcl.export.backbone_file import weights_digest
 from jcl.runs.json_object import write_object
 from jcl.settings.commands import KnnOptions, LinearOptions
@@ -137,15 +137,32 @@ class LinearProbe:
         return LinearReport(result.scores, class_names, self._figures(result.scores, chosen), result.edges)
 
     def report_paper(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
-        """Train, from the newest checkpoint if resumed, and evaluate."""
-        scores, progress, unreadable = self.run_paper(folder, resumed=resumed)
+        """Train the layer, from the newest checkpoint if resumed, and evaluate it after the last epoch."""
+        target, train, preprocessing = self.target, self.train, self.target.info.preprocessing
+        width, classes = target.info.feature_width, len(self.task.classes)
+        network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
+        network = to_device(network, target.device)
+        work = supervised.ClassifierTask(
+            title="linear probe",
+            network=network,
+            optimizer=supervised.probe_optimizer(network, train),
+            data=self.task,
+            preprocessing=preprocessing,
+            recipe=supervised.crop_and_flip(preprocessing, min_scale=self.options.least_crop),
+            train=train,
+            device=target.device,
+            workers=self.options.worker_count,
+        )
+        scores, progress, unreadable = supervised.train_and_evaluate(work, self.console, folder, resumed=resumed)
+        if folder is not None:
+            folder.save_classifier(network.fc, self.task.class_names)
         chosen = {
-            "lr": self.train.lr,
+            "lr": train.lr,
             "weight_decay": 0.0,
-            "epochs": self.train.epochs,
+            "epochs": train.epochs,
             "train_images": len(self.task.train) - unreadable,
             "skipped": unreadable,
-            "classes": len(self.task.classes),
+            "classes": classes,
             "least_crop": self.options.least_crop,
             "seconds": progress.seconds,
         }
@@ -177,28 +194,6 @@ class LinearProbe:
         inputs = (train.values, train.labels, test.values, test.labels)
         seed, device = self.options.seed, self.target.device
         return linear_probe(*inputs, grid=self.grid, epochs=self._grid_epochs, seed=seed, device=device)
-
-    def run_paper(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> ClassifierResult:
-        """Train the layer on the training images and evaluate it on the test images after the last epoch."""
-        target, train, preprocessing = self.target, self.train, self.target.info.preprocessing
-        width, classes = target.info.feature_width, len(self.task.classes)
-        network = Classifier(target.backbone, width, classes, frozen=True, seed=train.seed)
-        network = to_device(network, target.device)
-        work = supervised.ClassifierTask(
-            title="linear probe",
-            network=network,
-            optimizer=supervised.probe_optimizer(network, train),
-            data=self.task,
-            preprocessing=preprocessing,
-            recipe=supervised.crop_and_flip(preprocessing, min_scale=self.options.least_crop),
-            train=train,
-            device=target.device,
-            workers=self.options.worker_count,
-        )
-        found = supervised.train_and_evaluate(work, self.console, folder, resumed=resumed)
-        if folder is not None:
-            folder.save_classifier(network.fc, self.task.class_names)
-        return found
 
     @property
     def _grid_epochs(self) -> int | None:

@@ -34,11 +34,8 @@ from jcl.settings.schema import Settings, with_values
 _MAX_SKIPPED = 1_000_000  # characters of skipped.txt
 
 
-Written = tuple[Sequence[RunContents], dict[str, Any]]
-"""The runs on a page, and the figures for JSON; with several runs, names start with the name of the run."""
-
-
-def report_runs(options: ReportOptions) -> Written:
+def report_runs(options: ReportOptions) -> tuple[Sequence[RunContents], dict[str, Any]]:
+    """Check the options and write the page; see `write_report`."""
     runs, names, out = options.runs, options.name, options.out
     if names and len(set(names)) != len(runs):
         raise SettingsError(f"--name: give {pluralize(len(runs), 'different name')}, one for each run, or none.")
@@ -64,10 +61,11 @@ def write_report(
     device: str = "auto",
     data: ImageData | None = None,
     force: bool = False,
-) -> Written:
+) -> tuple[Sequence[RunContents], dict[str, Any]]:
     """Write the page of one or several runs, with `note` below the summary; `data` are their images if already open.
 
     Without `force`, a page is not replaced if it has sections that can no longer be made because the images are gone.
+    Returns the runs, and figures for JSON; those of several runs have names that start with the name of the run.
     """
     own = file in [path / "report.html" for path in paths]  # not named by the user
     if own:

@@ -196,10 +196,7 @@ def _label(source: ImageSource, sample: int) -> str | None:
 
 
 def principal_components(features: Tensor) -> Tensor:
-    """The first two principal components (n, 2) of the unit rows of `features` (n, d), in float64.
-
-    The sign of each is chosen so that its largest entry is positive.
-    """
+    """The first two principal components (n, 2) of unit rows (n, d) in float64; their largest entry is positive."""
     rows = unit_rows(features.cpu())
     centered = rows - rows.mean(0)
     _, _, directions = torch.linalg.svd(centered, full_matrices=False)
@@ -211,10 +208,7 @@ def principal_components(features: Tensor) -> Tensor:
 
 
 def tsne(features: Tensor) -> Tensor | None:
-    """Exact t-SNE (n, 2) of the unit rows of `features` (n, d), for a few hundred rows.
-
-    None if scikit-learn is not installed or there are fewer than five rows.
-    """
+    """Exact t-SNE (n, 2) of unit rows (n, d); None without scikit-learn or with fewer than five rows."""
     try:
         from sklearn.manifold import TSNE
     except ImportError:

@@ -96,10 +96,7 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Turn every `BatchNorm1d` and `BatchNorm2d` in `module` into its grouped form.
-
-    Raises an error for other kinds of batch norm, and for layers without weights or running statistics.
-    """
+    """Turn every `BatchNorm1d` and `BatchNorm2d` into its grouped form; other kinds of batch norm raise."""
     for layer in module.modules():
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or isinstance(layer, GroupedBatchNorm):
             continue

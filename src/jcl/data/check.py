@@ -109,10 +109,7 @@ class DataReport:
 def check_data(
     data: ImageData, threads: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DataReport:
-    """Read every image of a data set, by default with one thread per core.
-
-    `progress` receives the number of images done and in total.
-    """
+    """Read every image of a data set; `progress` receives the number of images done and in total."""
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     done, total = 0, sum(map(len, sources.values()))
     splits, digests = {}, {}

@@ -15,6 +15,7 @@ from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.listing import OPTIONAL_EXTENSIONS, Listing, NameTable, has_images, list_images, sub_folders
 from jcl.data.source import ImageData, UnreadableImage
 from jcl.errors import DataError
+from jcl.paths import printable
 
 # In order of preference, in upper or lower case; ImageNet's folder `test` has no labels.
 _TRAIN_FOLDERS: Final = ("train", "training")
@@ -39,7 +40,7 @@ class FolderImages(EncodedImages):
         numbers = {name: number for number, name in enumerate(class_names or ())}
         self.labels = torch.tensor([numbers[_class_of(name)] for name in listing.files]) if numbers else None
         self.unsupported = _count_extensions(listing)
-        self.unlisted = {_printable(folder): reason for folder, reason in listing.unlisted.items()}
+        self.unlisted = {printable(folder): reason for folder, reason in listing.unlisted.items()}
         self._files = NameTable.of(listing.files)
         self._skipped = _describe_skipped(listing)
 
@@ -53,7 +54,7 @@ class FolderImages(EncodedImages):
 
     def name_of(self, index: int) -> str:
         """The relative path, with undecodable bytes replaced."""
-        return _printable(self._files[index])
+        return printable(self._files[index])
 
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
@@ -150,7 +151,7 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
         unlisted = {name: why for name, why in listing.unlisted.items() if name.partition("/")[0] in {"", *wanted}}
         listing = replace(listing, unlisted=unlisted)
     for folder, reason in listing.unlisted.items() if strict else ():
-        name = _printable(str(root / folder))
+        name = printable(str(root / folder))
         raise DataError(f"The folder {name} cannot be listed: {reason}. Fix its permissions or omit --strict.")
     if classes is None or not len(listing.files):
         return listing
@@ -192,7 +193,7 @@ def _describe_skipped(listing: Listing) -> list[str]:
         folder, reason = next(iter(unlisted.items()))
         more = f" and {len(unlisted) - 1:,} more" if len(unlisted) > 1 else ""
         folders = pluralize(len(unlisted), "folder")
-        notes.append(f"Skipping {folders} that cannot be listed ({_printable(folder)}: {reason}{more})")
+        notes.append(f"Skipping {folders} that cannot be listed ({printable(folder)}: {reason}{more})")
     return notes
 
 
@@ -211,10 +212,6 @@ def _folders_beside(root: Path) -> int:
 
 def _count_extensions(listing: Listing) -> dict[str, int]:
     return dict(sorted(Counter(Path(name).suffix.lower() for name in listing.unsupported).items()))
-
-
-def _printable(name: str) -> str:
-    return os.fsencode(name).decode("utf-8", "replace")
 
 
 def _class_of(name: str) -> str:

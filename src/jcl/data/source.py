@@ -56,10 +56,7 @@ class NoReadableImages(DataError):
 
 
 class ImageSource(Protocol):
-    """A list of images in a fixed order.
-
-    A source is sent to worker processes, so it must pickle, and should do so in little space.
-    """
+    """A list of images in a fixed order. It is sent to worker processes, so it must pickle in little space."""
 
     @property
     def description(self) -> str:

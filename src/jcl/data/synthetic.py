@@ -137,10 +137,7 @@ _CHUNK = 100  # pictures drawn together, so that they fit into the processor's c
 
 
 def drawn_objects(count: int, seed: int, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Draw ``count`` pictures of balanced classes.
-
-    Returns pixels ``(count, 3, size, size)`` uint8 and labels ``(count,)`` int64 that index ``CLASSES``.
-    """
+    """Draw pictures of balanced classes: (count, 3, size, size) uint8, and labels (count,) that index `CLASSES`."""
     labels = np.arange(count) % len(CLASSES)
     table = np.random.Generator(np.random.PCG64([seed, 0])).random((count, _TABLE_WIDTH), dtype=np.float32)
     grain = np.random.Generator(np.random.PCG64([seed, 1]))

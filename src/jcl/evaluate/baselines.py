@@ -54,10 +54,7 @@ def clearly_best(estimates: Sequence[Estimate | None]) -> int | None:
 def baseline_figures(
     name: str, accuracy: float, images: int, chance: float, untrained: float | None = None, start: float | None = None
 ) -> dict[str, Any]:
-    """The interval of the accuracy `name`, the baselines, and whether it beats them, with plain names for JSON.
-
-    The baselines are chance, the untrained network, and the weights that training started from.
-    """
+    """The interval of the accuracy `name`, its baselines, and whether it beats them, with plain names for JSON."""
     own = estimate(accuracy, images)
     found = {f"{name}_interval_low": own.low, f"{name}_interval_high": own.high}
     found |= {"chance_top1": chance, "beats_chance": own.beats(estimate(chance))}
@@ -70,7 +67,7 @@ def baseline_figures(
 def compare_online(first: Mapping[str, Any], newest: Mapping[str, Any], *, initialized: bool) -> dict[str, Any]:
     """The same for the newest kNN of a run, from the first and the newest such line of its metrics."""
     figures: list[Any] = [newest.get(name) for name in ("knn_top1", "test_images", "chance_top1")]
-    if not newest.get("step") or not all(map(is_number, figures)):  # untrained, of an older version, or edited by hand
+    if not newest.get("step") or not all(map(is_number, figures)):  # untrained, or edited by hand
         return {}
     before = first.get("knn_top1") if first.get("step") == 0 and is_number(first.get("knn_top1")) else None
     return baseline_figures("knn_top1", *figures, *((None, before) if initialized else (before, None)))

@@ -141,10 +141,7 @@ def class_positions(labels: Tensor, classes: Tensor) -> Tensor:
 
 
 def rank_of_true_class(scores: Tensor, truth: Tensor) -> Tensor:
-    """The number of classes before the true one (..., n), for scores (..., n, c) and class positions `truth` (n,).
-
-    Ties go to the lower class. `LAST` where `truth` is -1.
-    """
+    """The number of classes before the true one (..., n) by scores (..., n, c); `LAST` where `truth` (n,) is -1."""
     own = scores.gather(-1, truth.clamp_min(0).expand(scores.shape[:-1])[..., None])
     numbers = torch.arange(scores.shape[-1], device=scores.device)
     before = (scores > own) | ((scores == own) & (numbers < truth[:, None]))
@@ -152,10 +149,7 @@ def rank_of_true_class(scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def label_amount(text: str) -> Callable[[Tensor], Tensor]:
-    """Parse `--labels`: "1%", "12.5%" or "20-per-class".
-
-    The result is the number of labels to use, at least one, of classes with (c,) labels.
-    """
+    """Parse `--labels`, as 12.5% or 20-per-class, to the number of labels, at least one, of (c,) class sizes."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip()):
         share = float(match[1]) / 100
         if 0 < share <= 1:

@@ -72,10 +72,7 @@ def check_writable(file: Path, *, force: bool) -> None:
 
 
 def write_feature_file(file: Path, parts: Iterable[FeatureTable]) -> None:
-    """Write a table that comes in parts; the file appears, or is replaced, when it is complete.
-
-    Parquet is written as the parts come; a `.npz` file is collected in memory first.
-    """
+    """Write a table that comes in parts, Parquet as they come; the file appears when it is complete."""
     write = _write_parquet if _is_parquet(file) else _write_npz
     with atomic_open(file, follow_links=True) as stream:
         write(stream, parts)

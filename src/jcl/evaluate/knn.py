@@ -105,10 +105,7 @@ def evaluate_knn(
     ranks: Ranks = ALONE,
     skipped: dict[str, str] | None = None,
 ) -> list[KnnResult]:
-    """kNN of the test images in the training images, split as by `train_and_test`.
-
-    Unreadable images are added to `skipped`.
-    """
+    """kNN of the test images in the training images (`train_and_test`); unreadable ones are added to `skipped`."""
     unreadable = {} if skipped is None else skipped
     try:
         bank, queries = (extract_over_ranks(features, source, ranks) for source in train_and_test(data))

@@ -36,10 +36,7 @@ def unit_rows(features: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 def nearest_neighbours(
     queries: Tensor, bank: Tensor, k: int, *, chunk: int = DEFAULT_CHUNK, device: torch.device | str | None = None
 ) -> Neighbours:
-    """The min(k, len(bank)) rows of `bank` (b, d) most similar to each row of `queries` (q, d).
-
-    See `neighbour_chunks` for `chunk` and `device`; the result is on that device.
-    """
+    """The k rows of `bank` (b, d) most similar to each of `queries` (q, d), or all; see `neighbour_chunks`."""
     found = list(neighbour_chunks(queries, bank, k, chunk=chunk, device=device))
     return Neighbours(torch.cat([part.similarities for part in found]), torch.cat([part.rows for part in found]))
 

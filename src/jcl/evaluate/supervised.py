@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from pydantic import field_validator
@@ -165,18 +165,13 @@ class ClassifierTask(TrainingTask):
         return {"loss": loss, "train_top1": 100 * accuracy}
 
 
-class ClassifierResult(NamedTuple):
-    """The outcome of a training; `unreadable` counts training images that could not be read."""
-
-    scores: Scores
-    progress: Progress
-    unreadable: int
-
-
 def train_and_evaluate(
     task: ClassifierTask, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
-) -> ClassifierResult:
-    """Train to the last epoch, then evaluate on the test images; without a folder nothing is written."""
+) -> tuple[Scores, Progress, int]:
+    """Train, then evaluate on the test images; also returns the number of unreadable training images.
+
+    Without a folder nothing is written.
+    """
     progress, test, loader = Progress(), task.data.test, task.loader
     if folder is not None and resumed:
         checkpoint = checkpoint_to_resume(folder.checkpoints, partial(print_line, console))
@@ -199,7 +194,7 @@ def train_and_evaluate(
     warn_skipped(console, logits.skipped)
     found = scores(logits.values, logits.labels, task.data.classes)
     skipped = loader.skipped if folder is None else read_skipped(folder.skipped_file)
-    return ClassifierResult(found, progress, len(skipped))
+    return found, progress, len(skipped)
 
 
 def crop_and_flip(preprocessing: FeatureSettings, *, min_scale: float = 0.08, jitter: bool = False) -> ViewRecipe:
@@ -250,10 +245,7 @@ def default_batch_size(images: int) -> int:
 
 
 def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch.optim.Optimizer:
-    """SGD with a group per part; each group's `lr_scale` multiplies the learning rate.
-
-    Biases and the scales of norms get no weight decay.
-    """
+    """SGD with an `lr_scale` for each part, without weight decay on biases and the scales of norms."""
     lr, ratio = float(settings.train.lr), settings.train.layer_decay
     parts = backbone_parts(network.backbone)
     scaled = [(name, part, ratio**depth) for depth, (name, part) in enumerate(reversed(parts.items()))]

@@ -103,10 +103,7 @@ def import_backbone(
     image_size: int | None = None,
     force: bool = False,
 ) -> LoadedBackbone:
-    """Convert a weights file that `load_backbone` opens to a backbone file, bit for bit.
-
-    `backbone` and `image_size` are needed if neither the file nor its shapes state them.
-    """
+    """Convert a weights file to a backbone file, bit for bit; name what neither the file nor its shapes state."""
     source, out = expand_user(source), expand_user(out)
     if out.suffix != ".safetensors":
         raise SettingsError(f"{out} must end in .safetensors.")

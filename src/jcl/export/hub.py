@@ -16,7 +16,7 @@ from jcl.core.method import METHODS
 from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo, Channels, PositiveChannels
-from jcl.paths import hub_name
+from jcl.paths import hub_name, read_file
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
@@ -31,7 +31,7 @@ def read_hub_config(folder: Path) -> dict[str, Any]:
     """The fields of `WeightsFile` in a `config.json` of timm."""
     file = folder / CONFIG
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_file(file, RunError))
         preprocessing = values.get("pretrained_cfg", values)
         name, options = values.get("architecture"), dict(values.get("model_args") or {})
         size = options.pop("img_size", None) or preprocessing.get("input_size")
@@ -44,8 +44,6 @@ def read_hub_config(folder: Path) -> dict[str, Any]:
             "mean": TypeAdapter(Channels).validate_python(preprocessing.get("mean", IMAGENET_MEAN)),
             "std": TypeAdapter(PositiveChannels).validate_python(preprocessing.get("std", IMAGENET_STD)),
         }
-    except OSError as error:
-        raise RunError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
         raise RunError(f"{file} is not a model description as timm writes it.") from None
 

@@ -148,10 +148,7 @@ def _read_run(folder: RunFolder) -> WeightsFile:
 
 
 def load_network(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:
-    """Build the network of a file and load its weights.
-
-    The network is the one given as `backbone`, the one named in the file, or the ResNet that the shapes belong to.
-    """
+    """Load the network given as `backbone`, the one named in the file, or the ResNet of these shapes."""
     tensors, layout = torchvision_names(weights.tensors)
     name = backbone or network_name(weights)
     described, stem = weights.info or weights, stem_of(weights)

@@ -119,10 +119,7 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figur
 
 
 def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]]) -> list[Any]:
-    """Curves of metrics over the values of a setting, evenly spaced; returns the values.
-
-    Curves are shifted so that their error bars do not overlap.
-    """
+    """Curves over the values of a setting, shifted so that error bars do not overlap; returns the values."""
     values = distinct_values(point.values[name] for _, curve in curves for point in curve)
     shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * len(values)
     for number, (metric, curve) in enumerate(curves):

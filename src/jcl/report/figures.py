@@ -46,10 +46,7 @@ def plot_comparison(
 
 
 def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "Nearest neighbors") -> Path:
-    """Each query beside its neighbors, nearest first.
-
-    A neighbor with the query's label has a green frame and a tick, one with another label a red frame and a cross.
-    """
+    """Each query beside its neighbors, nearest first: framed in green with the query's label, in red with others."""
     columns = max(len(row.neighbours) for row in rows)
     captioned = any(image.label for row in rows for image in (row.query, *row.neighbours))
     figure, cells = _grid(["query", *map(str, range(1, columns + 1))], len(rows), captioned=captioned)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -195,15 +195,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(paths)]
 
 
-class Search(NamedTuple):
+def search_checkpoints(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest valid checkpoint, and what is wrong with those after it, newest first."""
-
-    newest: Path | None
-    damaged: list[str]
-
-
-def search_checkpoints(folder: Path) -> Search:
-    """Find the newest valid checkpoint; torn or damaged ones are skipped."""
     damaged = []
     for path in reversed(list_checkpoints(folder)):
         try:
@@ -211,12 +204,12 @@ def search_checkpoints(folder: Path) -> Search:
         except RunError as error:
             damaged.append(str(error))
         else:
-            return Search(path, damaged)
-    return Search(None, damaged)
+            return path, damaged
+    return None, damaged
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    return search_checkpoints(folder).newest
+    return search_checkpoints(folder)[0]
 
 
 def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | None:

@@ -36,8 +36,6 @@ def read_object(file: Path) -> dict[str, Any]:
         content = None
     if not isinstance(content, dict):
         raise RunError(f"{file} is damaged: it is not a JSON object. Remove it to have it written again.")
-    if "strangers" in content:  # the name of this figure before 0.1.0
-        content["unseen_class_images"] = content.pop("strangers")
     return content
 
 

@@ -136,10 +136,7 @@ class BoundRow:
 def bound_row(
     similarities: Tensor, negative: Tensor, scales: Sequence[float], exact: tuple[Tensor, Tensor] | None = None
 ) -> BoundRow:
-    """The losses of keys of any distribution, from s (n, m) and A (n,).
-
-    If the mean and variance (n,) of s are known exactly, they make the estimates more precise.
-    """
+    """The losses from s (n, m) and A (n,); `exact` is the mean and variance (n,) of s, if they are known."""
     mean, variance = exact or (similarities.mean(dim=1), similarities.var(dim=1, correction=0))  # as in training
     infinite, jensen = infinite_keys(similarities, negative), jensen_bound(similarities, negative)
     if exact is not None:

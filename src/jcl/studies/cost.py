@@ -226,10 +226,7 @@ def measure_training_step(settings: ResolvedSettings, device: torch.device, repe
 
 
 def measure_step(build: Callable[[], Step], device: torch.device, *, repeats: int) -> StepCost:
-    """Build a step, warm it up, and time it `repeats` times.
-
-    Reports the median on a GPU, and the minimum on a CPU, which other processes disturb.
-    """
+    """Time a step `repeats` times: the median on a GPU, the minimum on a CPU, which other processes disturb."""
     memory, times = (_measure_on_gpu if device.type == "cuda" else _measure_on_cpu)(build, device, repeats)
     lower, upper = np.quantile(times, [0.25, 0.75])
     typical = statistics.median(times) if device.type == "cuda" else min(times)
@@ -271,10 +268,7 @@ def _measure_on_cpu(build: Callable[[], Step], _device: torch.device, repeats: i
 
 
 def run_in_subprocess(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `work(*arguments)` in a fresh process; returns OUT_OF_MEMORY or KILLED if that happened to it.
-
-    Nothing measured before affects the process, and all of its memory is freed. Everything passed must pickle.
-    """
+    """Call `work(*arguments)` in a fresh process; OUT_OF_MEMORY or KILLED if that happened to it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     try:

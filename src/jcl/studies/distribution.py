@@ -39,10 +39,7 @@ _STEP = 0  # views are drawn as in the first training step
 
 
 def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
-    """Row numbers of `count` random images, or of all if there are fewer, sorted.
-
-    A smaller count gives a subset of a larger one.
-    """
+    """Sorted row numbers of `count` random images, or of all; a smaller count gives a subset of a larger one."""
     found = min(count, len(source))
     if found < 2:
         raise DataError(f"At least two images are needed for a comparison, but got {found} ({source.description}).")
@@ -215,10 +212,7 @@ def online_quality(
 
 
 def paired_shares(first: ViewSpread, other: ViewSpread) -> tuple[float, float]:
-    """The percentages of images on which the first has the higher similarity, and the lower variance.
-
-    They are equal if both have features of the same width. Ties count for neither.
-    """
+    """The percentages of images on which the first has the higher similarity, and the lower variance."""
     more_alike = (first.similarity > other.similarity).double().mean()
     less_varied = (first.variance < other.variance).double().mean()
     return 100 * float(more_alike), 100 * float(less_varied)

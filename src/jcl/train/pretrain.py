@@ -16,10 +16,7 @@ from jcl.train.trainer import Trainer, TrainingTask
 
 
 class PretrainTask(TrainingTask):
-    """Algorithm 1 on the batches of a loader.
-
-    Every few epochs the functions `evaluate` are called, and their figures recorded as lines of the kinds they have.
-    """
+    """Algorithm 1 on the batches of a loader; every few epochs each of `evaluate` makes a line of its kind."""
 
     advice = "A lower --lr or a higher --temperature usually helps; --on-nan skip leaves out single steps."
 

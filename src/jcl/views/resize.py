@@ -97,10 +97,7 @@ def box_crop(parameters: ViewParameters, recipe: ViewRecipe, canvas: tuple[int, 
 
 
 def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
-    """Same as torchvision's Resize to size / crop_ratio and CenterCrop, for images of `sizes` (n, 2).
-
-    When shrinking, pixels outside the square contribute to its border.
-    """
+    """As torchvision's Resize to size / crop_ratio and CenterCrop, for images of `sizes` (n, 2)."""
     short = round(size / crop_ratio)
     resized = short * sizes // sizes.amin(dim=1, keepdim=True)  # (n, 2), the short side exactly `short`
     scale = sizes.to(dtype) / resized.to(dtype)

@@ -18,7 +18,7 @@ from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
 from jcl.errors import DataError
-from jcl.paths import expand_user
+from jcl.paths import expand_user, printable
 
 _BYTES_LIMIT: Final = 1 << 30  # of one image file
 _OPEN_FILES: Final = 128  # per process; operating systems allow 256 or more
@@ -195,5 +195,4 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
 
 
 def _printable(name: str) -> str:
-    text = os.fsencode(name).decode("utf-8", "replace")
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in printable(name))

@@ -145,10 +145,7 @@ def _load(source: ImageSource, index: int) -> _Stored | UnreadableImage:
 def _write_split(
     images: Iterator[_Stored], total: int, folder: Path, split: str, images_per_shard: int
 ) -> dict[str, int]:
-    """Write the shards of one split; returns the number of images in each file.
-
-    Their bytes depend on the images only, not on times or owners.
-    """
+    """Write the shards of one split; returns the number of images in each file. Equal images give equal bytes."""
     width, key_width = max(4, len(str(total // images_per_shard))), max(6, len(str(total - 1)))
     files: dict[str, int] = {}
     for shard, numbered in groupby(enumerate(images), lambda each: each[0] // images_per_shard):

@@ -10,6 +10,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt, PositiveInt, Validation
 
 from jcl.console import pluralize
 from jcl.errors import DataError, import_extra
+from jcl.paths import read_file
 from jcl.random import DETECTION_HELD_OUT, DETECTION_OVERFIT, permutation
 from jcl.settings.detection import CocoSettings, Task
 
@@ -159,9 +160,7 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
     annotation: Any = create_model("_Annotation", **_FIELDS, **_TASK_FIELDS[task])
     model = create_model("_Content", images=list[CocoImage], annotations=list[annotation], categories=list[Category])
     try:
-        dataset = _parse(file, model.model_validate_json(file.read_bytes()), images, task)
-    except OSError as error:
-        raise DataError(f"Cannot read {file}: {error.strerror}.") from None
+        dataset = _parse(file, model.model_validate_json(read_file(file, DataError)), images, task)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_context=False)[0]
         place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"][:3])

@@ -93,10 +93,7 @@ def _rounded(rows: Tensor) -> list[list[float]]:
 
 
 def coco_scores(dataset: CocoDataset, results: list[dict[str, Any]], kind: str) -> dict[str, float | None]:
-    """AP and its variants in percent for results of a kind (`bbox`, `segm`, `keypoints`), such as `box_ap50`.
-
-    A figure is None if the images have nothing to measure it with, such as no large objects.
-    """
+    """AP and its variants in percent for a kind of results, as `box_ap50`; None if there is nothing to measure."""
     index, evaluation = _scorer()
     with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints its progress
         truth = _indexed(index, dataset.ground_truth())
