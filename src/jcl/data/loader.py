@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ def refuse_large_batch(source: ImageSource, batch_size: int) -> None:
         raise DataError(f"A batch of {batch_size} is larger than the data ({source.description}); {remedy}.")
 
 
-class BatchLoader:
+class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
     """Endless epochs of full batches; the last images of an epoch that fill no batch are dropped.
 
     The batches depend on the source, the seed and the epoch, not on the number of workers, the step an epoch starts at,
@@ -93,9 +93,6 @@ class BatchLoader:
     def close(self) -> None:
         """End the worker processes."""
         self._pool.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,10 +22,6 @@ _CLASSIFIER_FORMAT = "jcl-classifier-1"
 class ClassifierFolder(TrainingFolder):
     """The folder of a training whose result is a linear layer, in `classifier.safetensors`."""
 
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self.classifier_file = self.path / "classifier.safetensors"
-
     def save_classifier(self, layer: nn.Linear, class_names: tuple[str, ...]) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in layer.state_dict().items()}
         metadata = {"format": _CLASSIFIER_FORMAT, "classes": json.dumps(class_names)}
@@ -48,11 +44,6 @@ class FinetuneFolder(ClassifierFolder):
     settings_name = "finetune.json"
     result_name = "finetune_top1"
     resume_with = "jcl finetune --resume"
-
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self.labels_file = self.path / "labels.txt"
-        self.backbone_file = self.path / "backbone.safetensors"
 
     @property
     def first_files(self) -> tuple[Path, ...]:
@@ -84,10 +75,6 @@ class ProbeFolder(ClassifierFolder):
     settings_name = "probe.json"
     result_name = "linear_top1"
     how_to_resume = "repeat the same command to continue"
-
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self.scores_file = self.path / "scores.json"
 
     def refuse_other(self, probe: Mapping[str, Any]) -> None:
         """Raise if the folder holds anything but this very probe."""
@@ -121,10 +108,6 @@ class DetectionFolder(TrainingFolder):
     settings_name = "detect.json"
     result_name = "task"
     resume_with = "jcl detect --resume"
-
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self.picture_file = self.path / "detections.png"
 
     def refuse_occupied(self) -> None:
         super().refuse_occupied()

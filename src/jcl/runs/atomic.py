@@ -20,7 +20,7 @@ _DAY = 24 * 3600.0  # a partial file unchanged for so long belongs to a killed p
 Check = Callable[[BinaryIO], object]
 
 
-class OpenFolder:
+class OpenFolder(contextlib.AbstractContextManager["OpenFolder"]):
     """An open folder, in which nothing is written through links; only `path` may be one, unless `within` another."""
 
     def __init__(self, path: Path, *, within: Self | None = None, create: bool = False) -> None:
@@ -89,9 +89,6 @@ class OpenFolder:
                 changed = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mtime
                 if time.time() - changed >= unchanged_for:
                     self.remove(name)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         os.close(self.descriptor)

@@ -39,6 +39,15 @@ class TrainingFolder:
         self.id_file = self.path / RUN_ID
         self.skipped_file = self.path / "skipped.txt"
         self.summary_file = self.path / "summary.json"
+        # Files that only some kinds have.
+        self.backbone_file = self.path / "backbone.safetensors"
+        self.classifier_file = self.path / "classifier.safetensors"
+        self.choices_file = self.path / "choices.json"  # what "auto" was resolved to
+        self.classes_file = self.path / "classes.json"  # kNN accuracy of each class
+        self.labels_file = self.path / "labels.txt"  # images whose labels are used
+        self.picture_file = self.path / "detections.png"
+        self.report_file = self.path / "report.html"
+        self.scores_file = self.path / "scores.json"  # accuracies of each class
 
     @property
     def resume_command(self) -> str:
@@ -167,13 +176,6 @@ class RunFolder(TrainingFolder):
     settings_name = "settings.yaml"
     result_name = "method"
     resume_with = "jcl resume"
-
-    def __init__(self, path: Path | str) -> None:
-        super().__init__(path)
-        self.backbone_file = self.path / "backbone.safetensors"
-        self.choices_file = self.path / "choices.json"
-        self.classes_file = self.path / "classes.json"
-        self.report_file = self.path / "report.html"
 
     @property
     def first_files(self) -> tuple[Path, ...]:

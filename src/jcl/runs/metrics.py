@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jcl.console import pluralize
 from jcl.errors import RunError
@@ -37,7 +37,7 @@ class MetricsLog:
         return 0
 
 
-class MetricsWriter(MetricsLog):
+class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter"]):
     """Appends metrics to a run's files, and passes them to an experiment tracker.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
@@ -88,9 +88,6 @@ class MetricsWriter(MetricsLog):
         for tracker in self._trackers:
             tracker.write(kind, step, epoch, figures)
         return line
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._write_pending()

@@ -1,11 +1,11 @@
 """Checkpoints written in the background."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from jcl.runs.checkpoint import Progress, Snapshot, list_checkpoints, take_snaps
 from jcl.runs.folder import RUN_ID
 
 
-class CheckpointSaver:
+class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
     """Writes checkpoints to a folder in a thread; training waits only for the snapshot.
 
     At most one write is in progress. A write that fails (a full or read-only disk) does not stop training: `warn` is
@@ -108,9 +108,6 @@ class CheckpointSaver:
         if error is None and self._failing:
             self._warn(f"Checkpoints can be written again: {written.result()}.")
         self._failing = error is not None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown()  # whatever ended training, a write in progress is completed

@@ -8,10 +8,10 @@ import os
 import socket
 import sys
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from jcl.errors import SettingsError, first_line
 from jcl.runs.atomic import OpenFolder
@@ -42,7 +42,7 @@ def open_tracker(
     return tracker
 
 
-class Tracker(ABC):
+class Tracker(contextlib.AbstractContextManager["Tracker"]):
     """A run in an experiment tracker; if the tracker fails, training continues without it."""
 
     name: str
@@ -57,9 +57,6 @@ class Tracker(ABC):
         """Add an HTML page, if it exists."""
         if page.is_file():
             self._try(lambda: self._add_page(page))
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._try(lambda: self._finish(kind is None))
@@ -78,9 +75,9 @@ class Tracker(ABC):
     @abstractmethod
     def _log(self, step: int, figures: dict[str, float]) -> None: ...
 
-    def _add_page(self, page: Path) -> None: ...  # noqa: B027
+    def _add_page(self, page: Path) -> None: ...
 
-    def _finish(self, complete: bool) -> None: ...  # noqa: B027
+    def _finish(self, complete: bool) -> None: ...
 
 
 class TensorBoard(Tracker):

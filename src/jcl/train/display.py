@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
 from jcl.console import format_duration, pluralize, print_line
 from jcl.train.step import STEPS_BEFORE_RECORDING
@@ -44,18 +43,6 @@ class LogTimer:
         self._last = time.monotonic()
 
 
-class MetricsColumn(ProgressColumn):
-    """The column beside the bar: the newest metrics, or a note that a stop was requested."""
-
-    def __init__(self) -> None:
-        super().__init__(Column(no_wrap=True))
-        self.text = ""
-        self.stopping = False
-
-    def render(self, task: Task) -> Text:
-        return Text("stopping; press Ctrl-C again to stop at once" if self.stopping else self.text)
-
-
 class Display:
     """Shows step, figures, speed and time left for the duration of a `with` block.
 
@@ -74,18 +61,18 @@ class Display:
         self.newest: dict[str, Any] = {}
         self._describe, self._faster_options = describe, faster_options
         self._log_timer = LogTimer(console)
-        self._figures = MetricsColumn()
+        self._beside, self._stopping = {"figures": ""}, False  # text beside the bar
         self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            self._figures,
+            TextColumn("{task.fields[beside][figures]}", table_column=Column(no_wrap=True), markup=False),
             TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
             disable=not console.is_terminal,
             expand=True,
         )
-        self._task = self._bar.add_task(label, total=None)
+        self._task = self._bar.add_task(label, total=None, beside=self._beside)
         self._first, self._total, self._steps_per_epoch = 0, 0, 1
         self._timed_from, self._timed_since = WARMUP_STEPS, time.monotonic()
         self._estimated = False
@@ -125,8 +112,9 @@ class Display:
     def show(self, line: Mapping[str, Any]) -> None:
         """Show a new line of metrics."""
         self.newest.update(line)
-        if self.newest.get("loss") is not None:
-            self._figures.text = f"loss {self.newest['loss']:.3f}  {format_speed(self.newest['images_per_second'])}"
+        if self.newest.get("loss") is not None and not self._stopping:
+            speed = format_speed(self.newest["images_per_second"])
+            self._beside["figures"] = f"loss {self.newest['loss']:.3f}  {speed}"
         if line["kind"] == "knn":
             self._print(line["step"], self._describe_knn(line))
         elif self._log_timer.due():
@@ -158,8 +146,9 @@ class Display:
         print_line(self.console, text)
 
     def stopping(self) -> None:
-        """Show that a stop was requested, since the current step may take long."""
-        self._figures.stopping = True
+        """Show that a stop was requested, since the current step may take long; safe in a signal handler."""
+        self._stopping = True
+        self._beside["figures"] = "stopping; press Ctrl-C again to stop at once"
 
     def health(self) -> str:
         return self._describe(self.newest)
