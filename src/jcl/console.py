@@ -45,11 +45,7 @@ STDERR: Final = RobustConsole(stderr=True)
 
 
 def print_line(console: Console, text: str, *, lead: str = "") -> None:
-    """Print a line without markup, since paths may contain brackets.
-
-    Lines are wrapped between words in a terminal, but not in a log or pipe. Control characters are escaped. `lead`
-    comes first, highlighted.
-    """
+    """Print a line without markup, wrapped between words in a terminal only; `lead` comes first, highlighted."""
     shown = escape_controls(lead + text)
     if console.is_terminal:
         shown = "\n".join(_wrap(line, console.width) for line in shown.split("\n"))

@@ -32,7 +32,7 @@ from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, add_skipped, read_skipped
 from jcl.runs.json_object import write_object
-from jcl.runs.lock import FolderLocked, lock_folder
+from jcl.runs.lock import is_locked, lock_folder
 from jcl.settings.commands import AblateOptions, LinearOptions, ProbeProtocol
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
@@ -319,19 +319,14 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console = STDER
 
 def _train(path: Path, settings: Settings, console: Console) -> Run:
     """Start or resume the run of the cell and finish it."""
-    deadline, waiting = time.monotonic() + _LOCK_SECONDS, False
-    while True:
-        try:
-            if RunFolder(path).holds_run():
-                return resume(path, console=console)
-            return pretrain(settings, path, console=console)
-        except FolderLocked as error:  # a process on a lost node may take a moment to notice
-            if time.monotonic() > deadline:
-                raise
-            if not waiting:
-                print_line(console, f"Waiting: {error}")
-            waiting = True
+    if is_locked(path):
+        print_line(console, "Waiting for another process that trains in this folder.")
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while is_locked(path) and time.monotonic() < deadline:
         time.sleep(0.5)
+    if RunFolder(path).holds_run():
+        return resume(path, console=console)
+    return pretrain(settings, path, console=console)
 
 
 def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:

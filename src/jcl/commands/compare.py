@@ -52,10 +52,7 @@ class Networks(NamedTuple):
 def open_networks(
     options: NetworksOptions, device: torch.device, *, of: str = "backbone", split: str = "train"
 ) -> Networks:
-    """Open runs, checkpoints or weights files, which all see the same views, each at its own image size.
-
-    The images default to the training data of the first run, and the view recipe to the first run's.
-    """
+    """Open networks, which all see the same views; images and view recipe default to those of the first run."""
     if options.views is not None and options.views.isdecimal():
         raise SettingsError(f"--views takes a view recipe; for {options.views} views use --views-per-image.")
     paths, location = split_arguments(options.weights)

@@ -78,11 +78,7 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console = S
 
 
 def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = STDERR) -> dict[str, Any]:
-    """COCO's metrics of a checkpoint, or of the newest one of a folder.
-
-    The test images are those of the training or, if given, of the options. With `out`, writes the results in COCO's
-    format and `summary.json` there.
-    """
+    """COCO's metrics of a checkpoint, or of a folder's newest; with `out` the results are written there."""
     checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
     settings = folder.settings()

@@ -140,10 +140,7 @@ def _affordable_views(backbone: nn.Module, channels: int, image_size: int, devic
 
 
 def _draw_sample(data: ImageData, affordable: int) -> tuple[ImageSource, ImageSource, ImageSource]:
-    """Images for the bank (two thirds), for the queries (from the test set if there is one), and for the view spread.
-
-    The order of the queries does not depend on their number.
-    """
+    """Images for the bank (two thirds), for the queries (test images if there are any), and for the view spread."""
     most = _MAX_IMAGES if isinstance(data.train, ArrayImages) else _MAX_FILES
     images = max(_MIN_IMAGES, min(most, affordable // 2))
     order = permutation(0, REPORT_SAMPLE, 0, len(data.train))

@@ -124,10 +124,7 @@ def pop_batch_stats(encoder: nn.Module) -> Statistics:
 
 @torch.no_grad()
 def update_running_stats(passes: Sequence[Statistics]) -> None:
-    """Update the running statistics of all layers from the passes of one batch, in a few kernels.
-
-    They move towards the mean over the groups, which does not depend on the number of passes.
-    """
+    """Move the running statistics towards the mean over the groups of all passes of a batch, in a few kernels."""
     layers = list(passes[0])
     if any(list(seen) != layers for seen in passes):
         raise SettingsError(

@@ -141,10 +141,7 @@ def readable_rows(batch: ImageBatch, skipped: dict[str, str]) -> Decoded:
 
 
 def canvas_for(source: ImageSource, canvas: int, window: float | None = 0.5) -> int:
-    """The canvas to use: `canvas`, or less if the images are smaller.
-
-    Estimated from images evenly spaced in the source, so it is the same on every run; larger images are scaled down.
-    """
+    """The canvas to use: `canvas`, or less if some evenly spaced images of the source are all smaller."""
     largest = 0
     for image in sample_images(source, _PROBED_IMAGES, canvas, window):
         largest = max(largest, *image.shape[1:])

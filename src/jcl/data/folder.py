@@ -94,10 +94,7 @@ class FolderImages(EncodedImages):
 
 
 def open_folder(root: Path, classes: Sequence[str] | None = None, *, strict: bool = False) -> ImageData:
-    """Open a folder of images, with its splits if it has a `train` folder beside a `val` or `test` folder.
-
-    `classes` selects class folders. Folders that cannot be listed are skipped; `strict` raises instead.
-    """
+    """Open a folder, or its `train` and `val` or `test` folders; `strict` raises if a folder cannot be listed."""
     train_root, test_root = _splits(root)
     listing = _list_classes(train_root, classes, strict)
     if not len(listing.files):

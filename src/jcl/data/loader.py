@@ -192,11 +192,7 @@ def read_all(
     strict: bool = False,
     skipped: dict[str, str] | None = None,
 ) -> Iterator[ImageBatch]:
-    """Yield every image once, in order; the last batch may be smaller.
-
-    Unreadable images are left out and added to `skipped` (`samples` has the indices of those read); `strict` raises
-    instead.
-    """
+    """Yield every image once, in order; unreadable ones are left out and added to `skipped`, or `strict` raises."""
     device = torch.device(device)
     if isinstance(source, ArrayImages):
         rows = torch.split(torch.arange(len(source)), batch_size)

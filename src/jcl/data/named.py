@@ -117,10 +117,7 @@ def default_root() -> Path:
 
 
 def open_downloaded(name: str, root: Path | None = None, download: bool = True) -> ImageData:
-    """Open one of `DOWNLOADED_SETS` from `root`; torchvision downloads it if needed and verifies its checksums.
-
-    The training images of STL-10 are all but its test images: 5,000 with a label and 100,000 without.
-    """
+    """Open one of `DOWNLOADED_SETS`, which torchvision downloads; STL-10 also has 100,000 images without a label."""
     from torchvision import datasets  # slow to import, and workers do not need it
 
     root = root or default_root()

@@ -87,10 +87,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size in memory: pixels (n, channels, h, w) uint8 or float32, labels (n,) int64.
-
-    `numbers` (n,) identify them in messages (default: 0, 1, 2, ...).
-    """
+    """Images of one size: pixels (n, channels, h, w) uint8 or float32, labels (n,); `numbers` (n,) are their names."""
 
     pixels: Tensor
     labels: Tensor | None = None

@@ -176,10 +176,7 @@ def _rotate(across: Floats, down: Floats, turn: Floats) -> tuple[Floats, Floats]
 
 
 def _blend(numbers: Floats, weight: Floats) -> Floats:
-    """Two colors from six numbers, the second with the given weight ``(n, size, size)``: ``(n, 3, size, size)``.
-
-    They are at least 0.35 apart in lightness, so that they differ in gray too.
-    """
+    """Two colors, at least 0.35 apart in lightness: weight of the second (n, size, size) -> (n, 3, size, size)."""
     first, second = numbers[:, :3].copy(), numbers[:, 3:].copy()
     lightness = 0.1 + 0.4 * numbers[:, :1]
     darker = lightness + _TINT * (first - first.mean(1, keepdims=True))

@@ -201,10 +201,7 @@ def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 @contextlib.contextmanager
 def process_group(device_name: str, timeout_seconds: float) -> Iterator[tuple[Ranks, torch.device]]:
-    """Join the process group and yield the ranks and this rank's device.
-
-    Without a launcher this process is alone. A process group that the caller has initialized is used and kept.
-    """
+    """Join the process group, if a launcher started several processes; yield the ranks and this rank's device."""
     joins = not dist.is_initialized() and launch_environment().world_size > 1
     if not joins and not dist.is_initialized():
         yield ALONE, choose_device(device_name)

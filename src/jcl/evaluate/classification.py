@@ -95,10 +95,7 @@ class Scores:
 
 
 def scores(logits: Tensor, labels: Tensor, classes: Tensor) -> Scores:
-    """The accuracy of logits (n, c), column i for classes[i], for labels (n,); rows labeled -1 are left out.
-
-    Ties go to the lower class. A row with NaN counts as an error.
-    """
+    """The accuracy of logits (n, c) for labels (n,) without -1; ties go to the lower class, NaN is an error."""
     labels = labels.to(logits.device)
     logits, labels = logits[labels >= 0], labels[labels >= 0]
     if not len(labels):
@@ -160,10 +157,7 @@ def label_amount(text: str) -> Callable[[Tensor], Tensor]:
 
 
 def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
-    """Sorted rows of `labels` (n,) with an amount as for `--labels` of each class, never rows labeled -1.
-
-    The order within a class depends on the seed alone, so the rows of 1 % are among those of 10 %.
-    """
+    """Sorted rows with an amount of the labels of each class, by the seed alone: the rows of 1 % are among 10 %."""
     rows, positions, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
     return rows[positions < label_amount(amount)(counts)].sort().values
 

@@ -60,10 +60,7 @@ class FeatureSettings:
         progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> Features:
-        """Pooled features of all images: `backbone` maps views (n, channels, image_size, image_size) to (n, d).
-
-        `options` are those of `batches`. `progress` is called with the number of images done and their total.
-        """
+        """Pooled features of all images; `progress` is called with the number done and their total."""
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
         count = 0

@@ -34,10 +34,7 @@ from jcl.settings.resolved import ResolvedSettings
 
 @dataclass(frozen=True)
 class KnnResult(Scores):
-    """The accuracy of the queries for one k and temperature.
-
-    `neighbours` voted: k, or the whole bank if it is smaller. `classes` are the labels of the scores by class.
-    """
+    """The accuracy for one k and temperature; `neighbours` voted, `classes` are the labels of the scores by class."""
 
     k: int
     temperature: float
@@ -126,10 +123,7 @@ def online_knn(
     skipped: dict[str, str],
     keep: Callable[[KnnResult], None] = lambda result: None,
 ) -> Callable[[], dict[str, float]] | None:
-    """A function that measures `backbone` during training, each time it is called; None if the data has no labels.
-
-    Unreadable images are added to `skipped`. Each result is also passed to `keep`.
-    """
+    """A function that measures `backbone` and passes the result to `keep`; None if the data has no labels."""
     if data.train.labels is None:
         return None
     views, record = settings.views, settings.record

@@ -103,10 +103,7 @@ def linear_probe(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> LinearResult:
-    """Train probes on features (n, d) with labels (n,), -1 for none, choose the best, and test it.
-
-    Without `epochs`, probes see about a million images, in 10 to 100 epochs.
-    """
+    """Train probes on features (n, d) with labels (n,), -1 for none, choose the best, and test it."""
     grid = grid or ProbeGrid()
     features, labels = labelled_rows(train_features, train_labels, "training set")
     if not features.isfinite().all():

@@ -159,10 +159,7 @@ def for_timm(job: ExportJob) -> Content:
 
 
 def for_detectron2(job: ExportJob) -> Content:
-    """The file that detectron2's own converter makes of torchvision weights, and settings for it.
-
-    detectron2's defaults are for BGR images and other ResNets.
-    """
+    """The file that detectron2's own converter makes of torchvision weights, and settings, as its defaults differ."""
     weights, name = weights_of(job.network), _require_resnet(job, "detectron2")
     buffer, arrays = io.BytesIO(), {to_detectron2(part): value.numpy() for part, value in weights.items()}
     _ArrayPickler(buffer, protocol=4).dump({"model": arrays, "__author__": "jcl", "matching_heuristics": True})

@@ -17,10 +17,6 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _MAX_OWNER_BYTES = 4096
 
 
-class FolderLocked(RunError):
-    """Another process trains in the folder."""
-
-
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder; False where the file system has no locks."""
     try:
@@ -83,9 +79,7 @@ def _open_locked(folder: OpenFolder, mode: int) -> int:
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, BlockingIOError):
-            raise FolderLocked(
-                f"{_owner(folder)} is training in {folder.path}; wait for it to end, or stop it."
-            ) from None
+            raise RunError(f"{_owner(folder)} is training in {folder.path}; wait for it to end, or stop it.") from None
         raise
     return descriptor
 

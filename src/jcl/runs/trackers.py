@@ -23,10 +23,7 @@ _PROJECT = "jcl"
 def open_tracker(
     name: str, folder: Path, run_id: str, settings: Settings, *, resumed: bool, warn: Callable[[str], None]
 ) -> Tracker | None:
-    """The run in a tracker, continued if the tracker knows its id.
-
-    If the tracker does not start, a new run raises, but a resumed one goes on without it.
-    """
+    """The run in a tracker, continued if it is known there; if it does not start, only a new run raises."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # trackio prints there
             tracker = _TRACKERS[name](folder, run_id, settings)

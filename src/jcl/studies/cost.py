@@ -154,10 +154,7 @@ class CostReport:
 
 
 def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> CostReport:
-    """Measure MoCo v2 once and the other methods with each number of keys, each in its own process.
-
-    If a measurement runs out of memory or is killed, the method is not measured with more keys.
-    """
+    """Measure MoCo v2 once and the others with each number of keys, each in its own process, until one fails."""
     keys = sorted(parse_integers(options.keys, "--keys", minimum=1))
     device = choose_device(options.device)
     recipe, values = _recipe(options, device)

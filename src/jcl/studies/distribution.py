@@ -143,10 +143,7 @@ def spread_of(features: Tensor) -> tuple[Tensor, Tensor]:
 def view_spreads(
     viewers: Sequence[Viewer], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int
 ) -> tuple[list[ViewSpread], Tensor]:
-    """The spread of `views` views of the images `rows` for each viewer, and the rows that could be read.
-
-    All viewers see the same draws, so they can be compared image by image.
-    """
+    """The spread of `views` views of the images `rows`, the same for each viewer, and the rows that were read."""
     if views < 2:
         raise SettingsError(f"--views-per-image must be at least two, but got {views}.")
     found: list[list[Tensor]] = [[] for _ in viewers]

@@ -81,10 +81,7 @@ class Crop:
 
 
 def box_crop(parameters: ViewParameters, recipe: ViewRecipe, canvas: tuple[int, int], dtype: torch.dtype) -> Crop:
-    """Crop boxes and resize them to squares, in the orientation of each view.
-
-    Pixels outside a box do not contribute. `canvas` is the height and width of the tensor that holds the images.
-    """
+    """Crop boxes, resize them to squares and orient each view; `canvas` is the height and width of the tensor."""
     size, upright = recipe.size, recipe.upright
     top, left, height, width = parameters.box.unbind(dim=1)
     rows = Span(top.to(dtype), height.to(dtype), top, top + height)

@@ -120,10 +120,7 @@ def _collate(samples: list[Sample | DataError]) -> DetectionBatch | DataError:
 def load_images(
     images: Sequence[CocoImage], make: Callable[[CocoImage, int], Any], workers: int, **options: Any
 ) -> Generator[Any]:
-    """What `make(image, iteration)` returns for the keys that a DataLoader samples; raises its DataError.
-
-    Close the generator to end its workers, which ignore signals.
-    """
+    """What `make` returns for the keys of a DataLoader; close it to end its workers, which ignore signals."""
     if not images:  # a rank may have none to test
         return
     loader: DataLoader[Any] = DataLoader(
@@ -190,10 +187,7 @@ class TrainingSample:
 
 
 def read_image(image: CocoImage) -> Tensor:
-    """The image as it was annotated, (3, height, width) uint8.
-
-    Applies the EXIF orientation only if the result has the annotated size: some datasets annotate the stored pixels.
-    """
+    """The image (3, height, width) uint8 as annotated: EXIF orientation is applied only if the size then fits."""
     pixels = decode(image.path)
     if tuple(pixels.shape[-2:]) != (image.height, image.width):
         with open_image(image.path) as opened:
