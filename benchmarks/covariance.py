@@ -63,6 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, required=True, help="folder of the JSON files")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rows", nargs="+", choices=[*ALL, "scale-10"], help="default: all")
     parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 1 2 of `covariance` (scale 10: 0), else 0")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--figure-2-epochs", type=int, default=60)
@@ -89,6 +90,9 @@ def large_term(name: str, setting: str, arguments: argparse.Namespace) -> None:
 
 def run_rows(arguments: argparse.Namespace, name: str, rows: list[str], seeds: list[int], *settings: str) -> None:
     """Run `compare.py` with rows of this study."""
+    rows = [row for row in rows if row in (arguments.rows or rows)]
+    if not rows:
+        return
     words = [arguments.data, "--recipe", RECIPE, "--epochs", arguments.epochs, "--bound"]
     words += ["--out", arguments.out / name, "--json", results_file(arguments, name), "--device", arguments.device]
     words += ["--at-once", arguments.at_once, "--seeds", *seeds]

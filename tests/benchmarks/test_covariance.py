@@ -46,6 +46,9 @@ def test_rows_and_seeds(study, monkeypatch, tmp_path):
         "linear": {"linear_top1": 60.0},
     }
     monkeypatch.setattr(study.module.compare, "measure", lambda *_: result)
+    study("covariance", "--rows", "scale-1", "--seeds", "2")
+    only = json.loads((tmp_path / "results/tiny100-covariance.json").read_text())["rows"]
+    assert {name: list(row["seeds"]) for name, row in only.items()} == {"scale-1": ["2"]}
     study("covariance", "queue-256")
     rows = json.loads((tmp_path / "results/tiny100-covariance.json").read_text())["rows"]
     named = ("method.name", "method.covariance_scale", "method.num_keys", "train.epochs")
