@@ -7,8 +7,8 @@ Every row and seed missing from the file is trained, probed and added to it, so 
 several machines. A stopped run in `--out` is resumed. Settings, epochs and images must be those of the file. At the
 end a table is printed: mean and standard deviation over the seeds.
 
-The encoder takes three units for a query (forward and backward), fewer for a small one by its pixels, and one for a
-key, so JCL with one query and five keys costs as much as MoCo v2 with twice the epochs.
+Compute is in units of a forward pass: three for a query (forward and backward), one for a key. A local query counts by
+its pixels. So JCL with one query and five keys costs as much as MoCo v2 with twice the epochs.
 
 To search settings without the test images, add rows of your own and hold out training images:
 

@@ -6,8 +6,8 @@
 
 The ceiling is what the encoder allows: one forward and backward pass of the query and a forward pass of each key,
 compiled, in bfloat16 and channels-last, nothing else. The step does all the rest too: views of uint8 images on the
-device, ShuffleBN, momentum update, loss, queue, optimizer; how long it took to get ready is told too, which with an
-empty cache is mostly compiling. With `--images` MoCo v2 and five keys are then fed from the image files in that folder
+device, ShuffleBN, momentum update, loss, queue, optimizer. The time until it is ready is printed too, with an empty
+cache mostly compilation. With `--images` MoCo v2 and five keys are then fed from the image files in that folder
 too, every image decoded anew each time, as in training on a set too large for memory. `--accumulate` adds a row with
 micro-batches, and its peak memory against the whole batch.
 """
@@ -194,7 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
     parser.add_argument("--keys", type=int, nargs="+", default=[5], help="numbers of keys M'")
-    parser.add_argument("--queries", type=int, default=1, help="queries an image of JCL")
+    parser.add_argument("--queries", type=int, default=1, help="queries per image of JCL")
     parser.add_argument("--local-queries", type=int, default=0, help="small crops of half the size, as queries of JCL")
     parser.add_argument("--inductor", action="append", default=[], metavar="NAME", help="switch on in the compiler")
     parser.add_argument("--accumulate", type=int, default=1, help="measure a step of so many micro-batches too")

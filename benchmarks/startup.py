@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py cifar.npz --runs 3 --json startup.json
 
-Other options go to `jcl pretrain`. The first run is cold: the compiler's caches are empty. Phases exclude inner phases.
+Other options go to `jcl pretrain`. The first run is cold: the compiler's caches are empty. The time of a phase excludes
+the phases within it.
 """
 
 import argparse
@@ -34,7 +35,7 @@ PHASES = {
 
 
 class Timeline:
-    """Adds the time until the next change of phase to each phase. As a finder of modules it times imports."""
+    """Adds up the seconds of each phase. As a finder in `sys.meta_path` it also times imports."""
 
     def __init__(self, began: str, result: str) -> None:
         self.seconds, self.result = defaultdict(float, interpreter=time.time() - float(began)), Path(result)

@@ -55,7 +55,7 @@ def draw_drop_paths(network: nn.Module, seed: int, step: int | Tensor, batches: 
 
 
 def checkpoint_blocks(network: nn.Module) -> None:
-    """Keep only the inputs of residual blocks for the backward pass, which computes the rest again."""
+    """Activation checkpointing: keep only the inputs of residual blocks and recompute the rest in the backward pass."""
     containers = (nn.Sequential, nn.ModuleList)
     found: list[nn.Module] = []
     for module in network.modules():

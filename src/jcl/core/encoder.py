@@ -109,8 +109,8 @@ def build_backbone(
     `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
     The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling; the `medium`
     stem, for images of about 64 px, is the same with stride 2. The network must take images of `local_size` too, if
-    given. `drop_path` is the rate of stochastic depth in the last block (default: the library's). Its first layer is
-    drawn anew for another number of `channels` than 3.
+    given. `drop_path` is the rate of stochastic depth in the last block (default: the library's). With `channels` other
+    than 3 the network gets a new first layer.
     """
     sizes = [image_size] if local_size is None else [image_size, local_size]
     try:
@@ -140,7 +140,7 @@ def build_backbone(
 
 
 def first_convolution(network: nn.Module, channels: int = 3) -> nn.Conv2d | None:
-    """The first layer of a network for images of so many channels."""
+    """The first convolution of a network that takes images of this many channels, or None."""
     convolutions = (module for module in network.modules() if isinstance(module, nn.Conv2d))
     return next((module for module in convolutions if module.in_channels == channels and module.groups == 1), None)
 

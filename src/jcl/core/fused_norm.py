@@ -1,7 +1,7 @@
 """Grouped batch norm, an addition and a ReLU in one pass over memory, as Triton kernels.
 
-A ResNet is convolutions, for which cuDNN is best, and what stands between them. With these kernels nothing is left to
-compile, so training starts at once.
+A ResNet consists of convolutions, for which cuDNN is best, and of these operations. With these kernels it needs no
+compilation by inductor, so training starts sooner.
 
 Images are (N, C, H, W) in channels-last memory: a matrix of N·H·W rows and C columns, in which each group is a block of
 rows. Statistics take two kernels: each program sums some rows of a group, then one combines the sums of a group. Sums

@@ -2,8 +2,8 @@
 
 Shapes: `query` (N, d), `keys` (N, M, d), `key` (N, d), `negatives` (K, d). **Queries and keys must be unit vectors**
 (`torch.nn.functional.normalize(x, dim=-1)`); negatives may be shorter, because JCL enqueues mean keys without
-normalizing them. On a CPU other queries raise and longer keys give a warning; on a GPU they are not checked, since that
-would synchronize with it. Every loss is computed in at least float32.
+normalizing them. On a CPU, queries of another length raise an error and longer keys a warning; on a GPU they are not
+checked, since that would synchronize with it. Every loss is computed in at least float32.
 """
 
 import math
@@ -103,9 +103,9 @@ def positive_share(
     temperature: float = 0.2,
     covariance_scale: float | Tensor = 0.0,
 ) -> Tensor:
-    """The positive's share of the softmax of each query, p₊ (N,); 1 - p₊ is the weight with which it is attracted.
+    """The positive's share of the softmax of each query, p₊ (N,), which weights the attraction to the keys by 1 - p₊.
 
-    The positive is the mean key, with the covariance as in `joint_contrastive_loss`.
+    The positive is the mean key, with the covariance term of `joint_contrastive_loss`.
     """
     with torch.autocast(query.device.type, enabled=False):
         scaled = _similarities(query, keys) / temperature

@@ -147,7 +147,7 @@ class ContrastiveLearner(nn.Module):
         set_batch_norm_groups(self.key_encoder, bn_groups // (ranks.count * key_passes))
 
     def freeze(self, count: int) -> None:
-        """Keep the first stages of both backbones, and their batch norm statistics, as they are."""
+        """Freeze the first `count` stages of both backbones, with their batch norm statistics."""
         for encoder in (self.query_encoder, self.key_encoder):
             self.frozen += first_stages(encoder.get_submodule("backbone"), count)
         for part in self.frozen:
@@ -247,7 +247,7 @@ class ContrastiveLearner(nn.Module):
         draw_drop_paths(self.query_encoder, self.seed, step, [*(keys if through_keys else []), *queries[0]])
         parts = [*keys, queries[0][0]]
         if passes == self.micro_batches == 1 and self.num_keys != self.num_queries:
-            # One call, so that views are compiled for one shape instead of two.
+            # One call, so that the jitter of channels, which is compiled, has one shape instead of two.
             together = views(*(torch.cat(values) for values in zip(*parts, strict=True)))
             yield from torch.split(together, [len(part_rows) for part_rows, _ in parts])
         else:
@@ -270,7 +270,7 @@ class ContrastiveLearner(nn.Module):
 
     @property
     def _side_device(self) -> torch.device | None:
-        """Where keys, queries and small crops are encoded side by side: on a GPU, unless a batch is split up."""
+        """The device to encode keys, queries and small crops side by side on; None if a batch is split up."""
         together = self.micro_batches == 1 and not self.method.gradient_through_keys
         return self.queue.rows.device if together else None
 

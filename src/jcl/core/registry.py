@@ -1,11 +1,11 @@
 """Registry of the contrastive methods. To add one:
 
-    from jcl.core.method import Method, register
+    from jcl.core.registry import Method, register
 
     register(Method("mean-key", "Mean key", "InfoNCE with the mean key", loss=my_loss))
 
-It is then a valid value of `method.name`. This module does not import PyTorch, so that `--help` is fast; losses are
-imported when a learner needs them.
+It is then a valid value of `method.name` in this process. This module does not import PyTorch, so that `--help` is
+fast; losses are imported when a learner needs them.
 """
 
 from __future__ import annotations

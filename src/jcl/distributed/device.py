@@ -59,10 +59,10 @@ def autocast(device: torch.device, precision: torch.dtype) -> contextlib.Abstrac
 
 
 class SideStream:
-    """A stream of a GPU: what is called in `work` is done beside what follows it, until `join`.
+    """A CUDA stream: kernels launched within `work` run concurrently with later ones, until `join`.
 
-    It waits for what came before the construction, and tensors that it uses must be kept until `join`. Without a GPU,
-    or with no device, everything is done in order.
+    They wait for what was launched before the construction. Tensors that they use must be kept until `join`. On a CPU,
+    or without a device, everything runs in order.
     """
 
     def __init__(self, device: torch.device | None, number: int = 0) -> None:
@@ -85,14 +85,14 @@ class SideStream:
             torch.set_autocast_cache_enabled(cached)
 
     def join(self) -> None:
-        """Let what follows wait for the work."""
+        """Let later kernels wait for the work."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 @cache
 def _side_stream(device: torch.device, number: int) -> torch.cuda.Stream:
-    """One stream for all steps, since memory is kept for each."""
+    """The same stream for all steps, because the allocator keeps memory for each stream."""
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # weights get gradients of several streams
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 

@@ -83,7 +83,7 @@ class Probes:
 
 
 def standardizer(features: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function that scales features so that each of these (n, d) has mean 0 and standard deviation 1."""
+    """A function that scales features, so that each column of these (n, d) has mean 0 and standard deviation 1."""
     variance, mean = torch.var_mean(features, dim=0, correction=0)
     std = variance.sqrt()
     constant = std <= 1e-6 * mean.abs()  # up to rounding errors, which must not be scaled up

@@ -60,7 +60,7 @@ def alpha_req(features: Tensor) -> float:
 def lidar(views: Tensor) -> float:
     """The effective rank of linear discriminant analysis with images as classes (Thilak et al. 2024).
 
-    `views` (n, v, d) are the features of v views of each image. Its spectrum are the eigenvalues of
+    `views` (n, v, d) are the features of v views of each image. The spectrum is that of
     S_w^-1/2 S_b S_w^-1/2, with the covariance S_b of the images' means and S_w of the views around them, plus 1e-4 I.
     """
     return _lidar_of(_whitened_means(views))
@@ -106,11 +106,11 @@ class QualityFeatures:
         return Quality(rankme(self.crops), alpha_req(self.crops), lidar(self.views))
 
     def resample(self, whole: Quality, count: int = RESAMPLES) -> list[Quality]:
-        """What the measures could have been on other images: of random halves, the same for all networks.
+        """Measure random halves of the images, the same for all networks, to see how much the choice of images matters.
 
         Halves vary as much as the whole does from sample to sample (delete-half jackknife); a bootstrap would repeat
-        images, which lowers the ranks. The halves are moved to the mean `whole`, as ranks depend on the number of
-        images. All share the covariance of the views.
+        images, which lowers the ranks. The values are shifted to the mean `whole`, because ranks depend on the number
+        of images. All share the covariance of the views.
         """
         if math.isnan(whole.rankme):
             return [whole] * count

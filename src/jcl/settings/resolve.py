@@ -133,7 +133,7 @@ def _views(values: Values, facts: DataFacts) -> tuple[str, str]:
 
 @_rule("data.channels")
 def _channels(values: Values, facts: DataFacts) -> tuple[int, str]:
-    return facts.channels, "" if facts.mean is None else "as the images have"
+    return facts.channels, "" if facts.mean is None else "as in the images"
 
 
 @_rule("views.color")
@@ -268,7 +268,7 @@ def _warmup_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
 def _head_epochs(values: Values, facts: DataFacts) -> tuple[float, str]:
     if not facts.init:
         return 0.0, ""
-    return min(_WARMUP_EPOCHS, values["train.epochs"] / 10), "the backbone waits until its new head is trained"
+    return min(_WARMUP_EPOCHS, values["train.epochs"] / 10), "the new head is trained before the backbone"
 
 
 @_rule("train.weight_decay")

@@ -16,9 +16,9 @@ LOG_SECONDS = 30.0  # between lines where there is no terminal
 MAX_LOG_SECONDS = 600.0
 # The first steps after a start compile, choose kernels and are recorded; the estimate of the time left ignores them.
 WARMUP_STEPS, WARMUP_STEPS_ON_CPU = STEPS_BEFORE_RECORDING + 3, 1
-SLOW_STEP_SECONDS = 20.0  # after a first step that takes longer on a CPU, the most that training takes is printed
-ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; on a GPU the first find their images ready
-LONG_SECONDS = 3600.0  # a longer training is printed with faster options
+SLOW_STEP_SECONDS = 20.0  # after a longer first step on a CPU, an upper bound on the time of training is printed
+ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; the first ones find their images loaded
+LONG_SECONDS = 3600.0  # for a longer training, faster options are printed too
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
 
 

@@ -16,7 +16,7 @@ from jcl.train.trainer import Trainer, TrainingTask
 
 
 class PretrainTask(TrainingTask):
-    """Algorithm 1 on the batches of a loader; every few epochs each of `evaluate` makes a line of its kind."""
+    """Algorithm 1 on the batches of a loader. The functions in `evaluate`, by kind of metrics, run every few epochs."""
 
     advice = "A lower --lr or a higher --temperature usually helps; --on-nan skip leaves out single steps."
 

@@ -1,8 +1,8 @@
 """One training step: views, Algorithm 1, backward pass, optimizer.
 
-On a GPU the step is compiled and then recorded as one CUDA graph, because small images spend their time on kernel
-launches. Everything that changes from step to step (images, step number, learning rate, covariance scale, key momentum)
-is therefore a tensor that the recorded kernels read.
+On a GPU the step is compiled and then recorded as one CUDA graph, because with small images most time would go into
+kernel launches. Everything that changes from step to step (images, step number, learning rate, covariance scale, key
+momentum) is therefore a tensor that the recorded kernels read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def explain_compiler_errors() -> Iterator[None]:
         missing = getattr(error, "name", None) == "triton"
         if not (compiler or missing) or origins[0] == "torch":  # such as running out of memory in compiled code
             raise
-        remedy = "train without compiling: --set train.compile=false (`jcl linear`, `jcl finetune`: no --compile)"
+        remedy = "train without compiling: --set train.compile=false (`jcl linear`, `jcl finetune`: omit --compile)"
         raise SettingsError(f"The compiled training step failed: {first_line(error)}; {remedy}.") from error
 
 

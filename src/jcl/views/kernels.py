@@ -1,8 +1,8 @@
 """The views of `pipeline` on a GPU, with Triton kernels.
 
-After `draw_kernel` one crops, one changes the colors, and two blur along an axis, the last of which also normalizes.
-Nothing is left to compile but the jitter of channels that are not colors, so training starts at once. Between kernels,
-images of 8 bits are planes of half precision, which is accurate to 1/4000 of their range.
+`draw_kernel` draws the parameters. Then one kernel crops and resizes, one changes the colors, one blurs rows, and one
+blurs columns and normalizes. Inductor compiles only the jitter of channels that are not colors, so training starts
+sooner. Between kernels, images of 8 bits are planes of half precision, accurate to 1/4000 of their range.
 """
 
 import torch

@@ -110,6 +110,6 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
 
 
 def _chunks(count: int, values: int, device: torch.device) -> Iterator[slice]:
-    """Small chunks on a CPU, everything at once on other devices; a view has so many values."""
+    """Small chunks on a CPU, everything at once on other devices; `values` is the size of a view."""
     chunk = max(1, _CPU_CHUNK_VALUES // values) if device.type == "cpu" else max(1, count)
     return (slice(start, start + chunk) for start in range(0, count, chunk))

@@ -105,7 +105,7 @@ def view_recipe(name: str, size: int, **changes: Any) -> ViewRecipe:
 
 
 def canvas_side(image_size: int, min_scale: float) -> int:
-    """The longest side of decoded images, at which the smallest crop of a square image has the pixels of a view.
+    """The longest side of decoded images: the smallest crop of a square image has as many pixels as a view.
 
     Crops of less than 8 % of an image would need too much memory. A multiple of 4, because JPEGs are decoded fastest at
     1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
