@@ -160,6 +160,7 @@ def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):
     assert code == 0, err
     figures = json.loads(Path("shards.json").read_text())
     assert figures["train_images"] == 26 and figures["train_shards"] == 3
+    assert figures["train_left_out"] == 0 and figures["train_left_out_names"] == [] and figures["train_bytes"] > 0
     assert f"jcl pretrain {out_folder}" in out and ".nef" in err
     code, _, err = call("pretrain", out_folder, *TINY, "--out", "from-shards")
     assert code == 0, err

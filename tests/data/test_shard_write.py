@@ -1,6 +1,5 @@
 """Data of any kind written as shards, which every tar reader and this program read back as they were."""
 
-import json
 import os
 import tarfile
 from pathlib import Path
@@ -29,11 +28,11 @@ def test_round_trip_keeps_pixels_and_labels(folder: Path, tmp_path: Path):
     assert by_pixels(after.train) == by_pixels(clean.train)
     assert by_pixels(after.test) == by_pixels(clean.test)
     assert sorted(set(by_pixels(after.test).values())) == [1, 3]
-    assert report.splits["train"].left_out == {
+    assert report["train"].left_out == {
         "bee/broken.png": "it is not an image of a known format",
         "cat/gone.jpg": "no such file or directory",
     }
-    assert report.splits["val"].left_out == {"bee/empty.jpg": "the file is empty"}
+    assert report["val"].left_out == {"bee/empty.jpg": "the file is empty"}
 
 
 def test_report(folder: Path, tmp_path: Path):
@@ -42,11 +41,10 @@ def test_report(folder: Path, tmp_path: Path):
     report = write_shards(
         open_data(str(folder)), out, images_per_shard=8, progress=lambda done, total: told.append((done, total))
     )
-    flat = report.as_dict()
-    assert (flat["train_shards"], flat["train_images"], flat["train_left_out"]) == (3, 23, 2)
-    assert (flat["val_shards"], flat["val_images"], flat["val_left_out_names"]) == (1, 5, ["bee/empty.jpg"])
-    assert flat["train_bytes"] == sum(file.stat().st_size for file in out.glob("train-*.tar"))
-    assert json.loads(json.dumps(flat)) == flat
+    train, val = report["train"], report["val"]
+    assert (train.shards, train.images, len(train.left_out)) == (3, 23, 2)
+    assert (val.shards, val.images, list(val.left_out)) == (1, 5, ["bee/empty.jpg"])
+    assert train.bytes == sum(file.stat().st_size for file in out.glob("train-*.tar"))
     assert told[-1] == (31, 31) and told == sorted(told)
 
 
@@ -124,7 +122,7 @@ def test_nothing_is_overwritten(folder: Path, shards: Path, tmp_path: Path):
     with pytest.raises(DataError, match=r"half\.partial"):
         write_shards(open_data(str(folder)), tmp_path / "half")
     (tmp_path / "empty").mkdir()
-    assert write_shards(open_data(str(folder)), tmp_path / "empty").splits["train"].images == 23
+    assert write_shards(open_data(str(folder)), tmp_path / "empty")["train"].images == 23
 
 
 def test_broken_off_leaves_nothing(folder: Path, tmp_path: Path):

@@ -111,14 +111,17 @@ def shard(options: commands.ShardOptions) -> dict[str, Any]:
     data = open_with_warnings(options.data, err)
     with progress_bar("packing") as progress:
         size, seed = options.images_per_shard, options.seed
-        report = write_shards(data, options.out_folder, images_per_shard=size, seed=seed, progress=progress)
-    for name, split in report.splits.items():
+        splits = write_shards(data, options.out_folder, images_per_shard=size, seed=seed, progress=progress)
+    figures: dict[str, Any] = {"out": str(options.out_folder)}
+    for name, split in splits.items():
         images, shards = pluralize(split.images, "image"), pluralize(split.shards, "shard")
         echo(f"{name}: {images} in {shards}, {format_bytes(split.bytes)}")
         for image, reason in split.left_out.items():
             print_line(err, f"left out {image}: {reason}")
+        values = vars(split) | {"left_out": len(split.left_out), "left_out_names": sorted(split.left_out)}
+        figures |= {f"{name}_{key}": value for key, value in values.items()}
     echo(f"Train on them with: jcl pretrain {shell_quote(options.out_folder)}")
-    return report.as_dict()
+    return figures
 
 
 def _print_report(report: DataReport) -> None:

@@ -7,7 +7,6 @@ from jcl.data.loader import read_all as read_all
 from jcl.data.named import open_data as open_data
 from jcl.data.named import open_demo as open_demo
 from jcl.data.shards.read import ShardImages as ShardImages
-from jcl.data.shards.write import ShardReport as ShardReport
 from jcl.data.shards.write import write_shards as write_shards
 from jcl.data.source import UNLABELLED as UNLABELLED
 from jcl.data.source import ArrayImages as ArrayImages

@@ -84,14 +84,14 @@ def export_backbone(
         raise SettingsError(f"{target} needs 3 input channels, this network has {loaded.info.channels}; {_ALWAYS}.")
     weights = loaded.network.state_dict()
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
-    files = {out / name: file for name, file in content.items()} if isinstance(content, dict) else {out: content}
+    files = content if isinstance(content, dict) else {"": content}
     exported = Exported(out, loaded.info, len(weights), sum(map(len, files.values())), tuple(hints))
-    if isinstance(content, dict) and target == "hf":
-        return replace(exported, hints=(upload_repository(hub_name(out), content, force=force), *hints))
-    if isinstance(content, dict):
+    if target == "hf":
+        return replace(exported, hints=(upload_repository(hub_name(out), files, force=force), *hints))
+    if target == "hub-folder":
         make_folder(out).__exit__()
-    for path, file in files.items():
-        write_atomically(path, file, follow_links=path == out)
+    for name, file in files.items():
+        write_atomically(out / name, file, follow_links=not name)
     return exported
 
 

@@ -50,10 +50,8 @@ def is_number(value: Any) -> bool:
 def holds_results(file: Path) -> bool:
     """Whether a file is empty or one flat JSON object, as `--json` writes it."""
     try:
-        content = json.loads(file.read_bytes() or b"{}")
-    except (OSError, ValueError, RecursionError):
-        return False
-    if not isinstance(content, dict):
+        content = read_object(file) if file.stat().st_size else {}
+    except (OSError, RunError):
         return False
     entries = [entry for value in content.values() for entry in (value if isinstance(value, list) else [value])]
     return not any(isinstance(entry, dict | list) for entry in entries)

@@ -35,22 +35,6 @@ class SplitShards:
     left_out: dict[str, str]
 
 
-@dataclass(frozen=True)
-class ShardReport:
-    """What was written into the folder `out`."""
-
-    out: Path
-    splits: dict[str, SplitShards]
-
-    def as_dict(self) -> dict[str, object]:
-        """The figures as one flat object with keys such as `train_images` and `train_left_out`."""
-        flat: dict[str, object] = {"out": str(self.out)}
-        for split, written in self.splits.items():
-            figures = vars(written) | {"left_out": len(written.left_out), "left_out_names": sorted(written.left_out)}
-            flat |= {f"{split}_{name}": value for name, value in figures.items()}
-        return flat
-
-
 def write_shards(
     data: ImageData,
     out: Path,
@@ -59,7 +43,7 @@ def write_shards(
     seed: int = 0,
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> ShardReport:
+) -> dict[str, SplitShards]:
     """Write a data set as `train-0000.tar`, ..., `val-0000.tar`, ... and an `index.json` into the new folder `out`.
 
     Image files are stored unchanged, arrays as PNG or NPY. The order is shuffled by `seed`, so that every shard has
@@ -90,7 +74,7 @@ def write_shards(
         if isinstance(error, OSError):
             raise DataError(f"The shards cannot be written to {out}: {error.strerror}.") from error
         raise
-    return ShardReport(out, splits)
+    return splits
 
 
 def _new_folder(out: Path) -> Path:
