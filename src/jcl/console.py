@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,13 @@ class RobustConsole(Console):
 
 STDERR: Final = RobustConsole(stderr=True)
 """For progress and remarks."""
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with the number done and the total."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """The default `ProgressCallback`."""
 
 
 def print_line(console: Console, text: str, *, lead: str = "") -> None:

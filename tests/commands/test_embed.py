@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import jcl
 from jcl.commands.embed import embed as embed_with
+from jcl.console import no_progress
 from jcl.data import open_data, write_shards
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate.feature_file import read_feature_file
@@ -19,7 +20,7 @@ from jcl.settings.commands import EmbedOptions
 from small_runs import drawn_pixels, write_image_folder
 
 
-def embed(weights: Path, data: str, out: Path, progress=None, **options) -> tuple[dict, dict]:
+def embed(weights: Path, data: str, out: Path, progress=no_progress, **options) -> tuple[dict, dict]:
     return embed_with(EmbedOptions(weights=weights, data=data, out=out, **options), progress=progress)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import EVALUATE, command
 from jcl.cli.printing import echo, err, out, print_test, progress_bar, rank, text_table
-from jcl.console import format_bytes, join_words, pluralize, print_line
+from jcl.console import format_bytes, join_words, no_progress, pluralize, print_line
 from jcl.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def linear(options: commands.LinearOptions) -> dict[str, Any]:
     from jcl.commands.probes import measure_linear
 
     # The paper's probe shows its own progress bar.
-    bar = progress_bar("features") if options.protocol == "fast" else contextlib.nullcontext()
+    bar = progress_bar("features") if options.protocol == "fast" else contextlib.nullcontext(no_progress)
     with bar as progress:
         report = measure_linear(options, progress=progress)
     figures = report.figures

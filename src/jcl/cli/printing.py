@@ -3,14 +3,14 @@
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Column, Table
 
-from jcl.console import STDERR, RobustConsole, escape_controls, pluralize, print_line, shell_quote
+from jcl.console import STDERR, ProgressCallback, RobustConsole, escape_controls, pluralize, print_line, shell_quote
 from jcl.distributed.launch import ERROR_FOLDER, launch_environment
 from jcl.errors import SettingsError
 from jcl.paths import expand_user
@@ -98,7 +98,7 @@ def refuse_swapped(weights: Path | None, data: str) -> None:
 
 
 @contextlib.contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str) -> Iterator[ProgressCallback]:
     """A progress bar in a terminal; yields its update function, called with the numbers done and in total."""
     from rich.progress import Progress
 

@@ -1,7 +1,6 @@
 """The paper's bound for Gaussian keys, or for the keys of a trained run along its training."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from jcl.commands.inputs import open_chosen_data
 from jcl.commands.run import TrainedRun, open_trained
-from jcl.console import STDERR
+from jcl.console import STDERR, ProgressCallback
 from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
@@ -37,7 +36,7 @@ def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, Bo
     return list(study.gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
 
 
-def bound_along_training(options: BoundOptions, run: Path, progress: Callable[[int, int], None]) -> RunBounds:
+def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCallback) -> RunBounds:
     """Eq. 4, 7 and 8 with views of images as keys, at every checkpoint of a run.
 
     The query is one more view of the image, and the negatives are the checkpoint's queue. Both encoders are in

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -12,7 +12,7 @@ from torch import nn
 
 from jcl.commands.inputs import open_chosen_data
 from jcl.commands.run import open_trained
-from jcl.console import STDERR, join_words, plain_names, unique_names
+from jcl.console import STDERR, ProgressCallback, join_words, plain_names, unique_names
 from jcl.core.registry import METHODS
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, to_device
@@ -34,7 +34,6 @@ from jcl.views.recipe import canvas_side
 CLEAR = 0.975  # share of the halves of the images in which the better one is better
 MIN_IMAGES = 8  # on fewer, halves hardly differ
 _DEFAULT_VIEWS = "moco-v2"  # the paper's, for weights files
-Progress = Callable[[int, int], None]
 RunSettings = Mapping[Path, ResolvedSettings]
 
 
@@ -137,7 +136,7 @@ def _file_name(path: Path) -> str:
     return path.parent.name if path.stem in ("backbone", "model") else path.stem
 
 
-def compare_views(options: DistributionOptions, progress: Progress) -> DistributionReport:
+def compare_views(options: DistributionOptions, progress: ProgressCallback) -> DistributionReport:
     """Figure 3 for several networks."""
     started = time.perf_counter()
     device = choose_device(options.device)
@@ -212,8 +211,8 @@ class Comparison:
         return found
 
 
-def compare_quality(options: CompareOptions, progress: Progress) -> Comparison:
-    """Measure all networks without labels; `progress` is called with the number done and in all."""
+def compare_quality(options: CompareOptions, progress: ProgressCallback) -> Comparison:
+    """Measure all networks without labels."""
     device = choose_device(options.device)
     paths, viewers, source, canvas, notes, trained = open_networks(options, device)
     sampler = distribution.ViewSampler(0, device, canvas=canvas, workers=options.worker_count)

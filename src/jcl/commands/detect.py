@@ -78,7 +78,7 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console = S
 
 
 def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = STDERR) -> dict[str, Any]:
-    """COCO's metrics of a checkpoint, or of a folder's newest; with `out` the results are written there."""
+    """COCO's metrics of a checkpoint, or of the newest one of a folder; with `out` they are written there, too."""
     checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
     settings = folder.settings()

@@ -2,7 +2,7 @@
 
 import difflib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jcl.commands.inputs import EvaluationTarget, open_target
-from jcl.console import STDERR
+from jcl.console import STDERR, ProgressCallback, no_progress
 from jcl.data import UNLABELLED, FolderImages, ImageSource, all_class_names, open_data
 from jcl.data.listing import Listing
 from jcl.data.named import KNOWN_SETS, absolute_location
@@ -31,10 +31,9 @@ from jcl.settings.commands import EmbedOptions, NeighboursOptions
 DRAWN: Final = 16  # queries in a picture at most, and neighbors of each
 _CANVAS: Final = 256  # size in pixels at which images of a picture are decoded
 _PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Progress = Callable[[int, int], None]
 
 
-def embed(options: EmbedOptions, *, progress: Progress | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) -> tuple[dict[str, Any], dict[str, str]]:
     """Write the features of all readable images; returns the figures, and the unreadable images with the reasons."""
     started = time.perf_counter()
     refuse_input(options.out, options.weights, options.data)
@@ -66,8 +65,7 @@ def embed(options: EmbedOptions, *, progress: Progress | None = None) -> tuple[d
                 labels = labels_of(source, samples.cpu()).numpy()
                 yield FeatureTable(values.float().cpu().numpy(), names, labels, [split] * len(names), classes, info)
                 counts[split] += len(names)
-                if progress is not None:
-                    progress(sum(counts.values()), total)
+                progress(sum(counts.values()), total)
             suffix = f" ({split})" if len(sources) > 1 else ""  # both splits may have an image of the same name
             skipped.update({f"{name}{suffix}": reason for name, reason in unreadable.items()})
 

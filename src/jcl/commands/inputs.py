@@ -139,7 +139,7 @@ class EvaluationTarget:
     run_state: dict[str, Any] = field(default_factory=dict)  # `finished` of a run, `epoch` of a checkpoint
 
     def untrained(self, measure: Callable[[Self], list[float]], ranks: Ranks = ALONE, **about: Any) -> list[float]:
-        """What `measure` gives for the untrained network, kept in the user's cache; it also depends on `about`."""
+        """What `measure` gives for the untrained network, kept in a cache; `about` is what else it depends on."""
         sources = [source for source in (self.data.train, self.data.test) if source is not None]
         key = json.dumps([self.info.to_text(), self.seed, [*map(fingerprint, sources)], about])
         file = cache_folder() / "untrained" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data
 from jcl.commands.run import run_context
-from jcl.console import STDERR, print_line, warn_skipped
+from jcl.console import STDERR, ProgressCallback, no_progress, print_line, warn_skipped
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
@@ -33,11 +32,10 @@ from jcl.settings.schema import TrainSettings
 RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 
 
-def measure_knn(options: KnnOptions, *, progress: Callable[[int, int], None] | None = None) -> list[KnnResult]:
+def measure_knn(options: KnnOptions, *, progress: ProgressCallback = no_progress) -> list[KnnResult]:
     """Weighted kNN of the frozen features of a run or file on labeled data (default: the data of the run).
 
     The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
-    `progress` is called with the number of images done and their total, for the training and then the test set.
     """
     with run_context(options.device, RANK_TIMEOUT, STDERR) as context:
         ranks, device = context.ranks, context.device
@@ -79,7 +77,7 @@ class LinearReport:
 
 
 def measure_linear(
-    options: LinearOptions, *, console: Console = STDERR, progress: Callable[[int, int], None] | None = None
+    options: LinearOptions, *, console: Console = STDERR, progress: ProgressCallback = no_progress
 ) -> LinearReport:
     """The linear probe of a run's or file's frozen features on labeled data (default: the data of the run).
 
@@ -124,7 +122,7 @@ class LinearProbe:
     task: ClassificationTask
     console: Console
 
-    def report_fast(self, progress: Callable[[int, int], None] | None) -> LinearReport:
+    def report_fast(self, progress: ProgressCallback) -> LinearReport:
         started, task = time.perf_counter(), self.task
         result = self.run_grid(progress)
         chosen = {name: getattr(result, name) for name in ("lr", "weight_decay", "epochs", "validation_top1")} | {
@@ -184,7 +182,7 @@ class LinearProbe:
             folder.write_summary(report.figures)  # last: it marks the probe as finished
         return report
 
-    def run_grid(self, progress: Callable[[int, int], None] | None = None) -> LinearResult:
+    def run_grid(self, progress: ProgressCallback = no_progress) -> LinearResult:
         """Train all probes of the grid on cached features."""
         size, workers = self.options.batch_size, self.options.worker_count
         train, test = (

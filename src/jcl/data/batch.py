@@ -97,7 +97,7 @@ class ImageReader:
         return readable_rows(batch, self.read_into(indices, batch))
 
     def read_into(self, indices: Sequence[int], batch: ImageBatch) -> dict[str, str]:
-        """Read each image into its row, of sample -1 if nothing can be read; returns the unreadable images and why."""
+        """Read each image into its row, or give it the sample -1; returns the unreadable images with the reasons."""
         skipped: dict[str, str] = {}
         for row, index in enumerate(indices):
             found = self._find(index, skipped)

@@ -5,12 +5,12 @@ import hashlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from jcl.console import pluralize
+from jcl.console import ProgressCallback, no_progress, pluralize
 from jcl.cores import cpu_cores
 from jcl.data.decode import MAX_ASPECT, describe_failure
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
@@ -106,10 +106,8 @@ class DataReport:
         return flat
 
 
-def check_data(
-    data: ImageData, threads: int | None = None, progress: Callable[[int, int], None] = lambda done, total: None
-) -> DataReport:
-    """Read every image of a data set; `progress` receives the number of images done and in total."""
+def check_data(data: ImageData, threads: int | None = None, progress: ProgressCallback = no_progress) -> DataReport:
+    """Read every image of a data set, by default with one thread per core."""
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     done, total = 0, sum(map(len, sources.values()))
     splits, digests = {}, {}

@@ -146,7 +146,7 @@ def rank_of_true_class(scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def label_amount(text: str) -> Callable[[Tensor], Tensor]:
-    """Parse `--labels`, as 12.5% or 20-per-class, to the number of labels, at least one, of (c,) class sizes."""
+    """Parse `--labels`, such as 12.5% or 20-per-class: from sizes of classes (c,) to numbers of labels, at least 1."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip()):
         share = float(match[1]) / 100
         if 0 < share <= 1:
@@ -157,7 +157,7 @@ def label_amount(text: str) -> Callable[[Tensor], Tensor]:
 
 
 def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
-    """Sorted rows with an amount of the labels of each class, by the seed alone: the rows of 1 % are among 10 %."""
+    """Sorted rows with an amount of the labels of each class; for a seed, the rows of 1 % are among those of 10 %."""
     rows, positions, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
     return rows[positions < label_amount(amount)(counts)].sort().values
 

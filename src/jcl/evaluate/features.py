@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from jcl.console import ProgressCallback, no_progress
 from jcl.data import UNLABELLED, ImageSource, read_all
 from jcl.data.source import NoReadableImages, select_images
 from jcl.distributed.device import autocast
@@ -57,10 +58,10 @@ class FeatureSettings:
         backbone: nn.Module,
         source: ImageSource,
         *,
-        progress: Callable[[int, int], None] | None = None,
+        progress: ProgressCallback = no_progress,
         **options: Any,
     ) -> Features:
-        """Pooled features of all images; `progress` is called with the number done and their total."""
+        """Pooled features of all images; `options` are those of `batches`."""
         skipped: dict[str, str] = {}
         values, samples = torch.empty(0), torch.empty(len(source), dtype=torch.int64)
         count = 0
@@ -70,8 +71,7 @@ class FeatureSettings:
             values[count : count + len(found)] = found
             samples[count : count + len(found)] = found_samples
             count += len(found)
-            if progress is not None:
-                progress(count, len(source))
+            progress(count, len(source))
         return Features(values[:count], labels_of(source, samples[:count]), samples[:count], skipped)
 
     def batches(

@@ -103,7 +103,7 @@ def import_backbone(
     image_size: int | None = None,
     force: bool = False,
 ) -> LoadedBackbone:
-    """Convert a weights file to a backbone file, bit for bit; name what neither the file nor its shapes state."""
+    """Convert a weights file to a backbone file, bit for bit; give `backbone` and `image_size` if it lacks them."""
     source, out = expand_user(source), expand_user(out)
     if out.suffix != ".safetensors":
         raise SettingsError(f"{out} must end in .safetensors.")
@@ -159,7 +159,7 @@ def for_timm(job: ExportJob) -> Content:
 
 
 def for_detectron2(job: ExportJob) -> Content:
-    """The file that detectron2's own converter makes of torchvision weights, and settings, as its defaults differ."""
+    """The file that detectron2's own converter makes of torchvision weights, and settings unlike its defaults."""
     weights, name = weights_of(job.network), _require_resnet(job, "detectron2")
     buffer, arrays = io.BytesIO(), {to_detectron2(part): value.numpy() for part, value in weights.items()}
     _ArrayPickler(buffer, protocol=4).dump({"model": arrays, "__author__": "jcl", "matching_heuristics": True})

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jcl.console import format_bytes, pluralize
+from jcl.console import ProgressCallback, format_bytes, no_progress, pluralize
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
@@ -153,7 +153,7 @@ class CostReport:
         )
 
 
-def measure_cost(options: CostOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> CostReport:
+def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress) -> CostReport:
     """Measure MoCo v2 once and the others with each number of keys, each in its own process, until one fails."""
     keys = sorted(parse_integers(options.keys, "--keys", minimum=1))
     device = choose_device(options.device)

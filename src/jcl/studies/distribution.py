@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jcl.console import plain_names, pluralize
+from jcl.console import ProgressCallback, no_progress, plain_names, pluralize
 from jcl.data import ImageBatch, ImageSource, read_all
 from jcl.data.source import select_images
 from jcl.distributed.device import autocast, choose_precision
@@ -59,7 +59,7 @@ class ViewSampler:
     batch_size: int = 512
     canvas: int = 320
     workers: int = 0
-    progress: Callable[[int, int], None] | None = None  # called with the number of images done and in total
+    progress: ProgressCallback = no_progress  # of images
     skipped: dict[str, str] = field(default_factory=dict)  # unreadable images and the reasons
 
     def batches(self, source: ImageSource, rows: Tensor, views: int) -> Iterator[ImageBatch]:
@@ -77,8 +77,7 @@ class ViewSampler:
             # Numbered as in the whole source, so an image has the same views in every subset.
             yield ImageBatch(batch.pixels, batch.sizes, samples[batch.samples])
             done += len(batch)
-            if self.progress is not None:
-                self.progress(done, len(rows))
+            self.progress(done, len(rows))
 
     def views(self, batch: ImageBatch, recipe: ViewRecipe, numbers: range) -> Iterator[Tensor]:
         """These views of n images, (n * v, 3, size, size) grouped by image, with as many v as fit in a pass."""
@@ -100,9 +99,7 @@ class ViewSampler:
         return features.view(images, -1, features.shape[1])
 
 
-def view_sampler(
-    options: ViewOptions, device: torch.device, canvas: int, progress: Callable[[int, int], None] | None = None
-) -> ViewSampler:
+def view_sampler(options: ViewOptions, device: torch.device, canvas: int, progress: ProgressCallback) -> ViewSampler:
     """The sampler that a command's options ask for."""
     precision = choose_precision(options.precision, device)
     return ViewSampler(options.seed, device, precision, options.batch_size, canvas, options.worker_count, progress)

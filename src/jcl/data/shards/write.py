@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 from PIL import Image
 
+from jcl.console import ProgressCallback, no_progress
 from jcl.cores import cpu_cores
 from jcl.data.encoded import EncodedImages
 from jcl.data.shards.index import ShardSet
@@ -42,13 +43,13 @@ def write_shards(
     images_per_shard: int = 5000,
     seed: int = 0,
     threads: int | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: ProgressCallback = no_progress,
 ) -> dict[str, SplitShards]:
     """Write a data set as `train-0000.tar`, ..., `val-0000.tar`, ... and an `index.json` into the new folder `out`.
 
     Image files are stored unchanged, arrays as PNG or NPY. The order is shuffled by `seed`, so that every shard has
     images of every class. Unreadable images are left out and reported. The same data gives the same bytes. Everything
-    is written into `OUT.partial`, then renamed to `out`. `progress` receives the images done and in total.
+    is written into `OUT.partial`, then renamed to `out`.
     """
     if images_per_shard < 1:
         raise SettingsError(f"images_per_shard must be at least 1, got {images_per_shard}.")
