@@ -40,11 +40,9 @@ class RobustConsole(Console):
             os.close(null)
 
 
-STDERR: Final = RobustConsole(stderr=True)
-"""For progress and remarks."""
+STDERR: Final = RobustConsole(stderr=True)  # for progress and remarks
 
-ProgressCallback = Callable[[int, int], None]
-"""Called with the number done and the total."""
+ProgressCallback = Callable[[int, int], None]  # called with the number done and the total
 
 
 def no_progress(done: int, total: int) -> None:

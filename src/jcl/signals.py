@@ -18,8 +18,7 @@ STOP_SIGNALS: Final = (
 )
 """Training saves and stops after its step; other work ends at once."""
 
-STARTED_BY: Final = "JCL_STARTED_BY"
-"""Environment variable with the id of the parent process that this one must not outlive."""
+STARTED_BY: Final = "JCL_STARTED_BY"  # environment variable: the parent process that this one must not outlive
 
 SECONDS_TO_SAVE: Final = 300  # before a process that was asked to stop is killed
 _POLL_SECONDS: Final = 1.0

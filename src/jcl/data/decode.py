@@ -31,8 +31,7 @@ from jcl.errors import SettingsError
 PIXEL_LIMIT: Final = 128_000_000
 """Images with more pixels than this, or fewer of more than 3 bytes, are refused before any of them is decoded."""
 
-MAX_ASPECT: Final = 2
-"""Images longer than this, and than the canvas, are cut to a window."""
+MAX_ASPECT: Final = 2  # images longer than this, and than the canvas, are cut to a window
 _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
 _DEPTHS: Final = (8, 10, 12, 14, 16)  # bits of cameras and microscopes; 16-bit files often hold values of 12
 

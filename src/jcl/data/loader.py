@@ -16,8 +16,7 @@ from jcl.distributed.group import ALONE, Ranks, catch_lost_contact
 from jcl.errors import CollectiveDataError, DataError
 from jcl.random import DATA_ORDER, KEY_SHUFFLE, permutation
 
-CACHE_BYTES: Final = 2 * 1024**3
-"""Decoded images are kept in memory from the first epoch on if all of them take no more than this."""
+CACHE_BYTES: Final = 2 * 1024**3  # decoded images are kept in memory if all of them take no more than this
 _DEVICE_MEMORY_SHARE: Final = 0.3  # of the memory still free, so that the networks have room
 
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from jcl.errors import DataError
 from jcl.views.colour import GRAY_WEIGHTS
 
-UNLABELLED = -1
-"""The label of an image without one, in a source where others have one."""
+UNLABELLED = -1  # the label of an image without one, in a source where others have one
 
 _HASHED_NAMES, _HASHED_FILES, _HASHED_IMAGES = 1024, 65_536, 16  # evenly spaced
 

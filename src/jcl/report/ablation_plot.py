@@ -18,8 +18,7 @@ from jcl.runs.json_object import format_value, is_number
 from jcl.studies.ablation import Point
 from jcl.studies.cells import describe, distinct_values, short_name
 
-MAX_CURVES: Final = len(style.PALETTE)
-"""More combinations are drawn as a heat map."""
+MAX_CURVES: Final = len(style.PALETTE)  # more combinations are drawn as a heat map
 _METRICS: Final = {"linear_top1": "Linear probe", "knn_top1": "kNN"}
 _LABELS: Final = {
     "method.num_keys": "number of keys M'",

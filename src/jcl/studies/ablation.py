@@ -30,10 +30,8 @@ from jcl.settings.schema import Settings, affects_results, validated
 from jcl.signals import STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.cells import Cell, distinct_values, short_name
 
-MEASURED = ("linear_top1", "knn_top1")
-"""The metrics that are plotted and tabulated."""
-SELECTION_METRIC = "validation_top1"
-"""The metric that selects the best value. It uses held-out training images, never the test images."""
+MEASURED = ("linear_top1", "knn_top1")  # the metrics that are plotted and tabulated
+SELECTION_METRIC = "validation_top1"  # selects the best value, on held-out training images, never on test images
 _POLL_SECONDS = 0.2
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 

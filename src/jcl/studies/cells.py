@@ -16,10 +16,8 @@ from jcl.runs.json_object import format_value, is_number
 from jcl.settings.commands import ProbeProtocol
 from jcl.settings.schema import Settings, affects_results, parse_yaml, set_value, setting_names, values_of
 
-Axes = Mapping[str, Sequence[Any]]
-"""Settings by their dotted names, and the values to try."""
-Build = Callable[[Mapping[str, Any]], Settings]
-"""Builds the settings of a cell from its values, by dotted names."""
+Axes = Mapping[str, Sequence[Any]]  # settings by their dotted names, and the values to try
+Build = Callable[[Mapping[str, Any]], Settings]  # builds the settings of a cell from its values, by dotted names
 
 MAX_NAME_LENGTH = 100  # of a cell's folder
 _FIXED = {

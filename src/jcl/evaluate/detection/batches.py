@@ -27,13 +27,10 @@ from jcl.random import DETECTION_AUGMENTATION, DETECTION_ORDER, hash_words, perm
 from jcl.settings.detection import DetectionSettings
 from jcl.signals import STOP_SIGNALS
 
-PIXEL_CENTER = 0.5
-"""COCO gives the pixel of a keypoint; in box coordinates the center of pixel 3 is at 3.5."""
+PIXEL_CENTER = 0.5  # COCO gives the pixel of a keypoint; in box coordinates the center of pixel 3 is at 3.5
 
-Key = tuple[int, int]
-"""Row of an image and the iteration it is sampled for."""
-Sample = dict[str, Tensor]
-"""`image` (3, h, w) uint8 and its target as torchvision's detectors take it (see `make_target`)."""
+Key = tuple[int, int]  # row of an image and the iteration it is sampled for
+Sample = dict[str, Tensor]  # `image` (3, h, w) uint8 and its target (see `make_target`)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,9 @@ from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
 
 KINDS = {"box": ("bbox",), "mask": ("bbox", "segm"), "keypoint": ("bbox", "keypoints")}
 """The kinds of results of each task, as COCO calls them."""
-OTHER_SIGMA = 0.05
-"""OKS sigma of keypoints other than COCO's seventeen, whose sigmas are 0.025 to 0.107."""
+OTHER_SIGMA = 0.05  # OKS sigma of keypoints other than COCO's seventeen, whose sigmas are 0.025 to 0.107
 
-Results = dict[str, list[dict[str, Any]]]
-"""COCO's list of results for each kind."""
+Results = dict[str, list[dict[str, Any]]]  # COCO's list of results for each kind
 
 _MASK_THRESHOLD = 0.5
 _DIGITS = 4  # of coordinates; two more for scores
