@@ -73,7 +73,5 @@ def import_extra(module: str, extra: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise SettingsError(
-            f"{purpose} needs {module.partition('.')[0]}, which is not installed; "
-            f"run: pip install 'joint-contrastive-learning[{extra}]'."
-        ) from None
+        problem = f"{purpose} needs {module.partition('.')[0]}, which is not installed"
+        raise SettingsError(f"{problem}; run: pip install 'joint-contrastive-learning[{extra}]'.") from None

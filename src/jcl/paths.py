@@ -38,9 +38,7 @@ def read_file(path: Path, error: type[JclError]) -> bytes:
 def refuse_size(file: Path, needed: int, limit: int, error: type[JclError]) -> None:
     """Raise if reading a file needs more bytes of memory than a real file of its kind would."""
     if needed > limit:
-        raise error(
-            f"{file} was not read: it asks for {format_bytes(needed)} of memory, so it is damaged or malicious."
-        )
+        raise error(f"{file} was not read: it needs {format_bytes(needed)} of memory, so it is damaged or malicious.")
 
 
 def refuse_expansion(file: Path, error: type[JclError]) -> None:

@@ -112,9 +112,7 @@ def _open_viewers(
             network, size = to_device(found.network, device), found.info.image_size
             mean, std = found.info.mean, found.info.std
         if viewers and len(mean) != len(viewers[0].recipe.mean):
-            raise SettingsError(
-                "The networks take images with different numbers of channels; compare those of one kind."
-            )
+            raise SettingsError("The networks take different numbers of channels; compare those of one kind.")
         own_changes = {"color": len(mean) == 3, **changes}
         viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
     return viewers, notes

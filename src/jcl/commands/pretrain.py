@@ -196,11 +196,9 @@ def _announce(
 ) -> None:
     """Print what is trained, and every automatic choice with its reason."""
     ranks = f", {context.ranks.count} ranks" if context.ranks.count > 1 else ""
-    context.log(
-        f"Pre-training {settings.model.backbone} with {settings.method.name}{describe_views(settings)} "
-        f"on {data.train.description} ({context.device.type}{ranks}), "
-        f"{pluralize(settings.train.epochs, 'epoch')}, into {folder.path}",
-    )
+    what = f"{settings.model.backbone} with {settings.method.name}{describe_views(settings)}"
+    images = f"{data.train.description} ({context.device.type}{ranks})"
+    context.log(f"Pre-training {what} on {images}, {pluralize(settings.train.epochs, 'epoch')}, into {folder.path}")
     if data.test is not None and data.train.labels is not None:
         context.log(f"  test images: {data.test.description}")
     for line in survey_headers(data.train, settings.data.windows) if context.ranks.first else ():

@@ -102,10 +102,8 @@ def group_batch_norm(module: ModuleType) -> ModuleType:
             continue
         kind = GROUPED.get(type(layer))
         if kind is None or not layer.affine or not layer.track_running_stats or layer.momentum is None:
-            raise SettingsError(
-                f"The backbone has a {type(layer).__name__} layer, which cannot be split into BN groups; "
-                "set model.bn_groups=1 or choose a backbone with plain BatchNorm2d layers."
-            )
+            problem = f"The backbone has a {type(layer).__name__} layer, which cannot be split into BN groups"
+            raise SettingsError(f"{problem}; set model.bn_groups=1 or use a backbone with plain BatchNorm2d layers.")
         layer.__class__ = kind  # adds no attribute, and keeps parameters and hooks as they are
     return module
 
@@ -127,10 +125,7 @@ def update_running_stats(passes: Sequence[Statistics]) -> None:
     """Move the running statistics towards the mean over the groups of all passes of a batch, in a few kernels."""
     layers = list(passes[0])
     if any(list(seen) != layers for seen in passes):
-        raise SettingsError(
-            "The backbone uses a batch norm layer in only some passes, so the keys' statistics cannot be combined; "
-            "set train.key_passes=1."
-        )
+        raise SettingsError("The backbone uses a batch norm layer in only some passes of keys; set train.key_passes=1.")
     if not layers:
         return
     running, momenta, counts = [], [], []

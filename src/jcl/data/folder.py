@@ -157,10 +157,8 @@ def _list_classes(root: Path, classes: Sequence[str] | None, strict: bool) -> Li
     )
     listing = replace(listing, files=files, unsupported=unsupported)
     if missing := sorted(wanted - {_class_of(name) for name in files}):
-        problem = f"The folder {root} has no images of the class {list_some(missing, 3)}; each class of the "
-        raise DataError(
-            ". ".join([f"{problem}class list needs a sub-folder of that name", *_describe_skipped(listing)])
-        )
+        problem = f"The folder {root} has no sub-folder with images of the class {list_some(missing, 3)}"
+        raise DataError(f"{'. '.join([problem, *_describe_skipped(listing)])}.")
     return listing
 
 

@@ -80,9 +80,7 @@ def open_hub(location: str, download: bool = True) -> ImageData:
     splits = dict(found) if isinstance(found, dict) else {"train": found}
     split = parts[-1] if parts else "train" if "train" in splits else next(iter(splits))
     if split not in splits or (not parts and split != "train" and len(splits) > 1):
-        raise DataError(
-            f"Name a split of {dataset}, such as hf:{dataset}:{next(iter(splits))}; it has {', '.join(splits)}."
-        )
+        raise DataError(f"Name a split, such as hf:{dataset}:{next(iter(splits))}; {dataset} has {', '.join(splits)}.")
     test = next((name for name in _TEST_SPLITS if name in splits and split not in _TEST_SPLITS), None)
     train = HubImages(splits[split], split, dataset)
     return ImageData(Path(dataset).name, train, HubImages(splits[test], test, dataset) if test else None)

@@ -173,11 +173,9 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             raise NoReadableImages(self._source.description, self.skipped)
         if len(self.skipped) > self._max_failed_share * len(self._source):
             name, reason = next(iter(self.skipped.items()))
-            raise DataError(
-                f"{len(self.skipped):,} of {self._source.description} cannot be read, "
-                f"more than data.max_failed_share={self._max_failed_share:g}; the first is {name}: {reason}. "
-                "`jcl check` lists them all."
-            )
+            problem = f"{len(self.skipped):,} of {self._source.description} cannot be read"
+            limit = f"more than data.max_failed_share={self._max_failed_share:g}"
+            raise DataError(f"{problem}, {limit}; the first is {name}: {reason}. `jcl check` lists them all.")
         return decoded.batch
 
 

@@ -131,9 +131,7 @@ def open_downloaded(name: str, root: Path | None = None, download: bool = True) 
             sets = [kind(root, train=train, download=download) for train in (True, False)]
     except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError for bad files
         what = "could not be downloaded to" if download else "is not in"
-        raise DataError(
-            f"The data set {name} {what} {root} ({describe_failure(error)}); copy its files there."
-        ) from error
+        raise DataError(f"The data set {name} {what} {root} ({describe_failure(error)}); copy it there.") from error
     train, test = (_arrays(name, each) for each in sets)
     return ImageData(name, train, test)
 

@@ -118,10 +118,9 @@ class DecodingPool:
                     self._processes.append(process)
         except OSError as error:
             self.close()
-            raise DataError(
-                f"The image decoding processes could not be started: {error.strerror or error}. Use data.workers=0, or "
-                "raise the limit (`ulimit -n` for open files, the size of /dev/shm for space)."
-            ) from None
+            problem = f"The image decoding processes could not be started: {error.strerror or error}"
+            remedy = "raise the limit (`ulimit -n` for open files, the size of /dev/shm for space)"
+            raise DataError(f"{problem}. Use data.workers=0, or {remedy}.") from None
         except BaseException:  # such as Ctrl-C, once signals are unblocked
             self.close()
             raise
@@ -165,9 +164,8 @@ class DecodingPool:
                 raise EOFError
             reports: list[_Report] = [pipe.recv() for pipe in self._reports if pipe in ready]
         except (EOFError, OSError):
-            raise DataError(
-                "A worker process exited unexpectedly, likely out of memory; use fewer workers or a smaller batch."
-            ) from None
+            problem = "A worker process ended, probably because memory ran out"
+            raise DataError(f"{problem}; use fewer workers or a smaller batch.") from None
         self._unfinished -= len(reports)
         current = [report for report in reports if report.number == self._number]
         for report in current:

@@ -242,10 +242,8 @@ def _rank_device(name: str) -> torch.device:
     if ":" in name:
         raise SettingsError(f"Every rank needs its own GPU, so the device cannot be {name}; use --device cuda.")
     if environment.local_rank >= gpus:
-        raise SettingsError(
-            f"{environment.local_world_size} ranks were started on a machine with {pluralize(gpus, 'GPU')}; "
-            "start one per GPU, or use --device cpu."
-        )
+        problem = f"{environment.local_world_size} ranks were started on a machine with {pluralize(gpus, 'GPU')}"
+        raise SettingsError(f"{problem}; start one per GPU, or use --device cpu.")
     return torch.device("cuda", environment.local_rank)
 
 

@@ -39,10 +39,8 @@ def launch_environment() -> LaunchEnvironment:
     restarts = restarts if "TORCHELASTIC_RUN_ID" in os.environ else 0  # left over from another process
     local_rank, local_world_size = _read_variable("LOCAL_RANK", 0), _read_variable("LOCAL_WORLD_SIZE", 1)
     if rank >= world_size or not 1 <= local_world_size <= world_size:
-        raise SettingsError(
-            f"The environment variables RANK={rank}, WORLD_SIZE={world_size} and LOCAL_WORLD_SIZE={local_world_size} "
-            "contradict each other; unset them, or use torchrun."
-        )
+        found = f"RANK={rank}, WORLD_SIZE={world_size} and LOCAL_WORLD_SIZE={local_world_size}"
+        raise SettingsError(f"The environment variables {found} are contradictory; unset them, or use torchrun.")
     return LaunchEnvironment(rank, world_size, local_rank, local_world_size, restarts)
 
 

@@ -83,10 +83,9 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
     if start in lost and figures[name] < figures[start]:
         before, own = (estimate(figures[key], figures["test_images"]) for key in (start, name))
         verdict = "worse" if before.beats(own) else "no better"
-        return (
-            f"kNN top-1 fell from {before.value:.1f} % to {own.value:.1f} %: the features are {verdict} than at the "
-            "start. Use a lower --lr or fewer --epochs, or keep the weights as they were."
-        )
+        fell = f"kNN top-1 fell from {before.value:.1f} % to {own.value:.1f} %"
+        remedy = "Use a lower --lr or fewer --epochs, or keep the weights as they were"
+        return f"{fell}: the features are {verdict} than at the start. {remedy}."
     title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")
     interval = estimate(figures[name], figures["test_images"]).interval
     verdicts: dict[str, list[str]] = {}
@@ -94,7 +93,6 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
         verdict = "worse than" if figures[name] < figures[key] else "not clearly better than"
         verdicts.setdefault(verdict, []).append(f"{titles[key]} ({figures[key]:.1f} %)")
     said = " and ".join(f"{verdict} {join_words(baselines)}" for verdict, baselines in verdicts.items())
-    return (
-        f"{title} top-1 is {figures[name]:.1f} %, {said}: the 95 % interval is {interval} on "
-        f"{pluralize(figures['test_images'], 'test image')}.{f' {advice}' if advice else ''}"
-    )
+    tested = pluralize(figures["test_images"], "test image")
+    text = f"{title} top-1 is {figures[name]:.1f} %, {said}: the 95 % interval is {interval} on {tested}."
+    return f"{text} {advice}" if advice else text

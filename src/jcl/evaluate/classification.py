@@ -48,10 +48,8 @@ def classification_task(data: ImageData) -> ClassificationTask:
     assert train.labels is not None
     classes = torch.unique(train.labels)
     if len(classes) < 2:
-        raise DataError(
-            f"A classifier needs labeled images of at least two classes, but got {pluralize(len(train), 'image')} "
-            f"of {len(classes)} ({data.train.description})."
-        )
+        found = f"{pluralize(len(train), 'image')} of {len(classes)} ({data.train.description})"
+        raise DataError(f"A classifier needs labeled images of at least two classes, but got {found}.")
     return ClassificationTask(train, train.labels, test, classes, held_out=test is not data.test)
 
 
@@ -68,10 +66,9 @@ def train_and_test(data: ImageData) -> tuple[ImageSource, ImageSource]:
 
 def no_labels(data: ImageData) -> DataError:
     """The error for data without labels."""
-    return DataError(
-        f"The data ({data.train.description}) has no labels. A folder needs two or more class folders and no images "
-        "beside them, a .npz file needs y_train. `jcl embed` and `jcl neighbours` work without labels."
-    )
+    needed = "A folder needs two or more class folders and no images beside them, a .npz file needs y_train"
+    other = "`jcl embed` and `jcl neighbours` work without labels"
+    return DataError(f"The data ({data.train.description}) has no labels. {needed}. {other}.")
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,8 @@ class FinetuneFolder(ClassifierFolder):
     def check_labels(self, names: list[str]) -> None:
         """Raise if the labeled images differ from those the fine-tuning started with."""
         if not self.labels_file.exists() or self.labels_file.read_bytes() != _lines(names):
-            raise RunError(
-                f"The data has changed since {self.path} was started: {self.labels_file.name} lists other images. "
-                "Start again in another folder with --out."
-            )
+            problem = f"The data has changed since {self.path} was started: {self.labels_file.name} lists other images"
+            raise RunError(f"{problem}. Start again in another folder with --out.")
 
 
 class ProbeFolder(ClassifierFolder):
@@ -85,10 +83,8 @@ class ProbeFolder(ClassifierFolder):
         moved = {name for name in ("weights", "data") if _digest(stored.get(name)) == _digest(probe[name])}
         differences = describe_differences(stored, {**probe, **{name: stored[name] for name in moved}})
         if differences:
-            raise RunError(
-                f"The linear probe in {self.path} was started with {differences}; "
-                "repeat that command to continue it, or choose another folder with --out."
-            )
+            problem = f"The linear probe in {self.path} was started with {differences}"
+            raise RunError(f"{problem}; repeat that command to continue it, or choose another folder with --out.")
 
     def scores(self) -> Scores:
         stored = read_object(self.scores_file)

@@ -182,10 +182,8 @@ def _choose(
     """The cell with the best accuracy on held-out training rows, ties by lower loss, and that accuracy in percent."""
     kept, held_out = stratified_split(targets, seed)
     if not len(held_out):
-        raise DataError(
-            "Every class has a single training image, so none can be held out to choose the learning rate; "
-            "give one --lr and one --weight-decay, or more images."
-        )
+        problem = "Every class has a single training image, so none can be held out to choose the learning rate"
+        raise DataError(f"{problem}; give one --lr and one --weight-decay, or more images.")
     fit, fit_targets = features[kept.to(features.device)], targets[kept.to(targets.device)]
     probes = train_probes(fit, fit_targets, classes, grid.cells, epochs=epochs, batch_size=batch_size, seed=seed)
     correct = torch.zeros(len(grid.cells), dtype=torch.float64)

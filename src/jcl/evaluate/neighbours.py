@@ -64,10 +64,8 @@ def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
     if len(queries) == 0 or len(bank) == 0:
         raise DataError(f"Nearest neighbors need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
     if queries.shape[1:] != bank.shape[1:] or queries.dim() != 2:
-        raise DataError(
-            f"Queries and bank must have the same width, but have shapes {tuple(queries.shape)} and "
-            f"{tuple(bank.shape)}; extract both with the same backbone."
-        )
+        shapes = f"{tuple(queries.shape)} and {tuple(bank.shape)}"
+        raise DataError(f"Queries and bank must have the same width, but are {shapes}; use one backbone for both.")
     # In parts, to save memory.
     if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
         raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")

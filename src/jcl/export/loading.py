@@ -154,10 +154,8 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
     described, stem = weights.info or weights, stem_of(weights)
     size = image_size or described.image_size or _default_size(name, stem)
     if not 1 <= size <= _MAX_IMAGE_SIZE:
-        raise RunError(
-            f"Invalid image size {size:,} for {weights.path}; use `jcl import` with an --image-size from 1 to "
-            f"{_MAX_IMAGE_SIZE:,}."
-        )
+        remedy = f"use `jcl import` with an --image-size from 1 to {_MAX_IMAGE_SIZE:,}"
+        raise RunError(f"Invalid image size {size:,} for {weights.path}; {remedy}.")
     network, width = build_backbone(name, stem=stem, image_size=size, channels=len(described.mean))
     expected = network.state_dict()
     prefix = _prefix(weights, tensors, expected, name)
@@ -202,10 +200,8 @@ def network_name(weights: WeightsFile) -> str:
     reason = "holds a ResNet of unusual depth or width" if prefixes else "does not look like a ResNet"
     if named:
         reason += f" (its arch is {named!r}, an unknown name)"
-    raise RunError(
-        f"{weights.path} {reason}. Name its network with `jcl import --backbone NAME` or "
-        "`load_backbone(path, backbone=NAME)`."
-    )
+    remedy = "Name its network with `jcl import --backbone NAME` or `load_backbone(path, backbone=NAME)`"
+    raise RunError(f"{weights.path} {reason}. {remedy}.")
 
 
 def _timm_image_size(name: str) -> int | None:
@@ -228,10 +224,9 @@ def _default_size(name: str, stem: str) -> int:
 def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
     prefixes = network_prefixes(tensors, expected)
     if not prefixes:
-        raise RunError(
-            f"{weights.path} does not hold a {name}: most of its {len(expected):,} tensors "
-            f"({list_some(expected, 3)}) are missing; the file has {list_some(tensors, 3)}."
-        )
+        missing = f"most of its {len(expected):,} tensors ({list_some(expected, 3)})"
+        found = list_some(tensors, 3)
+        raise RunError(f"{weights.path} does not hold a {name}: {missing} are missing; the file has {found}.")
     if len(prefixes) > 1:
         found = " and ".join(prefix or "no prefix" for prefix in prefixes)
         raise RunError(f"{weights.path} holds {len(prefixes)} networks, under {found}; save the tensors of one alone.")
@@ -259,10 +254,8 @@ def _check_match(
         raise RunError(f"The tensors in {weights.path} do not match {network}: {'; '.join(problems)}.")
     for part in filter(found.__contains__, expected):
         if not _is_usable(found[part], expected[part].dtype, part.endswith("running_var")):
-            raise RunError(
-                f"{part} in {weights.path} has NaN, infinite or negative values, or is sparse, quantized, complex or "
-                "meta; save the weights as dense float tensors."
-            )
+            problem = "has NaN, infinite or negative values, or is sparse, quantized, complex or meta"
+            raise RunError(f"{part} in {weights.path} {problem}; save the weights as dense float tensors.")
 
 
 def _is_usable(value: Tensor, dtype: torch.dtype, is_variance: bool) -> bool:

@@ -102,9 +102,7 @@ def _load_torch_file(path: Path) -> Any:
                 f"{path.name!r}, map_location='cpu', weights_only=False)['state_dict'], 'weights.pth'), or use "
                 ".state_dict() instead of ['state_dict'] if it holds a whole model."
             ) from None
-    raise RunError(
-        f"{path} cannot be read as a torch.save file; it is damaged, truncated, TorchScript or another format."
-    )
+    raise RunError(f"{path} cannot be read as a torch.save file: damaged, truncated, TorchScript or another format.")
 
 
 def _find_weights(path: Path, content: object) -> WeightsFile:

@@ -74,6 +74,4 @@ def _draw_object(axes: Axes, entry: dict[str, Any], name: str, image: CocoImage,
         axes.contourf(x, y, mask, levels=[0.5, 1.5], colors=[color], alpha=0.35)
     points = np.array(entry.get("keypoints", ()), dtype=float).reshape(-1, 3)
     x, y, _ = points[points[:, 2] > 0].T
-    axes.plot(
-        x + PIXEL_CENTER, y + PIXEL_CENTER, "o", markersize=2.5, color=color, markeredgecolor=style.PAPER, mew=0.4
-    )
+    axes.plot(x + PIXEL_CENTER, y + PIXEL_CENTER, "o", markersize=2.5, color=color, mec=style.PAPER, mew=0.4)

@@ -174,10 +174,9 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) 
         part = next((part for part in _SETTINGS if any(part in name for name in names)), "")
         name = next(name for name in names if part in name)
         cause = f"{_SETTINGS[part]} has changed" if part else "it holds another network"
-        raise RunError(
-            f"{path} does not fit the run's settings: {cause} ({name} is {_shape(weights, name)} in the checkpoint "
-            f"and {_shape(wanted, name)} in the network). Restore the settings, or start a new run."
-        )
+        shapes = f"{name} is {_shape(weights, name)} in the checkpoint and {_shape(wanted, name)} in the network"
+        remedy = "Restore the settings, or start a new run"
+        raise RunError(f"{path} does not fit the run's settings: {cause} ({shapes}). {remedy}.")
     network.load_state_dict(weights)
 
 
@@ -218,10 +217,8 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
     for reason in damaged:
         log(f"Skipped checkpoint: {reason}")
     if newest is None and damaged:
-        raise RunError(
-            f"All checkpoints in {folder} are damaged or of another run; restore one from a backup, "
-            "or remove them to train from the first step."
-        )
+        remedy = "restore one from a backup, or remove them to train from the first step"
+        raise RunError(f"All checkpoints in {folder} are damaged or of another run; {remedy}.")
     log(f"Resuming from {newest}." if newest else f"No checkpoint in {folder} yet: starting from the first step.")
     return newest
 

@@ -73,9 +73,7 @@ class TrainingFolder:
         if self.settings_file.exists():
             if self.summary_file.exists():
                 raise RunError(f"{self.path} already holds a {self.kind}, which has finished; choose another --out.")
-            raise RunError(
-                f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another folder with --out."
-            )
+            raise RunError(f"{self.path} already holds a {self.kind}; {self.how_to_resume}, or choose another --out.")
         self.refuse_other_kinds()
 
     def refuse_other_kinds(self) -> None:
@@ -195,9 +193,7 @@ class RunFolder(TrainingFolder):
         if not self.settings_file.is_file():
             if not self.path.exists():
                 raise RunError(f"There is no run folder {self.path}{suggest_path(self.path)}")
-            raise RunError(
-                f"{self.path} is not a run folder (it has no settings.yaml); give a folder that `jcl pretrain` wrote."
-            )
+            raise RunError(f"{self.path} is not a run folder: no settings.yaml. Give one that `jcl pretrain` wrote.")
         return read_settings(self.settings_file, ResolvedSettings)
 
 

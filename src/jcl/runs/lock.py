@@ -48,10 +48,8 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise RunError(f"The run folder {folder} cannot be written: {error.strerror}.") from None
-            warn(
-                f"The file system of {folder} does not support locks ({error.strerror}). "
-                "Make sure that no second process trains in this folder."
-            )
+            problem = f"The file system of {folder} does not support locks ({error.strerror})"
+            warn(f"{problem}. Make sure that no second process trains in this folder.")
         yield
 
 

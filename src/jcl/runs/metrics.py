@@ -104,10 +104,8 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
             self._append("".join(self._pending).encode())
         except OSError as error:
             if not self._failing:
-                self._warn(
-                    f"{self.path} could not be written: {error.strerror}. Training continues; "
-                    "the lines are kept and written later."
-                )
+                problem = f"{self.path} could not be written: {error.strerror}"
+                self._warn(f"{problem}. Training continues; the lines are kept and written later.")
             self._failing = True
         else:
             self._pending.clear()

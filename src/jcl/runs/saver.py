@@ -57,10 +57,9 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         disk = os.fstatvfs(self._run.descriptor)
         needed, free = size * (1 if list_checkpoints(self._folder) else 2), disk.f_bavail * disk.f_frsize
         if free < needed and disk.f_blocks:
-            self._warn(
-                f"The disk of {self._run.path} is nearly full: {format_bytes(free)} are free, checkpoints need about "
-                f"{format_bytes(needed)}. Free some space, or training may not be saved."
-            )
+            space = f"{format_bytes(free)} are free, checkpoints need about {format_bytes(needed)}"
+            problem = f"The disk of {self._run.path} is nearly full: {space}"
+            self._warn(f"{problem}. Free some space, or training may not be saved.")
 
     @property
     def busy(self) -> bool:
@@ -83,9 +82,8 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         if not self._run.in_place():
             now = self._run.current_path()
             saved = error or f"Step {progress.step:,} is saved there. Move the folder back, or continue there."
-            raise RunError(
-                f"The folder {self._run.path} was moved{f' to {now}' if now else ''} during training. {saved}"
-            )
+            place = f" to {now}" if now else ""
+            raise RunError(f"The folder {self._run.path} was moved{place} during training. {saved}")
         if error is not None:
             raise error
 

@@ -119,10 +119,8 @@ class AblationFolder:
         before = settings | existing.get("data", {}) | {"protocol": existing.get("protocol", "fast")}
         now = study["settings"] | study["data"] | {"protocol": study["protocol"]}
         if differences := describe_differences(before, now):
-            raise RunError(
-                f"The ablation in {self.path} was started with {differences}. "
-                "Use the same settings and data, or choose another folder with --out."
-            )
+            remedy = "Use the same settings and data, or choose another folder with --out"
+            raise RunError(f"The ablation in {self.path} was started with {differences}. {remedy}.")
 
     def begin(self, study: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Write the study and the plans of its cells."""

@@ -150,10 +150,9 @@ def _require_independent(combinations: Sequence[Mapping[str, Any]], axes: Axes, 
     for values in combinations:
         for name, found in values_of(build(values), axes).items():
             if name not in values and found != center[name]:
-                raise SettingsError(
-                    f"{describe(values)} cannot be varied alone: it changes {name} from {format_value(center[name])} "
-                    f"to {format_value(found)}. Remove one of the two --over, or --each-alone."
-                )
+                change = f"it changes {name} from {format_value(center[name])} to {format_value(found)}"
+                remedy = "Remove one of the two --over, or --each-alone"
+                raise SettingsError(f"{describe(values)} cannot be varied alone: {change}. {remedy}.")
 
 
 def base_settings(axes: Axes, build: Build) -> Settings:

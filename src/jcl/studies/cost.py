@@ -147,10 +147,9 @@ class CostReport:
         if all(increases):
             return ""
         noise = max(cell.cost.spread / cell.cost.milliseconds for cell in self.cells if cell.cost is not None)
-        return (
-            f"The times are unreliable: in {increases.count(False)} of {len(increases)} comparisons, more keys cost "
-            f"less time than the noise (up to {100 * noise:.0f} %). Use an idle machine or more --repeats."
-        )
+        often = f"in {increases.count(False)} of {len(increases)} comparisons"
+        problem = f"{often}, more keys cost less time than the noise (up to {100 * noise:.0f} %)"
+        return f"The times are unreliable: {problem}. Use an idle machine or more --repeats."
 
 
 def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress) -> CostReport:

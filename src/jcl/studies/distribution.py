@@ -159,10 +159,8 @@ def view_spreads(
     for viewer, parts, width in zip(viewers, found, widths, strict=True):
         similarity, variance = torch.cat(parts, dim=1).cpu()
         if bad := int((~similarity.isfinite()).sum()):  # checked last, because it waits for the device
-            raise RunError(
-                f"{viewer.name} gives zero or non-finite features for {bad:,} of "
-                f"{pluralize(len(similarity), 'image')}; its training may have diverged."
-            )
+            images = f"{bad:,} of {pluralize(len(similarity), 'image')}"
+            raise RunError(f"{viewer.name} gives zero or non-finite features for {images}; it may have diverged.")
         spreads.append(ViewSpread(similarity, variance, views, width))
     return spreads, torch.cat(samples).cpu()
 
@@ -240,10 +238,8 @@ class DistributionReport:
 
     def describe(self) -> str:
         summary = self.summary
-        return (
-            f"{pluralize(summary['images'], 'image')} with {pluralize(summary['views_per_image'], 'view')} each "
-            f"({summary['view_recipe']}), unit {summary['feature']} features"
-        )
+        images, views = pluralize(summary["images"], "image"), pluralize(summary["views_per_image"], "view")
+        return f"{images} with {views} each ({summary['view_recipe']}), unit {summary['feature']} features"
 
     def write_values(self, path: Path) -> None:
         """Write one row per image, with its name, similarity and variance for each network, as CSV."""

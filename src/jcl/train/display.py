@@ -166,12 +166,9 @@ class Display:
         steps = self._total - self._first
         duration = seconds * steps
         faster = self._faster_options() if duration > LONG_SECONDS else ""
-        self._print(
-            step,
-            f"training takes {bound or 'about '}{format_duration(duration)}{' more' if self._first else ''} "
-            f"({pluralize(steps, 'step')} of {seconds:.2g} s)"
-            f"{'. Faster, for a first try: ' if faster else ''}{faster}",
-        )
+        time_left = f"{bound or 'about '}{format_duration(duration)}{' more' if self._first else ''}"
+        advice = f". Faster, for a first try: {faster}" if faster else ""
+        self._print(step, f"training takes {time_left} ({pluralize(steps, 'step')} of {seconds:.2g} s){advice}")
 
     def _print_progress(self, step: int) -> None:
         seconds = self.seconds_left(step)

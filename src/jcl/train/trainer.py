@@ -248,18 +248,14 @@ class Trainer:
         except RunError as error:
             if self.saver.moved:
                 raise
-            raise RunError(
-                f"{error} Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}. "
-                f"Once that is fixed, {self._how_to_resume}."
-            ) from None
+            where = f"Training stopped after step {self.progress.step:,}; {self._last_checkpoint()}"
+            raise RunError(f"{error} {where}. Once that is fixed, {self._how_to_resume}.") from None
 
     def _stop(self, signal_name: str) -> None:
         self.task.before_stop()
         self.save_and_wait()
-        raise Interrupted(
-            f"{signal_name or 'Stop signal'} received: stopped after step {self.progress.step:,}. "
-            f"The state is saved; {self._how_to_resume}."
-        )
+        stopped = f"{signal_name or 'Stop signal'} received: stopped after step {self.progress.step:,}"
+        raise Interrupted(f"{stopped}. The state is saved; {self._how_to_resume}.")
 
     def _save_before(self, error: DataError) -> JclError:
         """Save before an unreadable image ends training, and return the error to raise.
@@ -279,10 +275,8 @@ class Trainer:
     def _lost_contact(self, error: LostContact) -> LostContact:
         silent = "timed out" in str(error).lower()
         others = self._heartbeat.describe_other_ranks() if silent else "Another rank has ended."
-        return (SilentRank if silent else LostContact)(
-            f"{error} {others} Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; "
-            f"{self._how_to_resume}."
-        )
+        where = f"Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; {self._how_to_resume}"
+        return (SilentRank if silent else LostContact)(f"{error} {others} {where}.")
 
     @property
     def _how_to_resume(self) -> str:

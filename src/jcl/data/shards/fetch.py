@@ -84,10 +84,8 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
             raise DataError(f"Unsupported URL {without_secrets(url)}; use one of {', '.join(_SCHEMES)}.")
         if "?" not in url and not re.search(r"\.(tar|tgz)", url.rpartition("/")[2].lower()):
             place = "datasets/OWNER/NAME" if scheme == "hf" else "HOST"
-            raise DataError(
-                f"{without_secrets(url)} is not a .tar file. Give a URL of shards, such as "
-                f"{scheme}://{place}/train-{{0000..0127}}.tar, or download the images and give their folder."
-            )
+            remedy = f"Give shards, such as {scheme}://{place}/train-{{0000..0127}}.tar, or a local folder of images"
+            raise DataError(f"{without_secrets(url)} is not a .tar file. {remedy}.")
     files = {url: _local_copy(url, folder) for url in urls}
     shards = pluralize(len(files), "shard")
     missing = [without_secrets(url) for url, file in files.items() if not file.is_file()]
@@ -106,10 +104,8 @@ def _fetch_shards(urls: Sequence[str], folder: Path, download: bool, progress: C
                     _fetch(url, file)
                 total += file.stat().st_size
                 sizes = (total, total * len(files) / number, shutil.disk_usage(folder).free)
-                done, expected, free = (f"{size / 1e9:.2f}" for size in sizes)
-                progress(
-                    f"Downloaded {number} of {shards} ({done} of about {expected} GB, {free} GB free) into {folder}."
-                )
+                done, whole, free = (f"{size / 1e9:.2f}" for size in sizes)
+                progress(f"Downloaded {number} of {shards} to {folder} ({done} of about {whole} GB, {free} GB free).")
     return list(files.values())
 
 
@@ -150,9 +146,7 @@ def _fetch(url: str, file: Path) -> None:
         library = named[1] if named else "'joint-contrastive-learning[shards]'"
         raise DataError(f"Downloading {name} needs an optional library: pip install {library}.") from error
     except Exception as error:  # each file system of fsspec has its own errors
-        raise DataError(
-            f"The shard {name} cannot be downloaded into {file.parent}: {describe_failure(error)}."
-        ) from error
+        raise DataError(f"The shard {name} was not downloaded to {file.parent}: {describe_failure(error)}.") from error
     finally:
         partial.unlink(missing_ok=True)
 

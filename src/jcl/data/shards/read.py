@@ -89,14 +89,10 @@ class ShardImages(EncodedImages):
         found = []
         if self.damage:
             reason = next(iter(self.damage.values()))
-            found.append(
-                f"The shard {list_some(self.damage, 1)} is damaged; only its readable part is used ({reason})."
-            )
+            found.append(f"The shard {list_some(self.damage, 1)} is damaged; its readable part is used ({reason}).")
         if folders := self.folders_inside():
-            found.append(
-                f"No labels: folders in shards ({list_some(folders, 2)}) are not used as classes, and kNN needs "
-                "labels. If they are classes, unpack the shards and pack the folder with `jcl shard FOLDER OUT`."
-            )
+            remedy = "If they are classes, unpack the shards and pack the folder with `jcl shard FOLDER OUT`"
+            found.append(f"No labels: folders in shards ({list_some(folders, 2)}) are not used as classes. {remedy}.")
         return found
 
 

@@ -191,10 +191,8 @@ def read_image(image: CocoImage) -> Tensor:
             pixels = to_planes(opened.convert("RGB"))
     height, width = pixels.shape[-2:]
     if (height, width) != (image.height, image.width):
-        raise DataError(
-            f"{image.path} is {width}×{height} pixels, its annotations are for {image.width}×{image.height}. "
-            "Do the images belong to these annotations?"
-        )
+        sizes = f"is {width}×{height} pixels, its annotations are for {image.width}×{image.height}"
+        raise DataError(f"{image.path} {sizes}. Do the images belong to these annotations?")
     return pixels
 
 

@@ -132,10 +132,8 @@ def _files_in_folder(folder: Path, task: Task, coco: CocoSettings) -> CocoFiles:
         return CocoFiles(train[0], images[0], val[0], images[1])
     single = folder / f"{kind}.json"
     if not single.is_file() and coco.train_json is None:
-        raise DataError(
-            f"{folder} has neither annotations/{kind}_train*.json and annotations/{kind}_val*.json nor {kind}.json. "
-            "Give the files with --train-json and --val-json."
-        )
+        usual = f"annotations/{kind}_train*.json and annotations/{kind}_val*.json"
+        raise DataError(f"{folder} has neither {usual} nor {kind}.json. Give --train-json and --val-json.")
     return CocoFiles(single, folder / "images", None, folder / "images")
 
 
@@ -170,10 +168,8 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
     _check_task(dataset, task)
     missing = [image.path for image in dataset.images if not image.path.is_file()]
     if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(dataset.images):,} images of {file} are missing, the first is {missing[0]}. "
-            "Is --images the right folder?"
-        )
+        count = f"{len(missing):,} of the {len(dataset.images):,} images of {file}"
+        raise DataError(f"{count} are missing, the first is {missing[0]}. Is --images the right folder?")
     return dataset
 
 
