@@ -101,4 +101,4 @@ def run_table(summary: Mapping[str, Any]) -> Table:
             if (low := summary.get(f"{name}_interval_low")) is not None:
                 rows.append(("95 % interval", f"{low:.1f} to {summary[f'{name}_interval_high']:.1f} %"))
     title = f"{summary['method']} on {Path(summary['data']).name}"
-    return text_table(["figure", "value"], rows, title=title, right=True)
+    return text_table(["metric", "value"], rows, title=title, right=True)

@@ -90,7 +90,7 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
     interval = estimate(figures[name], figures["test_images"]).interval
     verdicts: dict[str, list[str]] = {}
     for key in lost:
-        verdict = "worse than" if figures[name] < figures[key] else "not clearly better than"
+        verdict = "below" if figures[name] < figures[key] else "not clearly better than"
         verdicts.setdefault(verdict, []).append(f"{titles[key]} ({figures[key]:.1f} %)")
     said = " and ".join(f"{verdict} {join_words(baselines)}" for verdict, baselines in verdicts.items())
     tested = pluralize(figures["test_images"], "test image")
