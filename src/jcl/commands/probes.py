@@ -33,10 +33,7 @@ RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features a
 
 
 def measure_knn(options: KnnOptions, *, progress: ProgressCallback = no_progress) -> list[KnnResult]:
-    """Weighted kNN of the frozen features of a run or file on labeled data (default: the data of the run).
-
-    The default k is that of a run on these images. Ranks started by a launcher share the images and the queries.
-    """
+    """Weighted kNN of frozen features on labeled data (default: the run's); ranks share the images and queries."""
     with run_context(options.device, RANK_TIMEOUT, STDERR) as context:
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)

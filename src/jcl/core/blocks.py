@@ -43,10 +43,7 @@ Batches = list[tuple[Tensor, Tensor]]  # images (n,) and numbers (n,) of the vie
 
 
 def draw_drop_paths(network: nn.Module, seed: int, step: int | Tensor, batches: Batches) -> None:
-    """Draw which views each `DropPath` leaves out.
-
-    Batches of the same size share the draws of the first: activation checkpointing repeats them in any order.
-    """
+    """Draw which views each `DropPath` leaves out; batches of one size share draws, as checkpointing repeats them."""
     layers = [module for module in network.modules() if isinstance(module, DropPath)]
     for size, views in {len(batch[0]): batch for batch in reversed(batches) if layers}.items():
         draws = uniforms(seed, RANDOM_LAYERS, step, *views, len(layers))

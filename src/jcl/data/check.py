@@ -154,8 +154,8 @@ def survey_headers(source: ImageSource, windows: bool) -> list[str]:
     for row in rows:
         with contextlib.suppress(Exception):  # unreadable ones are reported later
             found.update(_unusual(source.header_of(row)))
-    looked_at = f" (of {len(rows):,} looked at)" if len(rows) < len(source) else ""
-    return _describe_unusual(found if windows else found - Counter(long=len(rows)), source, len(rows), looked_at)
+    sampled = f" (of {len(rows):,} looked at)" if len(rows) < len(source) else ""
+    return _describe_unusual(found if windows else found - Counter(long=len(rows)), source, len(rows), sampled)
 
 
 def _unusual(image: ImageFile) -> list[str]:
@@ -165,7 +165,7 @@ def _unusual(image: ImageFile) -> list[str]:
     return [kind for kind, held in zip(_UNUSUAL, holds, strict=True) if held]
 
 
-def _describe_unusual(found: Counter[str], source: ImageSource, images: int, looked_at: str = "") -> list[str]:
+def _describe_unusual(found: Counter[str], source: ImageSource, images: int, sampled: str = "") -> list[str]:
     stored, lines, told = pixel_format(source), {}, []
     if stored == RGB:
         lines["sixteen_bit"] = "of more than 8 bits are scaled to 8: other images have 8, or Pillow reads 8."
@@ -176,9 +176,7 @@ def _describe_unusual(found: Counter[str], source: ImageSource, images: int, loo
     if stored != RGB:
         kept = "with 8 bits each" if stored.dtype == RGB.dtype else "in floats (16-bit integers divided by 65,535)"
         told.append(f"Images are kept as they are: {pluralize(stored.channels, 'channel')} {kept}.")
-    return told + [
-        f"{pluralize(found[kind], 'image')}{looked_at} {line}" for kind, line in lines.items() if found[kind]
-    ]
+    return told + [f"{pluralize(found[kind], 'image')}{sampled} {line}" for kind, line in lines.items() if found[kind]]
 
 
 def _digest(content: bytes) -> bytes:

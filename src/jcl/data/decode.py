@@ -57,9 +57,7 @@ _TRANSPOSE: Final = {
 }
 
 
-def decode(
-    file: Path | bytes, canvas: int | None = None, name: str | None = None, window: float | None = 0.5
-) -> Tensor:
+def decode(file: Path | bytes, canvas: int | None = None, name: str = "", window: float | None = 0.5) -> Tensor:
     """Decode an image file, or its bytes, into (3, h, w) uint8 RGB; raises `UnreadableImage` with `name`.
 
     With a canvas the image is scaled down, antialiased and with its aspect ratio kept, until its longer side is at most
@@ -232,8 +230,7 @@ def describe_failure(error: Exception, file: Path | bytes) -> str:
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if "allow_pickle" in text:  # by NumPy's texts
         return "it holds Python objects, not numbers"
-    if (
-        isinstance(error, Refused | SettingsError) or "requires the" in text or "missing dependencies" in text
-    ):  # a library
+    missing_library = "requires the" in text or "missing dependencies" in text
+    if missing_library or isinstance(error, Refused | SettingsError):
         return text
     return "it is truncated" if "truncated" in text.lower() else f"it is damaged ({text})"  # by Pillow's texts

@@ -41,10 +41,7 @@ class FeatureInfo(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTable:
-    """The content of a feature file, or some of its rows.
-
-    features (n, d) float32; labels (n,) int64, -1 for unknown; `class_names` is None if labels are numbers or missing.
-    """
+    """Rows of a feature file: features (n, d) float32, labels (n,) int64, -1 for unknown, maybe without names."""
 
     features: NDArray[np.float32]
     names: Sequence[str]

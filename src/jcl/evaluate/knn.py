@@ -18,22 +18,14 @@ from jcl.data.source import NoReadableImages
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
-from jcl.evaluate.classification import (
-    LAST,
-    Scores,
-    class_positions,
-    labelled_rows,
-    rank_of_true_class,
-    scores_of_ranks,
-    train_and_test,
-)
+from jcl.evaluate import classification
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
 from jcl.settings.resolved import ResolvedSettings
 
 
 @dataclass(frozen=True)
-class KnnResult(Scores):
+class KnnResult(classification.Scores):
     """The accuracy for one k and temperature; `neighbours` voted, `classes` are the labels of the scores by class."""
 
     k: int
@@ -63,12 +55,12 @@ def knn_accuracy(
     among the top 5 only if the bank has at most five classes. `chunk` and `device` are those of `neighbour_chunks`.
     Several `ranks`, each with all features, share the queries.
     """
-    bank, bank_labels = labelled_rows(train_features, train_labels, "bank")
-    queries, query_labels = labelled_rows(test_features, test_labels, "test set")
+    bank, bank_labels = classification.labelled_rows(train_features, train_labels, "bank")
+    queries, query_labels = classification.labelled_rows(test_features, test_labels, "test set")
     if not (k and temperature and min(k) >= 1 and all(each > 0 for each in temperature)):
         raise SettingsError(f"k must be at least 1 and temperatures above 0, not {list(k)} and {list(temperature)}.")
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
-    truths = class_positions(query_labels, classes).cpu()
+    truths = classification.class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)
     # number of neighbors -> the rank of the true class of this rank's queries, parts of (q, t)
     none = torch.empty(0, len(temperature), dtype=torch.int64)  # there may be fewer queries than ranks
@@ -83,7 +75,7 @@ def knn_accuracy(
         neighbours = min(each, len(bank))
         places = ranks.gather_uneven(torch.cat(parts[neighbours]))
         for value, column in zip(temperature, places.T, strict=True):
-            found_scores = vars(scores_of_ranks(column, truths, len(classes)))
+            found_scores = vars(classification.scores_of_ranks(column, truths, len(classes)))
             results.append(
                 KnnResult(
                     **found_scores, k=each, temperature=value, neighbours=neighbours, bank=len(bank), classes=labels
@@ -105,7 +97,7 @@ def evaluate_knn(
     """kNN of the test images in the training images (`train_and_test`); unreadable ones are added to `skipped`."""
     unreadable = {} if skipped is None else skipped
     try:
-        bank, queries = (extract_over_ranks(features, source, ranks) for source in train_and_test(data))
+        bank, queries = (extract_over_ranks(features, source, ranks) for source in classification.train_and_test(data))
     except NoReadableImages as error:
         unreadable |= error.skipped
         raise
@@ -175,8 +167,8 @@ def _votes(
 
 def _rank(votes: Tensor, truth: Tensor) -> Tensor:
     """The rank of the true class (t, q) by votes (t, q, c); `LAST` if it has no vote among more than five classes."""
-    rank = rank_of_true_class(votes, truth)
+    rank = classification.rank_of_true_class(votes, truth)
     if votes.shape[2] <= 5:
         return rank
     own = votes.gather(2, truth.clamp_min(0).expand(len(votes), -1)[:, :, None]).squeeze(2)
-    return torch.where(own > 0, rank, LAST)
+    return torch.where(own > 0, rank, classification.LAST)

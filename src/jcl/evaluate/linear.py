@@ -54,10 +54,7 @@ class ProbeGrid:
 
 @dataclass(frozen=True)
 class LinearResult:
-    """The test accuracy of a probe, and how it was chosen.
-
-    `validation_top1` is the chosen cell's accuracy in percent on the held-out training images, None for a single cell.
-    """
+    """The test accuracy of a probe, and how it was chosen; a single cell has no `validation_top1` (in percent)."""
 
     scores: Scores
     classes: tuple[int, ...]  # the labels of the scores by class

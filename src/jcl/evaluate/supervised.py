@@ -168,10 +168,7 @@ class ClassifierTask(TrainingTask):
 def train_and_evaluate(
     task: ClassifierTask, console: Console, folder: ClassifierFolder | None = None, *, resumed: bool = False
 ) -> tuple[Scores, Progress, int]:
-    """Train, then evaluate on the test images; also returns the number of unreadable training images.
-
-    Without a folder nothing is written.
-    """
+    """Train, writing only into `folder`, and evaluate; also returns the number of unreadable training images."""
     progress, test, loader = Progress(), task.data.test, task.loader
     if folder is not None and resumed:
         checkpoint = checkpoint_to_resume(folder.checkpoints, partial(print_line, console))

@@ -30,13 +30,8 @@ from jcl.runs.folder import RunFolder
 
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
 _SMALL_STEM = "use --to torchvision, safetensors or onnx, or pre-train with --set model.stem=imagenet"
-_SUFFIXES = {
-    "detectron2": ".pkl",
-    "mmdetection": ".pth",
-    "ultralytics": ".pth",
-    "safetensors": ".safetensors",
-    "onnx": ".onnx",
-}
+_SUFFIXES = {"detectron2": ".pkl", "mmdetection": ".pth", "ultralytics": ".pth", "onnx": ".onnx"}
+_SUFFIXES["safetensors"] = ".safetensors"
 
 
 @dataclass(frozen=True)

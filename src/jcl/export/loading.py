@@ -17,16 +17,9 @@ from torch import Tensor, nn
 from jcl.console import STDERR, list_some, pluralize, print_line
 from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, fit_channels, torchvision_networks
 from jcl.errors import RunError, SettingsError, import_extra
+from jcl.export import layouts
 from jcl.export.backbone_file import BackboneInfo, backbone_info
 from jcl.export.hub import CONFIG, download_repository, library_errors
-from jcl.export.layouts import (
-    DETECTRON2,
-    has_small_stem,
-    network_prefixes,
-    resnet_name,
-    resnet_prefixes,
-    torchvision_names,
-)
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
 from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints
@@ -149,7 +142,7 @@ def _read_run(folder: RunFolder) -> WeightsFile:
 
 def load_network(weights: WeightsFile, backbone: str | None, image_size: int | None) -> LoadedBackbone:
     """Load the network given as `backbone`, the one named in the file, or the ResNet of these shapes."""
-    tensors, layout = torchvision_names(weights.tensors)
+    tensors, layout = layouts.torchvision_names(weights.tensors)
     name = backbone or network_name(weights)
     described, stem = weights.info or weights, stem_of(weights)
     size = image_size or described.image_size or _default_size(name, stem)
@@ -182,7 +175,7 @@ def stem_of(weights: WeightsFile) -> Stem:
     """The first layers that a file has; of a network other than a ResNet its own."""
     if weights.info:
         return weights.info.stem
-    return "small" if has_small_stem(torchvision_names(weights.tensors)[0]) else "imagenet"
+    return "small" if layouts.has_small_stem(layouts.torchvision_names(weights.tensors)[0]) else "imagenet"
 
 
 def network_name(weights: WeightsFile) -> str:
@@ -192,9 +185,9 @@ def network_name(weights: WeightsFile) -> str:
     named = weights.architecture
     if named and (named in OWN_BACKBONES or named in torchvision_networks() or _timm_image_size(named)):
         return named
-    tensors, _ = torchvision_names(weights.tensors)
-    prefixes = resnet_prefixes(tensors)
-    names = {name for prefix in prefixes if (name := resnet_name(tensors, prefix))}
+    tensors, _ = layouts.torchvision_names(weights.tensors)
+    prefixes = layouts.resnet_prefixes(tensors)
+    names = {name for prefix in prefixes if (name := layouts.resnet_name(tensors, prefix))}
     if len(names) == 1:
         return names.pop()
     reason = "holds a ResNet of unusual depth or width" if prefixes else "does not look like a ResNet"
@@ -222,7 +215,7 @@ def _default_size(name: str, stem: str) -> int:
 
 
 def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str, Tensor], name: str) -> str:
-    prefixes = network_prefixes(tensors, expected)
+    prefixes = layouts.network_prefixes(tensors, expected)
     if not prefixes:
         missing = f"most of its {len(expected):,} tensors ({list_some(expected, 3)})"
         found = list_some(tensors, 3)
@@ -275,7 +268,7 @@ def _part_of_file(name: str, prefix: str) -> str:
 
 def _notes(weights: WeightsFile, layout: str, stem: str, dtypes: set[torch.dtype]) -> Iterable[str]:
     """What had to be assumed, and what else was in the file."""
-    if weights.info is None and layout == DETECTRON2:
+    if weights.info is None and layout == layouts.DETECTRON2:
         yield "assumed RGB images and strides in the 3×3 convolutions, unlike in detectron2's MSRA weights"
     if weights.info is None and stem == "small":
         yield "assumed stride 1, padding 1 and no max-pool for the 3×3 stem; solo-learn pads by 2"

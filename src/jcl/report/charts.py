@@ -69,9 +69,7 @@ _TRAINING: Final = (
         "feature_std", from_zero=True,
     ),
 )  # fmt: skip
-SPEED: Final = ChartSpec(
-    "speed", "Throughput", "Images per second during training.", "images_per_second", from_zero=True
-)
+SPEED: Final = ChartSpec("speed", "Throughput", "Images per second in training.", "images_per_second", from_zero=True)
 _SIMILARITY: Final = ChartSpec(
     "similarity", "Similarity of an image's views", "Further right: the network finds the views more alike.",
     percent=True, from_zero=True, x_name="mean cosine similarity",

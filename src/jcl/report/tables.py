@@ -81,9 +81,7 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     for place, row in enumerate(rows):
         counts = sorted({int(one.images) for one in whole[row.name] if one is not None and one.images})
         rows[place] = replace(row, note=" and ".join(pluralize(count, *words) for count in counts))
-    whole_note = (
-        "In parentheses: 95 % intervals. To add results: `jcl linear RUN --json RUN/linear.json; jcl report RUN`."
-    )
+    whole_note = "In parentheses: 95 % intervals. Add results: `jcl linear RUN --json RUN/linear.json; jcl report RUN`."
     tables = [
         Table(f"On all {words[1]}", rows, whole_note),
         Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),

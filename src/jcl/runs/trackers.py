@@ -198,8 +198,4 @@ class _Trackio(Tracker):
         trackio.finish()
 
 
-_TRACKERS: dict[str, Callable[[Path, str, Settings], Tracker]] = {
-    "wandb": _Wandb,
-    "mlflow": _Mlflow,
-    "trackio": _Trackio,
-}
+_TRACKERS: dict[str, Callable[..., Tracker]] = {"wandb": _Wandb, "mlflow": _Mlflow, "trackio": _Trackio}

@@ -63,10 +63,7 @@ class CellFolder:
         self.left_out_file = path / "left_out.txt"  # unreadable images
 
     def plan(self, cell: Cell) -> None:
-        """Write the plan. Once training has started, the existing plan is kept.
-
-        Until then a new plan may change settings that do not affect the result, such as the device.
-        """
+        """Write the plan; once training has started, the existing one is kept."""
         refuse_links(self.path.parent, self.path)
         if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
             plan = {"values": dict(cell.values), "seed": cell.seed, "protocol": cell.protocol}

@@ -48,10 +48,7 @@ def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ViewSampler:
-    """Draws views of images and encodes at most `batch_size` of them at a time.
-
-    A view depends only on the seed, the image and the view's number.
-    """
+    """Draws views by seed, image and view number alone, and encodes at most `batch_size` of them at a time."""
 
     seed: int
     device: torch.device

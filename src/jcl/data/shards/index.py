@@ -167,10 +167,7 @@ class _HeaderFile(io.FileIO):
 
 
 def _members(stream: _HeaderFile) -> Iterator[_Member]:
-    """Yield the members that are not hidden, in order; raises `tarfile.TarError` where the file is damaged.
-
-    A member that is cut off by the end of the file is yielded first.
-    """
+    """Yield the visible members in order, also one that is cut off; then raise `tarfile.TarError` if it is damaged."""
     file_size = os.fstat(stream.fileno()).st_size
     try:
         tar = tarfile.TarFile(fileobj=stream, encoding="utf-8", errors="surrogateescape")

@@ -75,10 +75,7 @@ class ShardImages(EncodedImages):
             raise UnreadableImage(self.name_of(index), reason) from error
 
     def folders_inside(self) -> tuple[str, ...]:
-        """The folders in the shards if there are several and no image has a label.
-
-        They are not classes: in WebDataset they are part of a sample's name, and often without meaning.
-        """
+        """The folders in shards without labels, if several; in WebDataset they are parts of names, not classes."""
         if self.labels is not None or b"/" not in self._index.names.text:
             return ()
         folders = {name.removeprefix("./").rpartition("/")[0] for name in self._index.names} - {""}

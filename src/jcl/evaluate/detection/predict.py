@@ -124,10 +124,7 @@ def _indexed(index: Any, content: dict[str, Any], **changes: Any) -> Any:
 
 
 def detection_table(summaries: Sequence[dict[str, Any]], folders: Sequence[Path]) -> str:
-    """A Markdown table: one row per initialization, schedule and seed, with AP, AP50 and AP75 of each task.
-
-    Detectors of a task that would share a row have their folder appended to the label.
-    """
+    """A Markdown table of AP, AP50 and AP75 of each task, with a row per initialization, schedule and seed."""
     tasks = [task for task in _MODELS if any(summary["task"] == task for summary in summaries)]
     different = (name for name in _COLUMNS_IF_DIFFERENT if len({summary.get(name) for summary in summaries}) > 1)
     columns = (*_TABLE_COLUMNS, *different)
