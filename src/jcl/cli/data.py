@@ -169,9 +169,7 @@ def _classes(split: SplitReport) -> str:
 def _problems(split: SplitReport) -> list[str]:
     from jcl.data.check import SMALL_SIDE
 
-    problems = [
-        f"{_names([name])} cannot be read: {reason}" for name, reason in list(split.unreadable.items())[:_SHOWN]
-    ]
+    problems = [f"{_names([name])} cannot be read: {why}" for name, why in list(split.unreadable.items())[:_SHOWN]]
     if len(split.unreadable) > _SHOWN:
         problems.append(f"{len(split.unreadable) - _SHOWN:,} more cannot be read; --json FILE lists them all.")
     problems += split.warnings

@@ -7,7 +7,7 @@ import torch
 
 from jcl.data.encoded import EncodedImages
 from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
-from jcl.errors import DataError, first_line
+from jcl.errors import DataError, first_line, import_extra
 from jcl.paths import expand_user, hub_name
 
 _TEST_SPLITS = ("validation", "test", "val", "valid")  # in order of preference
@@ -52,20 +52,13 @@ class HubImages(EncodedImages):
             raise UnreadableImage(self.name_of(index), reason) from error
         return content
 
-    def warnings(self) -> list[str]:
-        return []
-
 
 def open_hub(location: str, download: bool = True) -> ImageData:
     """Open `hf:USER/DATASET`, `hf:USER/DATASET:SPLIT` or `hf:USER/DATASET:CONFIG:SPLIT`; the name may also be a folder.
 
     Without a split, `train` or the only one is used; `validation` or `test` has the test images.
     """
-    try:
-        import datasets
-    except ImportError:
-        install = "pip install 'joint-contrastive-learning[hf]'"
-        raise DataError(f"Opening {location} needs datasets; run: {install}.") from None
+    datasets = import_extra("datasets", "hf", f"Opening {location}")
     dataset, *parts = hub_name(location).split(":")
     folder = expand_user(dataset)
     try:

@@ -192,11 +192,9 @@ def online_quality(
     source: ImageSource, backbone: nn.Module, settings: ResolvedSettings, device: torch.device, skipped: dict[str, str]
 ) -> Callable[[], dict[str, float]]:
     """A function that measures `backbone` during training, each time it is called. Every rank measures it all."""
-    precision = choose_precision(settings.train.precision, device)
+    precision, data = choose_precision(settings.train.precision, device), settings.data
     viewer = Viewer("the network", backbone, run_view_recipe(settings))
-    sampler = ViewSampler(
-        0, device, precision, canvas=settings.data.canvas, workers=settings.data.workers, skipped=skipped
-    )
+    sampler = ViewSampler(0, device, precision, canvas=data.canvas, workers=data.workers, skipped=skipped)
     return lambda: quality_features(viewer, source, sampler).measure()._asdict()
 
 
