@@ -89,7 +89,7 @@ class Trainer:
         self.train(STEPS_BEFORE_RECORDING + 3)
 
     def train(self, steps: int) -> float:
-        """Seconds that so many steps take."""
+        """The seconds that this many steps take."""
         start = time.perf_counter()
         for _ in range(steps):
             self.advance()

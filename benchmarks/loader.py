@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--canvas", type=int, default=320)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=10.0, help="for each number of workers")
-    parser.add_argument("--steps", type=int, help="load so many batches, however long it takes")
+    parser.add_argument("--steps", type=int, help="load this many batches, instead of --seconds")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     return parser.parse_args()

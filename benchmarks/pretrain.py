@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1, help="queries per image of JCL")
     parser.add_argument("--local-queries", type=int, default=0, help="small crops of half the size, as queries of JCL")
     parser.add_argument("--inductor", action="append", default=[], metavar="NAME", help="switch on in the compiler")
-    parser.add_argument("--accumulate", type=int, default=1, help="measure a step of so many micro-batches too")
+    parser.add_argument("--accumulate", type=int, default=1, help="also measure a step of this many micro-batches")
     parser.add_argument("--checkpoint-activations", action="store_true", help="and with activation checkpointing")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--skip-ceiling", action="store_true")

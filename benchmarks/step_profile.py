@@ -3,7 +3,7 @@
     python benchmarks/step_profile.py --case resnet18-32-b256 --keys 5 --json profile.json
 
 The first step's parts are timed one by one; what any first compilation takes, whatever is compiled, comes before them.
-Of later steps, which are recorded, kernels are counted by kind; what is left of a step's time is spent between them.
+The kernels of later steps, which are recorded, are counted by kind; the rest of a step is spent between kernels.
 Empty the compiler's caches (TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR) to see a machine's very first run.
 """
 

@@ -205,7 +205,7 @@ class Trainer:
             raise self._diverged(problem)
 
     def _check_finite(self) -> None:
-        """Raise if the loss is not finite. A non-finite sum stays so, hence checking the window's sum suffices."""
+        """Raise if the loss is not finite. The sum of a window is enough: it is finite only if all its losses are."""
         if not bool(torch.isfinite(self.progress.window[0])):
             raise self._diverged(f"The loss is not finite after step {self.progress.step:,}")
 
