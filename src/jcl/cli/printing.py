@@ -52,7 +52,6 @@ def text_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, title: s
 
 
 def echo(text: str) -> None:
-    """Print a line to standard output."""
     print_line(out, text)
 
 

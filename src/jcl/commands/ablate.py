@@ -187,7 +187,6 @@ def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int
 
 
 def ablate(options: AblateOptions, console: Console) -> Ablation:
-    """Plan an ablation and run it on this machine."""
     plan = _plan(options, console)
     device = plan.cells[0].settings.train.device
     choose_device(device)  # raises if there is no such device

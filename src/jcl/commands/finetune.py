@@ -123,7 +123,6 @@ class _Finetuning:
         self.network = to_device(network, target.device)
 
     def run(self, folder: FinetuneFolder, *, resumed: bool = False) -> FinetuneFolder:
-        """Train, evaluate and write the results."""
         settings, network, task = self.settings, self.network, self.task
         preprocessing, device = self.target.info.preprocessing, self.target.device
         self._announce(folder)

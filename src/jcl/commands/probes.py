@@ -180,7 +180,6 @@ class LinearProbe:
         return report
 
     def run_grid(self, progress: ProgressCallback = no_progress) -> LinearResult:
-        """Train all probes of the grid on cached features."""
         size, workers = self.options.batch_size, self.options.worker_count
         train, test = (
             self.target.features(images, batch_size=size, workers=workers, console=self.console, progress=progress)

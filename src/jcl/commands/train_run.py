@@ -151,7 +151,6 @@ class RunTraining:
     def _write_summary(
         self, folder: RunFolder, record: MetricsLog, progress: Progress, peak_memory: int
     ) -> dict[str, Any]:
-        """Write the figures of a finished run and return them."""
         settings = self.settings
         train, *measured = (record.newest.get(kind, {}) for kind in ("train", "quality", "knn"))
         quality, knn = (line if line.get("step") else {} for line in measured)  # not of the untrained network

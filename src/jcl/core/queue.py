@@ -24,7 +24,6 @@ class KeyQueue(nn.Module):
 
     @property
     def size(self) -> int:
-        """The number of rows."""
         return self.rows.shape[0]
 
     @torch.no_grad()

@@ -48,7 +48,6 @@ METHODS: dict[str, Method] = {}
 
 
 def register(method: Method) -> Method:
-    """Add a method to `METHODS`."""
     METHODS[method.name] = method
     return method
 

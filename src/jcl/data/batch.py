@@ -38,7 +38,6 @@ class ImageBatch:
         return len(self.samples)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor."""
         local_rows = None if self.local_rows is None else function(self.local_rows)
         return type(self)(function(self.pixels), function(self.sizes), function(self.samples), local_rows)
 

@@ -218,7 +218,6 @@ def too_large(size: str, limit: int = PIXEL_LIMIT) -> str:
 
 
 def describe_failure(error: Exception, file: Path | bytes) -> str:
-    """Why an image cannot be decoded."""
     if isinstance(error, Image.DecompressionBombError):
         return too_large("far too many pixels")
     if isinstance(error, UnidentifiedImageError):

@@ -90,7 +90,6 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
         return batches if self._exchange is None else self._exchanged(self._exchange, batches, number, start)
 
     def close(self) -> None:
-        """End the worker processes."""
         self._pool.close()
 
     def __exit__(self, *_: object) -> None:

@@ -57,7 +57,6 @@ class BackboneInfo:
         return FeatureSettings(self.image_size, self.mean, self.std)
 
     def to_text(self) -> str:
-        """As JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -70,7 +69,6 @@ class BackboneInfo:
 
 
 def backbone_info(settings: ResolvedSettings, feature_width: int) -> BackboneInfo:
-    """The description of a run's backbone."""
     return BackboneInfo(
         backbone=settings.model.backbone,
         stem=settings.model.stem,
@@ -87,7 +85,6 @@ def save_backbone(backbone: nn.Module, info: BackboneInfo, path: Path, *, follow
 
 
 def backbone_bytes(backbone: nn.Module, info: BackboneInfo) -> bytes:
-    """The content of a backbone file."""
     return to_safetensors(weights_of(backbone), {"format": FORMAT, "info": info.to_text()})
 
 

@@ -30,8 +30,8 @@ from jcl.runs.folder import RunFolder
 
 _ALWAYS = "use --to safetensors or --to onnx, which take every backbone"
 _SMALL_STEM = "use --to torchvision, safetensors or onnx, or pre-train with --set model.stem=imagenet"
-_SUFFIXES = {"detectron2": ".pkl", "mmdetection": ".pth", "ultralytics": ".pth", "onnx": ".onnx"}
-_SUFFIXES["safetensors"] = ".safetensors"
+_SUFFIXES = {"detectron2": ".pkl", "mmdetection": ".pth", "ultralytics": ".pth"}
+_ANY_BACKBONE = ("safetensors", "onnx")  # targets that take every backbone, and the suffixes of their files
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def export_backbone(
     source, out = expand_user(source), expand_user(out)
     if target not in TARGETS:
         raise SettingsError(f"Unknown export target {target!r}; choose one of {', '.join(TARGETS)}.")
-    suffix = _SUFFIXES.get(target)
+    suffix = f".{target}" if target in _ANY_BACKBONE else _SUFFIXES.get(target)
     if suffix and out.suffix != suffix:
         raise SettingsError(f"{out} must end in {suffix} for {target}.")
     if out.resolve() in (source.resolve(), RunFolder(source).backbone_file.resolve()):
@@ -75,7 +75,7 @@ def export_backbone(
     elif out.exists() and any(out.iterdir()) and not force:
         raise RunError(f"{out} is not empty; use --force to write into it.")
     loaded = open_backbone(source, backbone)
-    if loaded.info.channels != 3 and target not in ("safetensors", "onnx"):
+    if loaded.info.channels != 3 and target not in _ANY_BACKBONE:
         raise SettingsError(f"{target} needs 3 input channels, this network has {loaded.info.channels}; {_ALWAYS}.")
     weights = loaded.network.state_dict()
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))

@@ -89,7 +89,6 @@ def checkpoint_run(path: Path) -> Path | None:
 
 
 def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
-    """The backbone in a checkpoint."""
     prefix = "model.query_encoder.backbone."
     tensors, metadata = read_tensors(path)
     if "step" not in metadata:

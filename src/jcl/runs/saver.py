@@ -63,7 +63,6 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._written is not None and not self._written.done()
 
     def start(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

@@ -83,7 +83,6 @@ class CellFolder:
         return read_object(self.result_file) if self.result_file.exists() else None
 
     def failure(self) -> str | None:
-        """The error message, if the cell failed."""
         return str(read_object(self.failure_file).get("error")) if self.failure_file.exists() else None
 
     def fail(self, error: str) -> None:

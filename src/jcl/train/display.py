@@ -110,7 +110,6 @@ class Display:
             self._print_progress(step)
 
     def show(self, line: Mapping[str, Any]) -> None:
-        """Show a new line of metrics."""
         self.newest.update(line)
         if self.newest.get("loss") is not None and not self._stopping:
             speed = format_speed(self.newest["images_per_second"])

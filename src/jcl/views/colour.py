@@ -64,7 +64,6 @@ def gray_blends(gray: Tensor) -> Blends:
 
 
 def change_colours(images: Tensor, change: ColourChange) -> Tensor:
-    """Apply the blends and the hue shift."""
     return blend(shift_hue(blend(images, change.before), change.turns), change.after)
 
 
