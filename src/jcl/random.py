@@ -1,9 +1,9 @@
 """Randomness as a function of (seed, stream, step, sample, ...), never of history.
 
 Every number is a hash of the words that name it, so there is no generator state to save or to share: a resumed run,
-another number of ranks and another order of work all draw the same numbers. The hash is the
-output function of splitmix64, chained over the words in integer arithmetic that wraps alike on every device. Nothing
-here waits for the device, and a step given as a tensor works in compiled graphs and CUDA graphs.
+another number of ranks and another order of work all draw the same numbers. The hash is the output function of
+splitmix64, chained over the words in integers that wrap alike on every device. Nothing here waits for the device, and
+a step given as a tensor works in compiled graphs and CUDA graphs.
 """
 
 from typing import Final

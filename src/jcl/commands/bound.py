@@ -40,8 +40,7 @@ def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCal
     """Eq. 4, 7 and 8 with views of images as keys, at every checkpoint of a run.
 
     The query is one more view of the image, and the negatives are the checkpoint's queue. Both encoders are in
-    evaluation mode, so that a key depends only on its view. Scales 1 and the run's own are always included. `progress`
-    is called with the number of images done and in total, over all checkpoints.
+    evaluation mode, so that a key depends only on its view. Scales 1 and the run's own are always included.
     """
     if options.keys < study.MIN_SAMPLES:
         raise SettingsError(f"--keys must be at least {study.MIN_SAMPLES}, but got {options.keys}.")

@@ -36,13 +36,7 @@ class _CheckedImage(NamedTuple):
 
 
 class SplitReport:
-    """What was found in one split.
-
-    `widths` and `heights` are (minimum, median, maximum) of the readable images as stored; `kinds` counts file formats
-    with color modes; `unreadable` maps names to reasons; `small` images have a side below `SMALL_SIDE`; each group of
-    `duplicates` has the same content; `warnings` are about skipped, damaged and unusual files. `figures` is all of
-    this in numbers and names, for JSON.
-    """
+    """What was found in one split; `figures` is all of it in numbers and names, for JSON."""
 
     def __init__(self, source: ImageSource, checked: list[_CheckedImage], seconds_per_image: float) -> None:
         readable = [image for image in checked if image.reason is None]

@@ -297,8 +297,7 @@ class ImageExchange:
     """Decides which images of a batch each rank holds, and exchanges them.
 
     ShuffleBN assigns the key views of the batch to ranks at random. Views are made where they are encoded, so the
-    decoded image is sent, once for all of its views on the same rank. Every rank computes the whole
-    shuffle, so it knows what to send and what to receive.
+    decoded image is sent, once for all of its views on the same rank. Every rank computes the whole shuffle.
     """
 
     def __init__(self, ranks: Ranks, seed: int, batch_size: int, num_keys: int) -> None:

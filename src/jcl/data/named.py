@@ -38,10 +38,10 @@ def open_data(
     """Open a data set by name, as a `.npz` file, as a folder of images or as WebDataset shards.
 
     Names are "demo" (synthetic), "cifar10", "cifar100" and "stl10" (stored below `root`), and those of Hugging Face,
-    such as `hf:USER/DATASET:SPLIT` (see `open_hub`). Shards are a `.tar` file, a
-    pattern such as `shards/{0000..0127}.tar`, a URL of such, or a folder that `write_shards` made. `progress` receives
-    download progress and warnings about a folder or shards. `classes` selects class folders of a folder. Unlistable
-    folders and damaged parts of shards are skipped; `strict` raises instead. Images get `channels` channels if given.
+    such as `hf:USER/DATASET:SPLIT` (see `open_hub`). Shards are a `.tar` file, a pattern such as
+    `shards/{0000..0127}.tar`, a URL of such, or a folder that `write_shards` made. `progress` receives downloads and
+    warnings. `classes` selects class folders. Unlistable folders and damaged parts of shards are skipped; `strict`
+    raises instead. Images get `channels` channels if given.
     """
     path = expand_user(location)
     sharded = is_shard_location(location)

@@ -74,10 +74,8 @@ class ImageSource(Protocol):
     def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         """Read one image, (channels, h, w); with a canvas, its longer side scaled down to at most that.
 
-        It is 8-bit RGB unless the source has a method `pixel_format`.
-
-        `window` says where an image longer than 2:1 is cut, from its start (0) to its end (1); None scales all of it.
-        Raises `UnreadableImage`.
+        It is 8-bit RGB unless the source has a method `pixel_format`. `window` says where an image longer than 2:1 is
+        cut, from its start (0) to its end (1); None scales all of it. Raises `UnreadableImage`.
         """
 
     def name_of(self, index: int) -> str:

@@ -17,9 +17,7 @@ _MAX_VIEWS = 12  # of an image in a picture
 Box = tuple[float, float, float, float]  # left, bottom, width and height, as fractions of a figure
 
 
-def plot_comparison(
-    scores: Mapping[str, float], path: Path, *, title: str, subtitle: str, chance: float | None = None
-) -> Path:
+def plot_comparison(scores: Mapping[str, float], path: Path, *, title: str, subtitle: str, chance: float) -> Path:
     """A bar for each score in percent, in the order given, and a dashed line at `chance`."""
     height = 1.15 + 0.46 * len(scores)
     figure = style.new_figure(8, height)
@@ -38,10 +36,8 @@ def plot_comparison(
     axes.set_axisbelow(True)
     axes.tick_params(axis="x", colors=style.MUTED, labelsize=style.SIZES["label"], length=0)
     axes.tick_params(axis="y", colors=style.INK, labelsize=style.SIZES["panel"] - 0.5, length=0)
-    if chance is not None:
-        axes.axvline(chance, color=style.INK, linewidth=1, linestyle=(0, (4, 3)))
-        subtitle += f"; dashed: chance, {chance:.1f} %"
-    style.write_title(figure, style.plain(title, 90), style.plain(subtitle, 120))
+    axes.axvline(chance, color=style.INK, linewidth=1, linestyle=(0, (4, 3)))
+    style.write_title(figure, style.plain(title, 90), style.plain(f"{subtitle}; dashed: chance, {chance:.1f} %", 120))
     return style.save(figure, path)
 
 

@@ -29,8 +29,7 @@ def apply_views(
     """Make views with these parameters: (n, channels, size, size), normalized.
 
     `pixels` (n, channels, height, width) holds the image of each view at the top left of a canvas: uint8, or floats,
-    which with color are in 0..1.
-    With `rows` (n,), the image of view i is `pixels[rows[i]]`.
+    which with color are in 0..1. With `rows` (n,), the image of view i is `pixels[rows[i]]`.
     """
     count = len(parameters)
     shape = (count, pixels.shape[1], recipe.size, recipe.size)
