@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
@@ -105,10 +106,9 @@ def views(options: commands.ViewsOptions) -> dict[str, Any]:
 @command("shard", group=DATA)
 def shard(options: commands.ShardOptions) -> dict[str, Any]:
     """Pack images into WebDataset tar files, which are faster to read than millions of small files."""
-    from jcl.commands.inputs import open_with_warnings
-    from jcl.data import write_shards
+    from jcl.data import open_data, write_shards
 
-    data = open_with_warnings(options.data, err)
+    data = open_data(options.data, progress=partial(print_line, err))
     with progress_bar("packing") as progress:
         size, seed = options.images_per_shard, options.seed
         splits = write_shards(data, options.out_folder, images_per_shard=size, seed=seed, progress=progress)

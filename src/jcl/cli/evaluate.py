@@ -11,8 +11,6 @@ from jcl.console import format_bytes, join_words, no_progress, pluralize, print_
 from jcl.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from jcl.commands.compare import Comparison
     from jcl.commands.embed import Matches
     from jcl.commands.probes import LinearReport
@@ -210,14 +208,18 @@ def neighbours(options: commands.NeighboursOptions) -> dict[str, Any]:
 
     [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
     """
-    from jcl.commands.embed import find_neighbours, refuse_input
+    from jcl.commands.embed import DRAWN, draw_matches, find_neighbours, refuse_input
 
     refuse_input(options.out, *options.images)
     matches = find_neighbours(options)
     columns = matches.as_dict()
     _print_matches(matches, columns)
     if options.out is not None:
-        _draw(matches, options.out)
+        some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
+        try:
+            echo(f"The neighbors{some} are drawn in {draw_matches(matches, options.out)}.")
+        except DataError as error:  # without the images there is no picture, but the table has been printed
+            print_line(err, f"The neighbors could not be drawn: {error}")
     return columns
 
 
@@ -232,19 +234,6 @@ def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
             for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]
         ]
         out.print(text_table(["rank", "similarity", "row", *shown], rows))
-
-
-def _draw(matches: Matches, picture: Path) -> None:
-    """Without the images there is no picture, but the table has been printed."""
-    from jcl.commands.embed import DRAWN, draw_matches
-
-    try:
-        draw_matches(matches, picture)
-    except DataError as error:
-        print_line(err, f"The neighbors could not be drawn: {error}")
-        return
-    some = f" of the first {DRAWN} images" if len(matches.queries) > DRAWN else ""
-    echo(f"The neighbors{some} are drawn in {picture}.")
 
 
 @command("detect", group=EVALUATE)

@@ -71,16 +71,11 @@ def open_chosen_data(
 ) -> ImageData:
     """The images at `location`, or by default those of the run that the weights are from, without `data.strict`."""
     if location is not None:
-        return open_with_warnings(location, console, channels)
+        return open_data(location, channels=channels, progress=partial(print_line, console))
     if settings is None:
         raise RunError(f"{weights} is a weights file; give the data after it.")
     require_data(settings, "give their new location after the run", console)
     return open_run_data(with_values(settings, {"data.strict": False}), console)
-
-
-def open_with_warnings(location: str, console: Console, channels: int | None = None) -> ImageData:
-    """Open the images at a location with `channels` channels; warnings are printed."""
-    return open_data(location, channels=channels, progress=partial(print_line, console))
 
 
 def with_absolute_location(settings: Settings) -> Settings:

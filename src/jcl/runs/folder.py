@@ -211,7 +211,7 @@ def numbered_folders(parent: Path, name: str) -> list[Path]:
         for path in parent.glob(f"{glob.escape(name)}-*")
         if (match := re.fullmatch(r"-(\d{3}|[1-9]\d{3,8})", path.name.removeprefix(name)))
     ]
-    return [_numbered(parent, name, number) for number in sorted(numbers, reverse=True)]
+    return [parent / f"{name}-{number:03d}" for number in sorted(numbers, reverse=True)]
 
 
 def unfinished_folder(wanted: Folder, started_with: Callable[[Folder], bool]) -> Folder | None:
@@ -245,17 +245,13 @@ def _create_numbered(wanted: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)  # separately: below a dangling link every number seems to exist
         while True:
-            path = _numbered(wanted.parent, wanted.name, number)
+            path = wanted.with_name(f"{wanted.name}-{number:03d}")
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
                 return path
             number += 1
     except OSError as error:
         raise RunError(f"The folder {path} cannot be written: {error.strerror}.") from None
-
-
-def _numbered(parent: Path, name: str, number: int) -> Path:
-    return parent / f"{name}-{number:03d}"
 
 
 def read_skipped(file: Path, max_chars: int | None = None) -> dict[str, str]:
