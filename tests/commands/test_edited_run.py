@@ -13,6 +13,7 @@ from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.report import read_run
 from jcl.errors import Interrupted, RunError
 from jcl.report.page import render_page
+from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from run_tools import QUIET, stop_after
 from small_runs import tiny_settings, write_image_folder
 
@@ -56,9 +57,21 @@ def test_settings_that_were_changed_under_a_run_are_told_and_nothing_where_they_
     edit_settings(folder, "log_every: 3", "log_every: 2")
     told, untold = (Console(file=io.StringIO(), width=1000) for _ in range(2))
     resume(folder, console=told)
-    assert "method.temperature = 0.2 instead of 0.3" in told.file.getvalue()
+    assert "method.temperature = 0.3 instead of 0.2" in told.file.getvalue()
     resume(copy, console=untold)
     assert "have changed" not in untold.file.getvalue()
+
+
+def test_an_edited_setting_of_the_optimizer_takes_effect_or_is_refused(npz, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    stopped_after_five_of_twelve_steps(npz, folder, monkeypatch)
+    edit_settings(folder, "layer_decay: 1.0", "layer_decay: 0.5")  # other groups of parameters
+    with pytest.raises(RunError, match=r"train\.layer_decay"):
+        resume(folder, console=QUIET)
+    edit_settings(folder, "layer_decay: 0.5", "layer_decay: 1.0")
+    edit_settings(folder, "weight_decay: 0.0005", "weight_decay: 0.25")
+    _, metadata = read_tensors(list_checkpoints(resume(folder, console=QUIET).path / "checkpoints")[-1])
+    assert {group["weight_decay"] for group in json.loads(metadata["optimiser"])["groups"]} == {0.25}
 
 
 def test_other_images_under_a_run_are_told_and_images_that_moved_are_the_same(tmp_path, monkeypatch):

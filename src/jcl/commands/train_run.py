@@ -232,7 +232,7 @@ class RunTraining:
         before, now = progress.settings, values_of(self.settings, names)
         both = [name for name in names if name in before]  # versions may differ in the settings they have
         progress.settings = now
-        if other := describe_differences({name: before[name] for name in both}, {name: now[name] for name in both}):
+        if other := describe_differences({name: now[name] for name in both}, {name: before[name] for name in both}):
             self.context.log(f"Settings have changed since the checkpoint was written: {other}.")
         # Only the first rank writes checkpoints, so only it needs the fingerprints.
         self.context.on_first(lambda: self._report_changed_images(progress))

@@ -24,7 +24,6 @@ from jcl.runs.atomic import OpenFolder, atomic_open, make_folder
 from jcl.runs.folder import read_run_id
 
 FORMAT = "jcl-checkpoint-2"
-_IMPLEMENTATION = ("fused", "foreach", "capturable")  # of an optimizer; depends on the device
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 # Settings that determine the shapes of each part. A part affects those after it, so the first mismatch is reported.
@@ -320,13 +319,16 @@ def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+    """Load the state of each parameter and the learning rate; weight decay and the like stay as the settings say."""
     state: dict[int, dict[str, Any]] = {}
     entries = {name.removeprefix("optimiser."): v for name, v in tensors.items() if name.startswith("optimiser.")}
     for name, value in (entries | rest["numbers"]).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
-    groups: list[dict[str, Any]] = []
-    for saved, own in zip(rest["groups"], optimizer.param_groups, strict=False):
-        groups.append(saved | {name: own[name] for name in _IMPLEMENTATION if name in own})
-        groups[-1].setdefault("lr", own["lr"])
+    saved, own = ([len(group["params"]) for group in groups] for groups in (rest["groups"], optimizer.param_groups))
+    if saved != own:
+        changed = "train.optimizer, train.layer_decay, train.head_epochs or model.freeze has changed"
+        raise ValueError(f"{changed}. Restore the settings, or start a new run.")
+    both = zip(optimizer.param_groups, rest["groups"], strict=True)
+    groups = [group | {name: before[name] for name in ("params", "lr") if name in before} for group, before in both]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -64,10 +64,10 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def describe_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """How `before` differs from `now`, as in "lr = 30 instead of 10 and 2 more"; empty if they are equal."""
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    different = (f"{name} = {_value(before, name)} instead of {_value(now, name)}" for name in names)
+def describe_differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """How `found` differs from `expected`, as in "lr = 30 instead of 10 and 2 more"; empty if they are equal."""
+    names = [name for name in {**found, **expected} if found.get(name) != expected.get(name)]
+    different = (f"{name} = {_value(found, name)} instead of {_value(expected, name)}" for name in names)
     return list_some(different, _MAX_DIFFERENCES)
 
 
