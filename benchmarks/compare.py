@@ -194,6 +194,8 @@ def run_all(missing: list[tuple[Row, int]], arguments: argparse.Namespace, heade
     processes = Processes()
 
     def task(row: Row, seed: int) -> None:
+        if str(seed) in results_of(read_results(arguments.json, header), row.name):
+            return  # another process has added it since
         print(f"{row.name}, seed {seed}", file=sys.stderr, flush=True)
         try:
             result = measure(row, seed, arguments, processes)

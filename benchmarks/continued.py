@@ -9,13 +9,18 @@ themselves is that of epoch 0. Repeat the command to continue: finished rows are
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 import machine
 import torch
+from rich.console import Console
 
 import jcl
+from jcl.commands.inputs import open_run_data
+from jcl.errors import JclError
+from jcl.evaluate.classification import classification_task
 from jcl.export.loading import open_backbone
 from jcl.settings.schema import parse_yaml, values_of
 
@@ -75,8 +80,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    try:
+        run(arguments)
+    except JclError as error:  # also if the training was asked to stop
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train all rows, and write the file after each."""
     figures: dict[str, Any] = {"data": arguments.data.name, "weights": arguments.weights.name, "rows": {}}
-    for name, values in rows(arguments).items():
+    chosen = rows(arguments)
+    shared = jcl.build_settings("folder", values=chosen["scratch"])
+    classification_task(open_run_data(shared, Console(quiet=True)))  # kNN needs labels
+    for name, values in chosen.items():
         figures["rows"][name] = row = train(name, values, arguments)
         machine.save(figures, arguments.json, "cuda" if torch.cuda.is_available() else "cpu")
         print(f"{name:10} kNN top-1 {' '.join(f'{value:.1f}' for value in row['knn_top1'])}")

@@ -10,6 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
+from jcl.errors import JclError, RunError
 from jcl.report import style
 from jcl.runs.json_object import read_object
 
@@ -21,7 +22,10 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+", help="files written by continued.py")
     parser.add_argument("-o", "--out", type=Path, required=True, help=".png file")
     arguments = parser.parse_args()
-    files = [read_object(file) for file in arguments.results]
+    try:
+        files = [read_rows(file) for file in arguments.results]
+    except JclError as error:
+        raise SystemExit(f"Error: {error}") from None
     names: list[str] = list(dict.fromkeys(name for found in files for name in found["rows"]))
     colors = dict(zip(names, style.colours_for(names), strict=True))
     figure, panels = style.new_panels(10, 4.2, columns=len(files))
@@ -33,6 +37,13 @@ def main() -> None:
         figure, "Continued pre-training", "Epoch 0 of the runs with --init is the accuracy of the weights"
     )
     print(f"The plot is in {style.save(figure, arguments.out)}.")
+
+
+def read_rows(file: Path) -> dict[str, Any]:
+    found = read_object(file)
+    if not isinstance(found.get("rows"), dict) or "weights" not in found:
+        raise RunError(f"{file} holds no results of continued.py.")
+    return found
 
 
 def draw(axes: Axes, found: dict[str, Any], colors: dict[str, str]) -> None:

@@ -106,6 +106,12 @@ def test_a_stopped_comparison_keeps_its_results_and_resumes(file, words, compare
     assert compared(words) == (0, printed) and file.read_bytes() == before
 
 
+def test_a_result_that_another_process_has_added_meanwhile_is_kept(file, words, compare, nothing_runs):
+    arguments, before = compare.parse_arguments(words), file.read_bytes()
+    assert compare.run_all([(compare.ROWS["jcl"], 0)], arguments, compare.file_header(arguments)) == []
+    assert json.loads(file.read_bytes()) == json.loads(before)
+
+
 @pytest.mark.parametrize(
     ("more", "named"),
     [

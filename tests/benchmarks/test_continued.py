@@ -5,6 +5,9 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 SMALL = ("method.queue_size=32", "record.tensorboard=false", "record.report=false", "train.device=cpu")
 
 
@@ -29,3 +32,18 @@ def test_rows_start_alike_and_are_kept(npz, pretrained, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["continued_figure.py", str(tmp_path / "rows.json"), "-o", str(plot)])
     importlib.import_module("continued_figure").main()
     assert plot.read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr(sys, "argv", ["continued_figure.py", str(pretrained / "summary.json"), "-o", str(plot)])
+    with pytest.raises(SystemExit, match=r"summary\.json"):
+        importlib.import_module("continued_figure").main()
+
+
+def test_images_without_labels_are_refused_before_training(pretrained, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    continued = importlib.import_module("continued")
+    np.save(tmp_path / "unlabeled.npy", np.zeros((32, 16, 16, 3), dtype=np.uint8))
+    options = [tmp_path / "unlabeled.npy", pretrained, "--epochs", "1", "--out", tmp_path / "out", "--set", *SMALL]
+    monkeypatch.setattr(sys, "argv", ["continued.py", *map(str, options)])
+    with pytest.raises(SystemExit) as stopped:
+        continued.main()
+    assert stopped.value.code == 1 and "unlabeled.npy" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

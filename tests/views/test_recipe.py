@@ -81,6 +81,7 @@ def test_every_setting_of_the_views_reaches_the_recipe() -> None:
         ("small", {"size": 0}, "size"),
         ("small", {"min_scale": 0.0}, "min_scale"),
         ("small", {"min_scale": 0.9, "max_scale": 0.5}, "max_scale"),
+        ("small", {"local_size": 33}, "local_size=33"),
         ("small", {"ratio": (2.0, 1.0)}, "ratio"),
         ("small", {"contrast": -0.1}, "contrast"),
         ("small", {"hue": 0.6}, "hue"),

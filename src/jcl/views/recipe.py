@@ -55,6 +55,7 @@ class ViewRecipe:
             "size must be at least 1": self.size >= 1,
             "0 < min_scale <= max_scale <= 1 must hold": 0 < self.min_scale <= self.max_scale <= 1,
             "local_scale must be 0 < low <= high <= 1": 0 < self.local_scale[0] <= self.local_scale[1] <= 1,
+            f"local_size={self.local_size} is larger than the views, {self.size} px": self.local_size <= self.size,
             "ratio must be 0 < low <= high": 0 < self.ratio[0] <= self.ratio[1],
             "brightness, contrast, saturation and noise must not be negative": (
                 min(self.brightness, self.contrast, self.saturation, self.noise) >= 0
