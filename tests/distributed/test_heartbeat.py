@@ -16,7 +16,7 @@ def test_ranks_that_stopped_or_never_started_to_beat_are_named(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     with Heartbeat(Ranks(0, 3)) as watcher:
         with Heartbeat(Ranks(1, 3)) as other, Heartbeat(Ranks(2, 3)) as third:
-            other.set_status("in step 7")
+            other.status = "in step 7"
             third.describe_other_ranks()  # waits, as all but the slow one do
             said = watcher.describe_other_ranks()
             assert "All ranks are alive" in said and "rank 1 " in said and "in step 7" in said and "rank 2" not in said

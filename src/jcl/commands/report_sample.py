@@ -214,7 +214,6 @@ def tsne(features: Tensor) -> Tensor | None:
     if count < 5:
         return None
     start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)  # scikit-learn's own start is NaN if all rows are equal
-    model = TSNE(
-        perplexity=min(30.0, (count - 1) / 3), init=start.numpy(), method="exact", max_iter=400, random_state=0
-    )
+    perplexity = min(30.0, (count - 1) / 3)
+    model = TSNE(perplexity=perplexity, init=start.numpy(), method="exact", max_iter=400, random_state=0)
     return torch.from_numpy(model.fit_transform(unit_rows(features.cpu()).numpy()))

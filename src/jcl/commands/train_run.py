@@ -29,7 +29,6 @@ from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value
-from jcl.runs.metrics import MetricsLog
 from jcl.runs.trackers import Tracker, open_tracker
 from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of, with_values
@@ -136,7 +135,7 @@ class RunTraining:
             if measured:
                 write_classes(folder, self.data.train, measured[-1])
             # Last: the summary marks the run as finished.
-            summary = self._write_summary(folder, trainer.record, progress, memory.read())
+            summary = self._write_summary(folder, trainer, memory.read())
             if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
                 context.log(f"Warning: {warning}")
 
@@ -148,10 +147,8 @@ class RunTraining:
         except RunError as error:
             raise type(error)(f"{error} {saved}") from None
 
-    def _write_summary(
-        self, folder: RunFolder, record: MetricsLog, progress: Progress, peak_memory: int
-    ) -> dict[str, Any]:
-        settings = self.settings
+    def _write_summary(self, folder: RunFolder, trainer: Trainer, peak_memory: int) -> dict[str, Any]:
+        settings, record, progress = self.settings, trainer.record, trainer.progress
         train, *measured = (record.newest.get(kind, {}) for kind in ("train", "quality", "knn"))
         quality, knn = (line if line.get("step") else {} for line in measured)  # not of the untrained network
         summary: dict[str, Any] = {

@@ -254,14 +254,11 @@ class Heartbeat:
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._at = ranks, "starting"
+        self._ranks = ranks
+        self.status = "starting"  # completes the sentence "rank 3 is ..."
         self._store: Any = _connect_store() if ranks.count > 1 else None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-
-    def set_status(self, status: str) -> None:
-        """Set what this rank is doing, to complete the sentence "rank 3 is ..."."""
-        self._at = status
 
     def __enter__(self) -> Self:
         if self._store is not None:
@@ -275,7 +272,7 @@ class Heartbeat:
 
     def describe_other_ranks(self) -> str:
         """A sentence that names the ranks the others wait for, if known; takes a few seconds."""
-        self._at = _WAITING
+        self.status = _WAITING
         if self._store is None:
             return "The state of the other ranks is unknown."
         beats: list[dict[int, dict[str, Any]]] = []
@@ -305,7 +302,7 @@ class Heartbeat:
         count = 0
         while not self._over.wait(BEAT_SECONDS if count else 0):
             count += 1
-            beat = {"count": count, "at": self._at, "host": socket.gethostname()}
+            beat = {"count": count, "at": self.status, "host": socket.gethostname()}
             with contextlib.suppress(RuntimeError):  # the store is gone
                 self._store.set(str(self._ranks.rank), json.dumps(beat))
 

@@ -159,7 +159,7 @@ def for_detectron2(job: ExportJob) -> Content:
     buffer, arrays = io.BytesIO(), {to_detectron2(part): value.numpy() for part, value in weights.items()}
     _ArrayPickler(buffer, protocol=4).dump({"model": arrays, "__author__": "jcl", "matching_heuristics": True})
     depth, groups, width = _resnet_shape(name, weights)
-    mean, std = _scaled_to_255(job.info)
+    mean, std = map(_scaled_to_255, (job.info.mean, job.info.std))
     config = f"""MODEL:
   WEIGHTS: {str(job.out)!r}
   PIXEL_MEAN: {mean}
@@ -184,7 +184,7 @@ def for_mmdetection(job: ExportJob) -> Content:
         raise SettingsError(f"mmdetection has no {name}; {_ALWAYS}.")
     depth, groups, width = _resnet_shape(name, weights)
     kind = "'ResNet'" if groups == 1 else f"'ResNeXt', groups={groups}, base_width={width}"
-    mean, std = _scaled_to_255(job.info)
+    mean, std = map(_scaled_to_255, (job.info.mean, job.info.std))
     config = f"""model = dict(
     data_preprocessor=dict(mean={mean}, std={std}, bgr_to_rgb=True),
     backbone=dict(
@@ -201,9 +201,8 @@ def _resnet_shape(name: str, weights: dict[str, Tensor]) -> tuple[str, int, int]
     return str(re.findall(r"res(?:net|next)(\d+)", name)[0]), outputs // inputs, inputs
 
 
-def _scaled_to_255(info: BackboneInfo) -> tuple[list[float], list[float]]:
-    mean, std = ([round(255 * value, 3) for value in values] for values in (info.mean, info.std))
-    return mean, std
+def _scaled_to_255(values: tuple[float, ...]) -> list[float]:
+    return [round(255 * value, 3) for value in values]
 
 
 def for_ultralytics(job: ExportJob) -> Content:

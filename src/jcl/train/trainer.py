@@ -153,11 +153,11 @@ class Trainer:
             task.end_epoch(self)  # training may have stopped between an epoch's last step and this
         self.display.start(progress.step, self.total_steps, steps, warmup)  # again, without the time of an evaluation
         for epoch in range(progress.step // steps, task.epochs):
-            self._heartbeat.set_status(f"reading the images of step {progress.step}")
+            self._heartbeat.status = f"reading the images of step {progress.step}"
             for batch in task.batches(epoch, progress.step % steps):
-                self._heartbeat.set_status(f"in step {progress.step}")
+                self._heartbeat.status = f"in step {progress.step}"
                 self._step(batch)
-                self._heartbeat.set_status(f"reading the images of step {progress.step}")
+                self._heartbeat.status = f"reading the images of step {progress.step}"
                 self.saver.report()
                 if warning := task.warning():
                     self.display.warn(warning)
