@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jcl.console import format_duration
 from jcl.train import display as module
-from jcl.train.display import Display, LogTimer, health, uniform_guess_loss
+from jcl.train.display import Display, health, uniform_guess_loss
 
 HEALTH = partial(health, queue_size=256, embedding_dim=128)
 FIGURES = {"kind": "train", "step": 19, "epoch": 1.0, "loss": 2.1234, "images_per_second": 12_321.4}
@@ -138,14 +138,13 @@ def test_a_terminal_is_told_how_a_run_without_labels_is_doing():
 
 
 def test_a_run_of_three_days_leaves_hundreds_of_lines_not_thousands(monkeypatch):
-    clock = Clock(monkeypatch)
-    pace, lines = LogTimer(console(io.StringIO(), 80, terminal=False)), 0
-    for _ in range(3 * 24 * 360):
-        clock.now += 10
-        if pace.due():
-            pace.restart()
-            lines += 1
-    assert 300 < lines < 600
+    clock, file, steps = Clock(monkeypatch), io.StringIO(), 3 * 24 * 360
+    with Display(console(file, 80, terminal=False), "jcl") as shown:
+        shown.start(0, steps, steps)
+        for step in range(1, steps):
+            clock.now += 10
+            shown.advance(step)
+    assert 300 < file.getvalue().count("jcl: step ") < 600
 
 
 def test_a_slow_run_says_more_than_zero_images_a_second():

@@ -54,12 +54,7 @@ class FeatureSettings:
         return 2 * round(self.image_size / self.crop_ratio)
 
     def extract(
-        self,
-        backbone: nn.Module,
-        source: ImageSource,
-        *,
-        progress: ProgressCallback = no_progress,
-        **options: Any,
+        self, backbone: nn.Module, source: ImageSource, *, progress: ProgressCallback = no_progress, **options: Any
     ) -> Features:
         """Pooled features of all images; `options` are those of `batches`."""
         skipped: dict[str, str] = {}

@@ -27,22 +27,6 @@ def format_speed(images_per_second: float) -> str:
     return f"{images_per_second:,.{0 if images_per_second >= 10 else 1}f} images/s"
 
 
-class LogTimer:
-    """Decides when to write a line to a log: often at first, rarely in runs of days, never beside a bar."""
-
-    def __init__(self, console: Console) -> None:
-        self._silent = console.is_terminal
-        self._started = self._last = time.monotonic()
-
-    def due(self) -> bool:
-        now = time.monotonic()
-        wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._started) / 20))
-        return not self._silent and now - self._last > wait
-
-    def restart(self) -> None:
-        self._last = time.monotonic()
-
-
 class Display:
     """Shows step, figures, speed and time left for the duration of a `with` block.
 
@@ -60,7 +44,7 @@ class Display:
         self.console, self.label = console, label
         self.newest: dict[str, Any] = {}
         self._describe, self._faster_options = describe, faster_options
-        self._log_timer = LogTimer(console)
+        self._started = self._last_line = time.monotonic()
         self._beside, self._stopping = {"figures": ""}, False  # text beside the bar
         self._bar = Progress(  # on one line, in terminals only; in a narrow terminal the bar shrinks first
             TextColumn("{task.description}"),
@@ -106,7 +90,7 @@ class Display:
             self._print_estimate(step, seconds / timed)
         elif timed == 0 and step == self._first + WARMUP_STEPS_ON_CPU and seconds >= SLOW_STEP_SECONDS:
             self._print_estimate(step, seconds, "at most ")
-        if self._log_timer.due():
+        if self._line_due():
             self._print_progress(step)
 
     def show(self, line: Mapping[str, Any]) -> None:
@@ -116,7 +100,7 @@ class Display:
             self._beside["figures"] = f"loss {self.newest['loss']:.3f}  {speed}"
         if line["kind"] == "knn":
             self._print(line["step"], self._describe_knn(line))
-        elif self._log_timer.due():
+        elif self._line_due():
             self._print_progress(line["step"])
 
     def _describe_knn(self, line: Mapping[str, Any]) -> str:
@@ -177,8 +161,14 @@ class Display:
         )
         self._print(step, f"step {step:,} of {self._total:,}{left}{figures}")
 
+    def _line_due(self) -> bool:
+        """Whether to write a line to a log: often at first, rarely in runs of days, never beside a bar."""
+        now = time.monotonic()
+        wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._started) / 20))
+        return not self.console.is_terminal and now - self._last_line > wait
+
     def _print(self, step: int, text: str) -> None:
-        self._log_timer.restart()
+        self._last_line = time.monotonic()
         epoch = "" if self._total == self._steps_per_epoch else f" epoch {step / self._steps_per_epoch:.3g}"
         print_line(self.console, f"{self.label}{epoch}: {text}")
 

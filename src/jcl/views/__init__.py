@@ -1,8 +1,10 @@
 """Batched augmentation on any device, with random parameters for each view."""
 
-from jcl.views.colour import as_rgb, denormalise
-from jcl.views.pipeline import ViewMaker, centre_views
-from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe, view_recipe
-
-__all__ = ["IMAGENET_MEAN", "IMAGENET_STD", "ViewMaker", "ViewRecipe", "as_rgb", "centre_views", "denormalise"]
-__all__ += ["view_recipe"]
+from jcl.views.colour import as_rgb as as_rgb
+from jcl.views.colour import denormalise as denormalise
+from jcl.views.pipeline import ViewMaker as ViewMaker
+from jcl.views.pipeline import centre_views as centre_views
+from jcl.views.recipe import IMAGENET_MEAN as IMAGENET_MEAN
+from jcl.views.recipe import IMAGENET_STD as IMAGENET_STD
+from jcl.views.recipe import ViewRecipe as ViewRecipe
+from jcl.views.recipe import view_recipe as view_recipe

@@ -94,11 +94,7 @@ def _new_folder(out: Path) -> Path:
 
 
 def _readable_images(
-    source: ImageSource,
-    seed: int,
-    pool: ThreadPoolExecutor,
-    left_out: dict[str, str],
-    advance: Callable[[int], None],
+    source: ImageSource, seed: int, pool: ThreadPoolExecutor, left_out: dict[str, str], advance: Callable[[int], None]
 ) -> Iterator[_Stored]:
     """Yield the images in shuffled order, read by several threads; unreadable ones are added to `left_out`."""
     order = permutation(seed, SHARD_ORDER, 0, len(source)).tolist()
