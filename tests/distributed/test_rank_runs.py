@@ -62,8 +62,8 @@ def furthest(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
 
 
 def assert_never_without_a_checkpoint(run: Path) -> None:
-    found = search_checkpoints(run / "checkpoints")
-    assert found.newest is not None and found.damaged == []
+    newest, damaged = search_checkpoints(run / "checkpoints")
+    assert newest is not None and damaged == []
 
 
 def assert_said_once_and_in_one_folder(run: Run, said: str, steps: int) -> None:

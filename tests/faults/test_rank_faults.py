@@ -37,9 +37,9 @@ def unbroken(npz: Path, run: Path, epochs: int = 40, **changes: object) -> Run:
 
 def newest_step(run: Path) -> int:
     """The step of the newest checkpoint, and that none is damaged; 0 as long as there is none."""
-    found = search_checkpoints(run / "checkpoints")
-    assert found.damaged == []
-    return int(found.newest.stem.removeprefix("step-")) if found.newest else 0
+    newest, damaged = search_checkpoints(run / "checkpoints")
+    assert damaged == []
+    return int(newest.stem.removeprefix("step-")) if newest else 0
 
 
 def test_ranks_killed_at_fifty_moments(npz, tmp_path):
