@@ -54,6 +54,8 @@ def refuse_expansion(file: Path, error: type[JclError]) -> None:
 def suggest_path(missing: str | Path) -> str:
     """The end of a sentence about a missing path: `; did you mean photos?`, or a full stop."""
     path = expand_user(missing)
+    if path.is_symlink():
+        return ": it is a broken link."
     try:
         names = [entry.name for entry in islice(path.absolute().parent.iterdir(), 1000)]
     except OSError:

@@ -227,6 +227,14 @@ def test_a_run_that_is_all_warm_up_or_trains_only_its_head_says_so(tmp_path, nam
     assert ("warning" in heard.file.getvalue()) == told
 
 
+def test_where_rankme_fails_the_value_of_an_earlier_epoch_is_not_repeated(image_folder, tmp_path, monkeypatch):
+    said = Console(file=io.StringIO(), width=500)
+    at_steps(monkeypatch, {4: lambda: shutil.rmtree(image_folder)})  # training has the images in memory by then
+    run = pretrain(tiny_settings(image_folder), tmp_path / "run", console=said)
+    assert run.summary["steps"] == 9
+    assert said.file.getvalue().count("skipped from now on") == 2 and said.file.getvalue().count("RankMe") == 1
+
+
 def test_labels_without_a_test_set_are_split(tmp_path):
     np.savez(tmp_path / "labelled.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
     run = pretrain(tiny_settings(tmp_path / "labelled.npz", train__epochs=1), tmp_path / "run", console=QUIET)

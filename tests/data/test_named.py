@@ -48,6 +48,12 @@ def test_unknown_name_without_a_near_one_lists_them():
         open_data("/no/such/place")
 
 
+def test_a_broken_link_is_named_as_such(tmp_path: Path):
+    (tmp_path / "photos").symlink_to(tmp_path / "gone")
+    with pytest.raises(DataError, match="photos: it is a broken link"):
+        open_data(str(tmp_path / "photos"))
+
+
 def test_file_of_another_kind(tmp_path: Path):
     (file,) = write_images(tmp_path, 1)
     with pytest.raises(DataError, match=r"000\.png"):

@@ -110,6 +110,7 @@ class PretrainTask(TrainingTask):
                 problem = str(error)
             if trainer.ranks.any(bool(problem)):  # training itself does not need it
                 del self.evaluate[kind]
+                trainer.display.newest.pop("rankme", None)  # of an earlier epoch
                 title = {"knn": "kNN", "quality": "RankMe"}.get(kind, kind)
                 trainer.display.warn(f"{title} is skipped from now on: {problem or 'another rank cannot measure it.'}")
             else:
