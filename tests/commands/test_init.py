@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import jcl
 from jcl.commands.run import Run
-from jcl.core.encoder import build_backbone
+from jcl.core.encoder import OWN_BACKBONES, build_backbone
 from jcl.errors import JclError, RunError, SettingsError
 from jcl.export.loading import initial_facts, initial_tensors, read_initial
 from jcl.settings.recipes import build_settings
@@ -86,6 +86,27 @@ def test_a_run_continues_from_a_run_and_says_what_it_loaded(call, npz, tmp_path,
     assert "weights at the start" in err and "untrained" not in err
     page = (run.path / "report.html").read_text()
     assert "weights at the start" in page and "untrained network" not in page
+
+
+class TiedNetwork(torch.nn.Module):
+    """Two layers with the same weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Conv2d(3, 8, 3)
+        self.second = self.third = torch.nn.Conv2d(8, 8, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(self.first(images)).relu()).mean((2, 3))
+
+
+def test_layers_that_share_weights_are_saved_and_loaded(npz, tmp_path, monkeypatch):
+    monkeypatch.setitem(OWN_BACKBONES, "tied", TiedNetwork)
+    changes = {"model__backbone": "tied", "train__epochs": 1, "train__layer_decay": 0.5, "record__report": False}
+    first = jcl.pretrain(tiny_settings(npz, **changes), tmp_path / "first", console=QUIET)
+    after = jcl.pretrain(tiny_settings(npz, **changes, model__init=str(first.path)), tmp_path / "next", console=QUIET)
+    network = after.backbone()
+    assert network.second.weight is network.third.weight and after.summary["steps"] == first.summary["steps"]
 
 
 @pytest.mark.parametrize("kind", ["torch.save", "safetensors", "moco", "dino", "timm"])

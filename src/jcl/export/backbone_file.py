@@ -89,8 +89,9 @@ def backbone_bytes(backbone: nn.Module, info: BackboneInfo) -> bytes:
 
 
 def weights_of(backbone: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, contiguous and on the CPU."""
-    return {name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()}
+    """Parameters and buffers by name, contiguous and on the CPU; copies, because layers may share theirs."""
+    copied = torch.contiguous_format
+    return {name: value.detach().cpu().clone(memory_format=copied) for name, value in backbone.state_dict().items()}
 
 
 def weights_digest(backbone: nn.Module) -> str:

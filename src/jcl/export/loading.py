@@ -18,7 +18,7 @@ from jcl.console import STDERR, list_some, pluralize, print_line
 from jcl.core.encoder import OWN_BACKBONES, Stem, build_backbone, fit_channels, torchvision_networks
 from jcl.errors import RunError, SettingsError, import_extra
 from jcl.export import layouts
-from jcl.export.backbone_file import BackboneInfo, backbone_info
+from jcl.export.backbone_file import BackboneInfo, backbone_info, weights_of
 from jcl.export.hub import CONFIG, download_repository, library_errors
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
@@ -306,7 +306,7 @@ def initial_tensors(
                 problem = f"{weights.path} holds a {found}, but the backbone is {name}; use --backbone {found}."
                 raise SettingsError(problem) from None
         raise
-    tensors, expected = loaded.network.state_dict(), backbone.state_dict()
+    tensors, expected = weights_of(loaded.network), backbone.state_dict()
     had, channels = loaded.info.channels, settings.data.channels
     fitted = next(part for part, value in tensors.items() if value.ndim == 4) if had != channels else ""
     if fitted:  # the first layer
@@ -314,7 +314,7 @@ def initial_tensors(
     fresh = {part for part, value in expected.items() if tensors[part].shape != value.shape}
     if fresh and settings.model.freeze:  # they would stay random
         raise SettingsError(f"model.freeze needs the stem of the weights; set model.stem={loaded.info.stem}.")
-    kept = {part: value.contiguous() for part, value in tensors.items() if part not in fresh}
+    kept = {part: value for part, value in tensors.items() if part not in fresh}
     lines = [
         f"model.init = {settings.model.init}: loaded {pluralize(loaded.loaded - len(fresh), 'tensor')} of {name} "
         f"({loaded.source})"
