@@ -364,6 +364,7 @@ def test_a_difference_is_clear_if_almost_all_halves_of_the_images_agree():
     assert found.best("lidar") is None
     assert [found.correlation(measure) for measure in Quality._fields] == [pytest.approx(0.5), pytest.approx(0.5), None]
     assert high.share_above(low, "lidar") == 0.5  # ties
+    assert run("noise", [1.0000002]).share_above(run("one", [1.0]), "rankme") == 0.5
     equal = replace(found, runs=[replace(run, knn_top1=100.0) for run in found.runs])
     assert equal.correlation("rankme") is None
 

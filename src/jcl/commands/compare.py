@@ -1,6 +1,7 @@
 """Compares networks on the same images and views: `jcl distribution` (Figure 3) and `jcl compare` (without labels)."""
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from jcl.views.recipe import canvas_side
 
 CLEAR = 0.975  # share of the halves of the images in which the better one is better
 MIN_IMAGES = 8  # on fewer, halves hardly differ
+_ROUNDING = 1e-4  # of a measure, relative to it
 _DEFAULT_VIEWS = "moco-v2"  # the paper's, for weights files
 RunSettings = Mapping[Path, ResolvedSettings]
 
@@ -166,10 +168,11 @@ class Compared:
     knn_top1: float | None
 
     def share_above(self, other: Self, measure: str) -> float:
-        """The share of the halves in which this one is better; ties count half."""
+        """The share of the halves in which this one is better; ties, also up to rounding, count half."""
         pairs = zip(self.halves, other.halves, strict=True)
         scores = [(own.score(measure), their.score(measure)) for own, their in pairs]
-        return sum((own > their) + 0.5 * (own == their) for own, their in scores) / len(scores)
+        wins = (0.5 if math.isclose(*both, rel_tol=_ROUNDING) else float(both[0] > both[1]) for both in scores)
+        return sum(wins) / len(scores)
 
 
 @dataclass(frozen=True)
