@@ -82,6 +82,7 @@ def test_lightning_module(printed, fewer_images):
     assert falls(losses(text)) and "after" in accuracies(text), text
 
 
+@pytest.mark.slow
 @needs("lightly")
 def test_lightly_loop(printed, fewer_images):
     assert falls(losses(printed("lightly_loop.py", *SHORT)))

@@ -64,7 +64,7 @@ def test_ultralytics_numbers_the_layers_and_does_not_normalize(tmp_path, name):
     [
         ("mmdetection", "timm/convnext_atto", "imagenet"),
         ("mmdetection", "resnet18", "small"),
-        ("mmdetection", "wide_resnet50_2", "imagenet"),
+        pytest.param("mmdetection", "wide_resnet50_2", "imagenet", marks=pytest.mark.slow),
         ("ultralytics", "timm/convnext_atto", "imagenet"),
         ("ultralytics", "timm/vit_tiny_patch16_224", "imagenet"),
         ("ultralytics", "resnet18", "small"),
