@@ -33,11 +33,13 @@ class OpenFolder(contextlib.AbstractContextManager["OpenFolder"]):
         if create:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path.name, dir_fd=within.descriptor)
+        within.refuse_link(path.name)
         self.descriptor = os.open(path.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within.descriptor)
 
     def open(self, name: str, flags: int) -> int:
         """Open a file to write or lock it; it must be a regular file without other names."""
-        # O_NONBLOCK, because a pipe would wait for a reader.
+        self.refuse_link(name)
+        # O_NOFOLLOW, because a link may take its place meanwhile; O_NONBLOCK, because a pipe would wait for a reader.
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666, dir_fd=self.descriptor)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
@@ -46,8 +48,15 @@ class OpenFolder(contextlib.AbstractContextManager["OpenFolder"]):
         return descriptor
 
     def append(self, name: str) -> BinaryIO:
-        """Open a file, which may be new, to append to it."""
-        return os.fdopen(self.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+        """Open a file, which may be new, to append to it without a buffer."""
+        return os.fdopen(self.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
+
+    def refuse_link(self, name: str) -> None:
+        """Raise if there is a link, pipe or device of this name."""
+        with contextlib.suppress(FileNotFoundError):
+            mode = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                raise OSError(errno.ELOOP, f"{name} {_SPECIAL}")
 
     def in_place(self) -> bool:
         """Whether the folder is still at its path."""
@@ -125,7 +134,7 @@ def atomic_open(
 
     `check` gets the new file, once it is on the disk, and raises if it is not valid. `folder` is the folder of `path`,
     if it is open. With `follow_links`, for paths that the user gives, missing folders are created, and links, pipes
-    and devices such as /dev/stdout are written to directly. Otherwise they are replaced.
+    and devices such as /dev/stdout are written to directly. Otherwise they are refused.
     """
     # A random name, because several processes may write the same file.
     partial = f".{path.name}.{secrets.token_hex(4)}.partial"
@@ -137,6 +146,7 @@ def atomic_open(
                 return
             if folder is None:
                 folder = stack.enter_context(OpenFolder(path.parent, create=follow_links))
+            folder.refuse_link(path.name)
             folder.remove_partial_files(unchanged_for=_DAY)
             with os.fdopen(folder.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL), "w+b") as file:
                 yield file
@@ -147,6 +157,7 @@ def atomic_open(
                         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # have it read from the disk
                     file.seek(0)
                     check(file)
+            # A link that has just taken the place of the file is replaced, not followed.
             os.replace(partial, path.name, src_dir_fd=folder.descriptor, dst_dir_fd=folder.descriptor)
             os.fsync(folder.descriptor)
         except BaseException as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jcl.errors import RunError
-from jcl.runs.atomic import OpenFolder, refuse_links
+from jcl.runs.atomic import OpenFolder
 
 NAME = ".lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -36,7 +36,6 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
     It is the kernel's lock (`flock`), so a dead process never holds it. The file only names the owner. On a file
     system without locks `warn` is called instead.
     """
-    refuse_links(folder / NAME)
     with contextlib.ExitStack() as stack:
         try:
             opened = stack.enter_context(OpenFolder(folder, create=True))

@@ -118,8 +118,10 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         with self._folder.append(self.path.name) as file:
             self._end = min(self._end, os.fstat(file.fileno()).st_size)
             file.truncate(self._end)
-            file.write(content)
-        self._end += len(content)
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.write(rest) :]
+            self._end += len(content)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

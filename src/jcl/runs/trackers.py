@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import SettingsError, first_line
-from jcl.runs.atomic import OpenFolder, refuse_links
+from jcl.runs.atomic import OpenFolder
 from jcl.settings.schema import Settings, setting_names, values_of
 
 _PROJECT = "jcl"
@@ -97,7 +97,6 @@ class TensorBoard(Tracker):
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
         self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
-        refuse_links(self._folder)
         with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._file) as file:
             while self._waiting:
                 RecordWriter(file).write(self._waiting.pop(0).SerializeToString())
