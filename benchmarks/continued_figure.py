@@ -1,6 +1,8 @@
-"""Plots the kNN accuracy over epochs of `benchmarks/continued.py`, one panel for each results file.
+"""Plots the kNN accuracy over epochs of `benchmarks/continued.py`.
 
-python benchmarks/continued_figure.py benchmarks/results/continued-*.json -o docs/images/continued.png
+    python benchmarks/continued_figure.py benchmarks/results/continued-*.json -o docs/images/continued.png
+
+Each results file has a panel. Runs with `--init` start at the accuracy of the weights.
 """
 
 import argparse

@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--results", type=Path, required=True, help="folder of the JSON files")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--rows", nargs="+", choices=[*ALL, "scale-10"], help="default: all")
+    parser.add_argument("--rows", nargs="+", choices=[*ALL, "scale-10"], help="not of the figures")
     parser.add_argument("--seeds", nargs="+", type=int, help="default: 0 1 2 of `covariance` (scale 10: 0), else 0")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--figure-2-epochs", type=int, default=60)

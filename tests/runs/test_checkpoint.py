@@ -147,14 +147,14 @@ def sealed(tmp_path_factory) -> bytes:
 
 
 def damaged_files(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """A third of the bytes of the header with one bit flipped, some of the tensors', and the file cut off in places."""
+    """Every byte of the header with one bit flipped, some of the tensors', and the file cut off at many lengths."""
     header_end = 8 + int.from_bytes(content[:8], "little")
-    places = [*range(0, header_end, 3), *range(header_end, len(content), 197), len(content) - 1]
+    places = [*range(header_end), *range(header_end, len(content), 97), len(content) - 1]
     for number, place in enumerate(places):
         changed = bytearray(content)
         changed[place] ^= 1 << number % 8
         yield f"bit {number % 8} of byte {place}", bytes(changed)
-    for length in range(0, len(content), 401):
+    for length in range(0, len(content), 101):
         yield f"cut after {length}", content[:length]
     yield "something behind it", content + b"\x00"
 

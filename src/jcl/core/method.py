@@ -285,7 +285,7 @@ class ContrastiveLearner(nn.Module):
 
     def encode_queries(self, batches: Iterator[Tensor], statistics: list[Statistics]) -> Tensor:
         """Encode the queries of a micro-batch, image by image, then its small crops; keep batch norm statistics."""
-        side = SideStream(self._side_device, number=1)
+        side = SideStream(self._side_device if self.num_local_queries else None, number=1)
         queries: Tensor = self.query_encoder(next(batches))
         statistics.append(pop_batch_stats(self.query_encoder))
         if not self.num_local_queries:
