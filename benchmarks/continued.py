@@ -24,6 +24,7 @@ from jcl.evaluate.classification import classification_task
 from jcl.export.loading import open_backbone
 from jcl.settings.schema import parse_yaml, values_of
 
+QUALITY = ("rankme", "alpha_req", "lidar")  # of the last epoch; they need no labels
 # What `--init` changes, apart from the weights themselves: the naive run has the values of a run from scratch.
 RECIPE = ("train.lr", "train.warmup_epochs", "train.head_epochs", "train.layer_decay", "method.key_momentum")
 
@@ -57,12 +58,13 @@ def train(name: str, values: dict[str, Any], arguments: argparse.Namespace) -> d
         values = values_of(scratch, RECIPE) | values
     settings = jcl.build_settings("folder", values=values)
     run = jcl.pretrain(settings, arguments.out / name, resume="auto", label=name)
-    knn = [line for line in run.metrics if line["kind"] == "knn"]
+    knn, quality = ([line for line in run.metrics if line["kind"] == kind] for kind in ("knn", "quality"))
     return {
         "settings": values_of(run.settings, RECIPE),
         "epochs": [line["epoch"] for line in knn],
         "knn_top1": [line["knn_top1"] for line in knn],
         "test_images": knn[-1]["test_images"],
+        "quality": {name: quality[-1][name] for name in QUALITY},
         "seconds": run.summary["seconds"],
     }
 
