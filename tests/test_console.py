@@ -1,4 +1,4 @@
-"""Lines for people: whole words in a terminal, whole lines in a log, and numbers that read well."""
+"""Lines for people, whole in a terminal and in a log, and numbers that read well."""
 
 import io
 import os
@@ -25,38 +25,9 @@ def test_words_are_listed_as_people_do():
     assert lists == ["a", "a and b", "a, b and c"]
 
 
-def test_a_log_gets_the_whole_line():
-    assert told(LONG, terminal=False, lead="Error: ") == f"Error: {LONG}\n"
-
-
-def test_a_terminal_gets_lines_that_break_between_words():
-    lines = told(LONG, terminal=True).splitlines()
-    assert " ".join(line.strip() for line in lines) == LONG
-    assert all(len(line) <= 30 or line.split() == [line.strip()] for line in lines)
-    assert lines[1].startswith("  ") and not lines[0].startswith(" ")
-
-
-def test_paths_and_commands_can_be_copied_from_one_line():
-    lines = told(LONG, terminal=True).splitlines()
-    assert any("/a/path/that/is/longer/than/the/line;" in line for line in lines)
-    assert any("`jcl resume x`." in line for line in lines)
-    needed = "Parquet files need pyarrow; run: pip install 'joint-contrastive-learning[parquet]', or not."
-    assert any("pip install 'joint" in line for line in told(needed, terminal=True).splitlines())
-
-
-def test_a_line_that_is_set_in_stays_so_where_it_goes_on():
-    lines = told("  data.workers = 2: one per CPU core, 16 at most (2 cores here)", terminal=True).splitlines()
-    assert lines[0].startswith("  data") and all(line.startswith("    ") for line in lines[1:])
-
-
-def test_what_fits_is_left_as_it_is():
-    assert told("  two  spaces [stay]", terminal=True) == "  two  spaces [stay]\n"
-
-
-def test_wide_signs_count_as_two():
-    assert all(
-        sum(2 if sign > "ⅿ" else 1 for sign in line) <= 30 for line in told("写真 " * 20, terminal=True).split("\n")
-    )
+@pytest.mark.parametrize("terminal", [False, True])
+def test_paths_and_commands_can_be_copied_from_one_line(terminal):
+    assert f"{LONG}\n" in told(LONG, terminal=terminal, lead="Error: ")
 
 
 def test_counts():

@@ -8,12 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-
-# Kept on one line, so that they can be copied: words (paths), commands in back quotes and `pip install`.
-_UNBROKEN = re.compile(r"`[^`\n]*`\S*|pip install '[^'\n]*'\S*|\S+")
 
 
 class RobustConsole(Console):
@@ -50,11 +46,8 @@ def no_progress(done: int, total: int) -> None:
 
 
 def print_line(console: Console, text: str, *, lead: str = "") -> None:
-    """Print a line without markup, wrapped between words in a terminal only; `lead` comes first, highlighted."""
-    shown = escape_controls(lead + text)
-    if console.is_terminal:
-        shown = "\n".join(_wrap(line, console.width) for line in shown.split("\n"))
-    line = Text(shown)
+    """Print a line without markup or line breaks, so that it can be copied; `lead` comes first, highlighted."""
+    line = Text(escape_controls(lead + text))
     line.stylize("bold red", 0, len(lead))
     console.print(line, soft_wrap=True)
 
@@ -123,18 +116,3 @@ def format_bytes(count: float) -> str:
     if abs(count) >= 2**30:
         return f"{count / 2**30:,.2f} GiB"
     return f"{count / 2**20:.1f} MiB" if abs(count) >= 2**20 else f"{count / 2**10:.1f} KiB"
-
-
-def _wrap(line: str, width: int) -> str:
-    """The line wrapped to `width` columns, unless a word is longer, with a hanging indent."""
-    if cell_len(line) <= width:
-        return line
-    indent = " " * (len(line) - len(line.lstrip()))
-    lines, current = [], indent
-    for word in _UNBROKEN.findall(line):
-        space = " " if current.strip() else ""
-        if space and cell_len(current + space + word) > width:
-            lines.append(current)
-            current, space = indent + "  ", ""
-        current += space + word
-    return "\n".join([*lines, current])
