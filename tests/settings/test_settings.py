@@ -142,14 +142,6 @@ def test_hostile_or_broken_yaml_is_one_sentence_and_runs_nothing(text, tmp_path,
     assert [entry.name for entry in tmp_path.iterdir()] == ["settings.yaml"]
 
 
-def test_aliases_which_could_fill_the_memory_are_refused(tmp_path):
-    """Each line holds the one before ten times: expanded, these would be a billion values."""
-    lines = ["l0: &l0 [0]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10))]
-    (tmp_path / "settings.yaml").write_text("\n".join(lines))
-    with pytest.raises(SettingsError, match="alias"):
-        read_settings(tmp_path / "settings.yaml", Settings)
-
-
 def test_a_message_about_a_long_value_is_short(tmp_path):
     (tmp_path / "settings.yaml").write_text("train: {lr: [" + "1, " * 9000 + "]}")
     with pytest.raises(SettingsError) as caught:
