@@ -208,9 +208,8 @@ def neighbours(options: commands.NeighboursOptions) -> dict[str, Any]:
 
     [dim]jcl neighbours mine.jpg --index photos.parquet -o neighbours.png[/]
     """
-    from jcl.commands.embed import DRAWN, draw_matches, find_neighbours, refuse_input
+    from jcl.commands.embed import DRAWN, draw_matches, find_neighbours
 
-    refuse_input(options.out, *options.images)
     matches = find_neighbours(options)
     columns = matches.as_dict()
     _print_matches(matches, columns)

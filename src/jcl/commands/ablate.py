@@ -32,7 +32,7 @@ from jcl.report.ablation_plot import plot_ablation
 from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, add_skipped, read_skipped
 from jcl.runs.json_object import write_object
-from jcl.runs.lock import is_locked, lock_folder
+from jcl.runs.lock import lock_folder
 from jcl.settings.commands import AblateOptions, LinearOptions, ProbeProtocol
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
@@ -45,7 +45,6 @@ from jcl.studies.cells import Axes, Build, Cell, describe
 from jcl.train.build import build_learner, run_view_recipe
 
 ABLATION_LR = 10.0  # of the probe in the paper's ablations
-_LOCK_SECONDS = 600.0  # how long to wait for a process on a lost node to save and release the folder
 _SUMMARY_KEYS = ["loss", "contrastive_accuracy", "epochs", "steps", "images_per_second", "seconds", "peak_memory_bytes"]
 
 
@@ -318,11 +317,6 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console = STDER
 
 def _train(path: Path, settings: Settings, console: Console) -> Run:
     """Start or resume the run of the cell and finish it."""
-    if is_locked(path):
-        print_line(console, "Waiting for another process that trains in this folder.")
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while is_locked(path) and time.monotonic() < deadline:
-        time.sleep(0.5)
     if RunFolder(path).holds_run():
         return resume(path, console=console)
     return pretrain(settings, path, console=console)

@@ -36,7 +36,6 @@ _PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) -> tuple[dict[str, Any], dict[str, str]]:
     """Write the features of all readable images; returns the figures, and the unreadable images with the reasons."""
     started = time.perf_counter()
-    refuse_input(options.out, options.weights, options.data)
     check_writable(options.out, force=options.force)
     target = open_target(options.weights, options.data, options.device, STDERR)
     splits = {"train": target.data.train} | ({} if target.data.test is None else {"test": target.data.test})
@@ -91,13 +90,6 @@ def _features(
         if not values.isfinite().all():
             raise RunError("The features are NaN or infinite; the training of the weights probably diverged.")
         yield values, samples
-
-
-def refuse_input(out: Path | None, *inputs: str | Path) -> None:
-    """Raise if an output file is one of the files that the command reads."""
-    files = [path for path in map(expand_user, inputs) if path.exists()]
-    if out is not None and out.exists() and any(map(out.samefile, files)):
-        raise SettingsError(f"{out} is an input of this command; choose another --out.")
 
 
 class Query(NamedTuple):
