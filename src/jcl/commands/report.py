@@ -114,14 +114,15 @@ def gather(path: Path, name: str, device: torch.device, data: ImageData | None =
 def read_run(path: Path, name: str) -> RunContents:
     """What the files of a run folder say; missing or damaged ones leave gaps."""
     folder = RunFolder(path)
+    settings = folder.settings()
     metrics = read_metrics(folder.metrics_file) if folder.metrics_file.exists() else []
     return RunContents(
         name=name,
         path=expand_user(path).resolve(),
-        settings=folder.settings(),
+        settings=settings,
         metrics=metrics,
         summary=_read_json(path / "summary.json"),
-        choices=read_choices(folder),
+        choices=read_choices(folder, settings),
         classes=read_classes(folder),
         skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
         measured=_measured(path, metrics),

@@ -30,6 +30,7 @@ from jcl.runs.metrics import read_metrics
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import Choice, DataFacts, ResolvedSettings
+from jcl.settings.schema import setting_names, values_of
 from jcl.train.build import build_learner
 
 Result = TypeVar("Result")
@@ -69,10 +70,12 @@ def write_choices(folder: RunFolder, choices: Sequence[Choice]) -> None:
     write_object(folder.choices_file, {"choices": [asdict(choice) for choice in choices]})
 
 
-def read_choices(folder: RunFolder) -> list[Choice] | None:
-    """What `write_choices` wrote; None if it cannot be read."""
+def read_choices(folder: RunFolder, settings: ResolvedSettings) -> list[Choice] | None:
+    """What `write_choices` wrote, without settings that were edited since; None if it cannot be read."""
+    now = values_of(settings, setting_names())
     with contextlib.suppress(RunError, KeyError, TypeError):
-        return [Choice(**entry) for entry in read_object(folder.choices_file)["choices"]]
+        choices = [Choice(**entry) for entry in read_object(folder.choices_file)["choices"]]
+        return [choice for choice in choices if now.get(choice.name) in ("auto", choice.value)]
     return None
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from jcl.commands.run import Run, RunContext, read_choices, write_choices, write_classes
+from jcl.commands.run import Run, RunContext, write_classes
 from jcl.console import pluralize, shell_quote
 from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS
@@ -28,7 +27,7 @@ from jcl.export.loading import initial_tensors, read_initial
 from jcl.export.reading import WeightsFile
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import RunFolder
-from jcl.runs.json_object import describe_differences, format_value
+from jcl.runs.json_object import describe_differences
 from jcl.runs.trackers import Tracker, open_tracker
 from jcl.settings.resolved import Choice, ResolvedSettings
 from jcl.settings.schema import affects_results, setting_names, values_of, with_values
@@ -77,8 +76,6 @@ class RunTraining:
         settings, context = self.settings, self.context
         progress = self._restore(folder) if resumed else Progress(ranks=context.ranks.count)
         self._compare_with_checkpoint(progress)
-        if resumed:
-            context.on_first(lambda: self._update_choices(folder))
 
         def track() -> Tracker | None:
             if settings.record.track == "none":
@@ -260,7 +257,7 @@ class RunTraining:
             self.context.log(f"{changed}The run was at epoch {was:.3g} and is at {now:.3g}.")
 
     def machine_choices(self) -> list[Choice]:
-        """What "auto" means for settings that depend on the machine, and are resolved again whenever a run starts."""
+        """What "auto" means for settings that depend on the machine."""
         device = self.context.device
         options, on_gpu = step_options(self.settings, device), device.type == "cuda"
         precision = str(options.precision).removeprefix("torch.")
@@ -272,20 +269,6 @@ class RunTraining:
             Choice("train.cuda_graph", options.recorded, "faster on a GPU" if on_gpu else "needs a GPU"),
         ]
         return [each for each in choices if getattr(self.settings.train, each.name.partition(".")[2]) == "auto"]
-
-    def _update_choices(self, folder: RunFolder) -> None:
-        """Bring `choices.json`, which the page shows, up to date with edited settings and this machine."""
-        before, now, choices = read_choices(folder), values_of(self.settings, setting_names()), []
-        if before is None:
-            return
-        for choice in before:
-            value = now.get(choice.name, choice.value)
-            if value != choice.value:
-                reason = f"was {format_value(choice.value)} before the run was resumed"
-                choice = replace(choice, value=value, reason=reason)
-            if value != "auto":
-                choices.append(choice)
-        write_choices(folder, [*choices, *self.machine_choices()])
 
     def _write_page(self, folder: RunFolder) -> None:
         """Write the page; if that fails, the run is finished nevertheless."""
