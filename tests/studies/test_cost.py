@@ -120,8 +120,6 @@ def test_other_errors_come_back_as_they_are() -> None:
     with pytest.raises(SettingsError, match="not like this"):
         run_in_subprocess(refuse, "not like this")
     assert run_in_subprocess(fill_memory, "none") == "it fits"
-    with pytest.raises(SettingsError, match="--keys"):
-        measure_cost(CostOptions(keys="0,2"))
 
 
 SETTINGS = step_settings("folder", VALUES, "moco-v2", 1)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from jcl.commands.inputs import open_chosen_data
-from jcl.commands.run import TrainedRun, open_trained
+from jcl.commands.run import open_trained
 from jcl.console import STDERR, ProgressCallback
 from jcl.core.method import ContrastiveLearner
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
 from jcl.errors import RunError, SettingsError
 from jcl.evaluate.features import evaluation_mode
-from jcl.settings.commands import BoundOptions, parse_integers, parse_numbers
+from jcl.settings.commands import BoundOptions
 from jcl.settings.schema import with_values
 from jcl.studies import bound as study
 from jcl.studies.bound import BoundRow, GaussianCase, RunBounds
@@ -26,14 +26,10 @@ from jcl.views import ViewRecipe
 
 def bound_of_gaussian_keys(options: BoundOptions) -> list[tuple[GaussianCase, BoundRow]]:
     """Eq. 4, 7 and 8 for every combination of dimension, spread and temperature."""
-    values = itertools.product(
-        parse_integers(options.dimensions, "--dimensions", minimum=2),
-        parse_numbers(options.spreads, "--spreads", lambda n: 0 < n < 1, "between 0 and 1"),
-        parse_numbers(options.temperatures, "--temperatures", lambda n: n > 0, "above 0"),
-    )
+    values = itertools.product(options.dimensions, options.spreads, options.temperatures)
     cases = list(itertools.starmap(GaussianCase, values))
     counts = {"draws": options.draws, "images": options.images or 16, "negatives": options.negatives}
-    return list(study.gaussian_rows(cases, _scales(options), **counts, seed=options.seed))
+    return list(study.gaussian_rows(cases, options.scales, **counts, seed=options.seed))
 
 
 def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCallback) -> RunBounds:
@@ -45,10 +41,11 @@ def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCal
     if options.keys < study.MIN_SAMPLES:
         raise SettingsError(f"--keys must be at least {study.MIN_SAMPLES}, but got {options.keys}.")
     trained, device = open_trained(run), choose_device(options.device)
-    if trained.imported is not None:
-        trained = _with_options(trained, options)
-    elif "temperatures" in options.model_fields_set:
-        raise SettingsError("--temperatures is for Gaussian keys or imported checkpoints; a run has its own.")
+    if "temperatures" in options.model_fields_set:  # the file of an imported checkpoint does not state it
+        if trained.imported is None or len(options.temperatures) > 1:
+            raise SettingsError("--temperatures takes one value for an imported checkpoint; a run has its own.")
+        values = {"method.temperature": options.temperatures[0]}
+        trained = replace(trained, settings=with_values(trained.settings, values))
     settings = trained.settings
     own = settings if trained.imported is None else None
     source = open_chosen_data(options.data, own, trained.path, STDERR, settings.data.channels).train
@@ -59,7 +56,7 @@ def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCal
         options, device, settings.data.canvas, lambda done, _: progress(len(steps) * len(rows) + done, total)
     )
     own_scale = float(settings.method.covariance_scale) if trained.imported is None else None
-    scales = sorted({1.0, *([] if own_scale is None else [own_scale]), *_scales(options)})
+    scales = sorted({1.0, *([] if own_scale is None else [own_scale]), *options.scales})
     for checkpoint in trained.checkpoints:
         learner, step = trained.learner(checkpoint, device)
         with evaluation_mode(learner):
@@ -75,20 +72,6 @@ def bound_along_training(options: BoundOptions, run: Path, progress: ProgressCal
     count = len(similarities)
     reference = study.gaussian_reference(max(count, 2000), options.keys, options.seed)
     return RunBounds(steps, reference, float(settings.method.temperature), own_scale, count, options.keys)
-
-
-def _with_options(trained: TrainedRun, options: BoundOptions) -> TrainedRun:
-    """An imported checkpoint with what its file does not state."""
-    if "temperatures" not in options.model_fields_set:
-        return trained
-    first, *others = parse_numbers(options.temperatures, "--temperatures", lambda n: n > 0, "above 0")
-    if others:
-        raise SettingsError("--temperatures takes one value for an imported checkpoint.")
-    return replace(trained, settings=with_values(trained.settings, {"method.temperature": first}))
-
-
-def _scales(options: BoundOptions) -> list[float]:
-    return parse_numbers(options.scales, "--scales", lambda n: n >= 0, "at least 0")
 
 
 def _scores(

@@ -1,11 +1,9 @@
 """Options of the commands; those of `jcl detect` are in `detection.py`."""
 
-import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from jcl.cores import default_workers
 from jcl.errors import SettingsError
@@ -14,6 +12,12 @@ from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, Shar
 from jcl.settings.recipes import build_settings, parse_assignments, recipe_names
 from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Precision, Seed, Settings
 
+Number = TypeVar("Number")
+Listed = Annotated[  # numbers separated by commas
+    tuple[Number, ...],
+    BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
+    WithJsonSchema({"type": "string"}),
+]
 ProbeProtocol = Literal["fast", "paper"]
 Target = Literal[
     "torchvision", "timm", "detectron2", "mmdetection", "ultralytics", "safetensors", "onnx", "hub-folder", "hf"
@@ -246,10 +250,14 @@ class DistributionOptions(NetworksOptions, ViewOptions):
 class BoundOptions(ViewOptions):
     run: Path | None = argument("RUN", "A run, a checkpoint of it or of MoCo's authors (default: Gaussian keys).", None)
     data: str | None = argument("DATA", "Images (default: the data of the run).", None)
-    scales: str = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
-    dimensions: str = option("32,128", "Dimensions of Gaussian keys.", metavar="LIST")
-    spreads: str = option("0.1,0.2,0.4,0.6", "Spreads of Gaussian keys, between 0 and 1.", metavar="LIST")
-    temperatures: str = option("0.1,0.2", "Temperatures for Gaussian keys, or of MoCo's checkpoint.", metavar="LIST")
+    scales: Listed[NotNegative] = option("1,4", "Covariance scales of Eq. 8.", metavar="LIST")
+    dimensions: Listed[Annotated[int, Field(ge=2)]] = option("32,128", "Dimensions of Gaussian keys.", metavar="LIST")
+    spreads: Listed[Annotated[float, Field(gt=0, lt=1)]] = option(
+        "0.1,0.2,0.4,0.6", "Spreads of Gaussian keys, between 0 and 1.", metavar="LIST"
+    )
+    temperatures: Listed[Positive] = option(
+        "0.1,0.2", "Temperatures for Gaussian keys, or of MoCo's checkpoint.", metavar="LIST"
+    )
     negatives: PositiveInt = option(4096, "Negatives for Gaussian keys; a run has its queue.")
     draws: Annotated[int, Field(ge=100)] = option(16_384, "Gaussian keys drawn for each image.")
     images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
@@ -266,29 +274,12 @@ class BoundOptions(ViewOptions):
 
 
 class CostOptions(PlotOptions, DeviceOptions):
-    keys: str = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
+    keys: Listed[PositiveInt] = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")
     recipe: str | None = option(None, "Recipe (default: the paper's on a GPU, a small network on a CPU).")
     backbone: str | None = option(None, "Network, such as resnet18.")
     image_size: PositiveInt | None = option(None, "Side of the views in pixels.")
     batch_size: BatchSize | None = option(None, "Images per step.")
     repeats: PositiveInt = option(5, "Timed steps per measurement.")
-
-
-def parse_numbers(text: str, name: str, valid: Callable[[float], bool], rule: str) -> list[float]:
-    """The distinct numbers of a list such as 0.1,0.2; `rule` describes the `valid` ones in the error."""
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise SettingsError(f"{name} takes comma-separated numbers, such as 1,2,4, but got {text!r}.") from None
-    if not all(math.isfinite(number) and valid(number) for number in numbers):
-        raise SettingsError(f"{name} must be {rule}, but got {text}.")
-    return list(dict.fromkeys(numbers))
-
-
-def parse_integers(text: str, name: str, minimum: int) -> list[int]:
-    """The distinct integers of a list such as 1,2,4."""
-    rule = f"integers of at least {minimum}"
-    return [int(number) for number in parse_numbers(text, name, lambda n: n.is_integer() and n >= minimum, rule)]
 
 
 class ImportOptions(ForceOptions):

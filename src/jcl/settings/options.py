@@ -49,7 +49,7 @@ def argument(metavar: str, help: str, default: Any = ...) -> Any:
 
 
 def _field(default: Any, help: str, cli: CliField) -> Any:
-    return Field(default, description=help, json_schema_extra={"cli": cli})  # type: ignore[dict-item]
+    return Field(default, description=help, validate_default=True, json_schema_extra={"cli": cli})  # type: ignore[dict-item]
 
 
 def cli_field(field: FieldInfo) -> CliField:

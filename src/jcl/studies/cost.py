@@ -24,7 +24,7 @@ from jcl.console import ProgressCallback, format_bytes, no_progress, pluralize
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
-from jcl.settings.commands import CostOptions, parse_integers
+from jcl.settings.commands import CostOptions
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import passes_for_constant_memory, resolve
 from jcl.settings.resolved import DataFacts, ResolvedSettings
@@ -154,7 +154,7 @@ class CostReport:
 
 def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress) -> CostReport:
     """Measure MoCo v2 once and the others with each number of keys, each in its own process, until one fails."""
-    keys = sorted(parse_integers(options.keys, "--keys", minimum=1))
+    keys = sorted(set(options.keys))
     device = choose_device(options.device)
     recipe, values = _recipe(options, device)
     cells: list[Cell] = []
