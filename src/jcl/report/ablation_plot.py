@@ -1,13 +1,13 @@
-"""Accuracy against the values of a setting: curves, a heat map of two settings, or one panel per setting."""
+"""Accuracy against the values of settings: one panel per metric, or one for each setting that is varied alone."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -18,7 +18,6 @@ from jcl.runs.json_object import format_value, is_number
 from jcl.studies.ablation import Point
 from jcl.studies.cells import describe, distinct_values, short_name
 
-MAX_CURVES: Final = len(style.PALETTE)  # more combinations are drawn as a heat map
 _METRICS: Final = {"linear_top1": "Linear probe", "knn_top1": "kNN"}
 _LABELS: Final = {
     "method.num_keys": "number of keys M'",
@@ -28,7 +27,6 @@ _LABELS: Final = {
 }
 _OFFSET: Final = 0.017  # between curves with error bars, as a fraction of the axis
 _LEAST_SPAN: Final = 5.0  # percent on the accuracy axis, so that small differences look small
-_COLORMAP: Final = LinearSegmentedColormap.from_list("shades", ["#eef4f9", "#7fb4d6", style.BLUE, "#003e63"])
 
 
 def plot_ablation(
@@ -41,28 +39,21 @@ def plot_ablation(
 ) -> Path:
     """Plot top-1 accuracy of linear probe and kNN against the first setting's values, as a PNG 1500 pixels wide.
 
-    Further settings make one curve per combination, or a heat map if there are many. With a `center`, each setting has
-    its own panel, in which the others are at the center. Points are means over seeds, bars one standard deviation or,
-    of one seed, the binomial 95 % interval.
+    Further settings make one curve per combination. With a `center`, each setting has its own panel, in which the
+    others are at the center. Points are means over seeds, bars one standard deviation or, of one seed, the binomial
+    95 % interval.
     """
     names = list(points[0].values)
-    curves: dict[str, list[Point]] = {}
-    for point in points:
-        curves.setdefault(describe({name: point.values[name] for name in names[1:]}), []).append(point)
     seeds = [len(point.results) for point in points if point.results]
     count = f"{min(seeds)} to {max(seeds)} seeds" if min(seeds) < max(seeds) else pluralize(max(seeds), "seed")
     parts = [f"top-1 in percent on {style.plain(data, 24)}" if data else "top-1 in percent"]
     parts.append(count if max(seeds) == 1 else f"mean of {count}")
-    center = center if len(names) > 1 else None
-    if center is None and len(curves) > MAX_CURVES:
-        figure = _draw_heat_maps(curves, names[0])
-    else:
-        figure = _draw_curves(curves, names) if center is None else draw_each_alone(points, center)
-        parts.append(f"bars: {'95 % binomial interval' if max(seeds) == 1 else 'std of the seeds'}")
+    parts.append(f"bars: {'95 % binomial interval' if max(seeds) == 1 else 'std of the seeds'}")
     if chance is not None:
         parts.append(f"chance {chance:.1f} %")
     if failed := sum(point.failed for point in points):
         parts.append(f"{pluralize(failed, 'cell')} failed")
+    figure = draw_curves(points) if center is None or len(names) == 1 else draw_each_alone(points, center)
     title = f"Accuracy against {join_words([_label(name) for name in names])}"
     style.write_title(figure, style.plain(title, 90), style.plain("; ".join(parts), 140))
     return style.save(figure, path, follow_links=False)
@@ -77,21 +68,21 @@ def _best(points: Sequence[Point], metric: str) -> Point | None:
     return max(measured, key=lambda point: point.mean(metric) or 0.0, default=None)
 
 
-def _best_text(points: Sequence[Point], metric: str) -> str:
-    best = _best(points, metric)
-    return "" if best is None else style.plain(f"best at {describe(best.values)}: {best.mean(metric):.2f} %", 70)
-
-
-def _draw_curves(curves: Mapping[str, Sequence[Point]], names: Sequence[str]) -> Figure:
+def draw_curves(points: Sequence[Point]) -> Figure:
     """One panel per metric, with a curve for each combination of the further settings."""
-    rows = math.ceil(len(curves) / 4) if len(names) > 1 else 0
+    name, *others = points[0].values
+    curves: dict[str, list[Point]] = {}
+    for point in points:
+        curves.setdefault(describe({other: point.values[other] for other in others}), []).append(point)
+    rows = math.ceil(len(curves) / 4) if others else 0
     figure, panels = style.new_panels(10, 4.1 + 0.22 * rows, header=1.15 + 0.22 * rows)
-    points = [point for curve in curves.values() for point in curve]
     for axes, (metric, title) in zip(panels, _METRICS.items(), strict=True):
-        style.format_axes(axes, title, _best_text(points, metric))
-        _draw_panel(axes, names[0], [(metric, curve) for curve in curves.values()])
-    if len(names) > 1:
-        style.add_legend(figure, {name: _handle(number) for number, name in enumerate(curves)}, columns=4)
+        best = _best(points, metric)
+        found = "" if best is None else f"best at {describe(best.values)}: {best.mean(metric):.2f} %"
+        style.format_axes(axes, title, style.plain(found, 70))
+        _draw_panel(axes, name, [(metric, curve) for curve in curves.values()])
+    if others:
+        _add_legend(figure, list(curves))
     return figure
 
 
@@ -111,9 +102,8 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figur
         values = _draw_panel(axes, name, [(metric, line) for metric in _METRICS])
         if center[name] in values:
             axes.axvline(values.index(center[name]), color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
-    entries = {title: _handle(number) for number, title in enumerate(_METRICS.values())}
-    entries["value in the other panels"] = Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=":")
-    style.add_legend(figure, entries, columns=4)
+    center_line = Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=":")
+    _add_legend(figure, list(_METRICS.values()), {"value in the other panels": center_line})
     return figure
 
 
@@ -121,8 +111,8 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
     """Curves over the values of a setting, shifted so that error bars do not overlap; returns the values."""
     values = distinct_values(point.values[name] for _, curve in curves for point in curve)
     shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * len(values)
-    for number, (metric, curve) in enumerate(curves):
-        color, offset = style.PALETTE[number], shift * (number - (len(curves) - 1) / 2)
+    for number, (color, (metric, curve)) in enumerate(zip(_colors(len(curves)), curves, strict=True)):
+        offset = shift * (number - (len(curves) - 1) / 2)
         measured = [(values.index(point.values[name]) + offset, point) for point in curve if point.each(metric)]
         measured.sort(key=lambda pair: pair[0])
         x, means = [at for at, _ in measured], [point.mean(metric) or 0.0 for _, point in measured]
@@ -149,37 +139,13 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
     return values
 
 
-def _handle(number: int) -> Line2D:
-    return Line2D([], [], color=style.PALETTE[number], linewidth=2.4)
+def _colors(count: int) -> list[str]:
+    shades = colormaps["viridis"]  # for more curves than the palette has colors
+    many = [to_hex(shades(number / count)) for number in range(count)]
+    return list(style.PALETTE[:count]) if count <= len(style.PALETTE) else many
 
 
-def _draw_heat_maps(curves: Mapping[str, Sequence[Point]], name: str) -> Figure:
-    """One map per metric: the first setting's values as columns, one row for each of the `curves`."""
-    points = [point for curve in curves.values() for point in curve]
-    columns = distinct_values(point.values[name] for point in points)
-    figure, panels = style.new_panels(10, 1.75 + 0.3 * len(curves), header=1.15)
-    figure.subplots_adjust(left=0.045 + 0.0058 * min(28, max(map(len, curves))), wspace=0.05)
-    for axes, (metric, title) in zip(panels, _METRICS.items(), strict=True):
-        table = np.full((len(curves), len(columns)), np.nan)
-        for row, curve in enumerate(curves.values()):
-            for point in curve:
-                table[row, columns.index(point.values[name])] = point.mean(metric)  # None becomes NaN
-        low, high = (np.nanmin(table), np.nanmax(table)) if np.isfinite(table).any() else (0.0, 1.0)
-        high = max(high, low + 1e-9)
-        axes.imshow(np.ma.masked_invalid(table), cmap=_COLORMAP, vmin=low, vmax=high, aspect="auto")
-        for (row, column), value in np.ndenumerate(table):
-            axes.text(
-                column, row, f"{value:.1f}" if math.isfinite(value) else "–", ha="center", va="center_baseline",
-                color=style.PAPER if (value - low) / (high - low) > 0.5 else style.INK,
-                fontsize=min(style.SIZES["label"], 52 / len(columns)),
-            )  # fmt: skip
-        style.format_axes(axes, title, _best_text(points, metric))
-        axes.grid(visible=False)
-        labels = [style.plain(format_value(value), 8) for value in columns]
-        axes.set_xticks(range(len(columns)), labels, parse_math=False)
-        axes.set_yticks(range(len(curves)), [style.plain(text, 28) for text in curves], parse_math=False)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        style.label_axes(axes, _label(name))
-    panels[1].tick_params(labelleft=False)
-    return figure
+def _add_legend(figure: Figure, names: Sequence[str], others: Mapping[str, Line2D] | None = None) -> None:
+    colors = zip(names, _colors(len(names)), strict=True)
+    lines = {name: Line2D([], [], color=color, linewidth=2.4) for name, color in colors}
+    style.add_legend(figure, lines | dict(others or {}), columns=4)
