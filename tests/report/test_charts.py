@@ -90,17 +90,6 @@ def test_the_uniform_guess_is_drawn_once_for_each_queue_size() -> None:
     assert [value for value, _ in chart.levels] == pytest.approx(sorted(math.log(int(size) + 1) for size in sizes))
 
 
-def test_the_learning_rate_that_was_set_is_named() -> None:
-    def rates(name: str, rate: float) -> RunContents:
-        lines = [{"kind": "train", "step": step, "epoch": step / 10, "lr": 0.01 * step} for step in (1, 2)]
-        return replace(run([], name, train__lr=rate), metrics=lines)
-
-    (one,) = training_charts([rates("a", 0.0375)])
-    assert "0.0375" in one.spec.text, "no step that was logged had it"
-    (both,) = training_charts([rates("a", 0.0375), rates("b", 0.5)])
-    assert "0.0375 and 0.5" in both.spec.text
-
-
 def test_metric_points_take_the_lines_of_their_kind() -> None:
     lines = [
         {"kind": "train", "step": 1, "epoch": 0.5, "loss": None},
@@ -142,13 +131,3 @@ def test_classes_are_told_apart_by_colour_and_shape() -> None:
     assert len(set(many.values())) == 12 and sum(mark.images for mark in set(many.values())) == 36
     assert {mark.name for mark in class_marks([None, None]).values()} == {"image"}
     assert {mark.name for mark in class_marks(["cat", None]).values()} == {"cat", "no label"}
-
-
-def test_charts_say_until_when_the_queue_fills() -> None:
-    def texts(filled: list[float]) -> list[str]:
-        contents = run([3.0, 4.0, 3.5])
-        lines = [dict(line, queue_filled=share) for line, share in zip(contents.metrics, filled, strict=True)]
-        return [chart.spec.text for chart in training_charts([replace(contents, metrics=lines)])]
-
-    assert "queue fills, until epoch 0.2." in texts([0.5, 0.9, 1.0])[0]
-    assert texts([0.2, 0.4, 0.6])[0].endswith("queue fills.") and "queue" not in texts([1.0, 1.0, 1.0])[0]

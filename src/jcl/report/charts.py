@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -11,9 +11,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from jcl.console import join_words
 from jcl.report.contents import QUALITY, FeatureMap, RunContents
 from jcl.report.style import PALETTE
+from jcl.studies.distribution import ViewSpread
 from jcl.train.display import uniform_guess_loss
 
 Points = NDArray[np.float64]  # (n, 2)
@@ -29,12 +29,11 @@ _DOT: Final = "M-2.2 0A2.2 2.2 0 1 0 2.2 0A2.2 2.2 0 1 0 -2.2 0Z"
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """Texts and axes of a chart; for training charts also the metric and the kind of line in `metrics.jsonl`."""
+    """Metric, texts and axes of a chart; for training charts also the kind of line in `metrics.jsonl`."""
 
-    key: str
+    metric: str
     title: str
     text: str
-    metric: str = ""
     kind: str = "train"
     percent: bool = False
     from_zero: bool = False
@@ -44,39 +43,39 @@ class ChartSpec:
         return f"{value:.3g} %" if self.percent else f"{value:,.4g}"
 
 
-_LEARNING_RATE: Final = ChartSpec("rate", "Learning rate", "Features improve most as it decays.", "lr", from_zero=True)
-_QUALITY: Final = [
-    ChartSpec(name, *QUALITY[name], name, kind="quality", from_zero=True) for name in ("rankme", "lidar")
-]
 _TRAINING: Final = (
-    ChartSpec("loss", "Loss", "Lower is better. Losses of different methods are not comparable.", "loss"),
     ChartSpec(
-        "accuracy", "Contrastive accuracy", "Queries that are closer to their own key than to every key in the queue.",
-        "contrastive_accuracy", percent=True, from_zero=True,
+        "loss", "Loss", "Lower is better. Rises while the queue fills. Losses of different methods are not comparable."
     ),
     ChartSpec(
-        "knn", "kNN accuracy of the frozen features", "Top-1, first of the network before training.",
-        "knn_top1", kind="knn", percent=True,
-    ),
-    *_QUALITY,
-    _LEARNING_RATE,
-    ChartSpec(
-        "positive", "Similarity of query and keys", "Cosine similarity of a query and the mean of its keys.",
-        "positive_similarity",
+        "contrastive_accuracy", "Contrastive accuracy",
+        "Queries that are closer to their own key than to every key in the queue. Falls while the queue fills.",
+        percent=True, from_zero=True,
     ),
     ChartSpec(
-        "spread", "Feature standard deviation", "Over a batch. Near zero, the features have collapsed.",
-        "feature_std", from_zero=True,
+        "knn_top1", "kNN accuracy of the frozen features", "Top-1, first of the network before training.",
+        kind="knn", percent=True,
+    ),
+    *(ChartSpec(name, *QUALITY[name], kind="quality", from_zero=True) for name in ("rankme", "lidar")),
+    ChartSpec("lr", "Learning rate", "Features improve most as it decays.", from_zero=True),
+    ChartSpec(
+        "positive_similarity", "Similarity of query and keys", "Cosine similarity of a query and the mean of its keys."
+    ),
+    ChartSpec(
+        "feature_std", "Feature standard deviation", "Over a batch. Near zero, the features have collapsed.",
+        from_zero=True,
     ),
 )  # fmt: skip
-SPEED: Final = ChartSpec("speed", "Throughput", "Images per second in training.", "images_per_second", from_zero=True)
-_SIMILARITY: Final = ChartSpec(
-    "similarity", "Similarity of an image's views", "Further right: the network finds the views more alike.",
-    percent=True, from_zero=True, x_name="mean cosine similarity",
-)  # fmt: skip
-_VARIANCE: Final = ChartSpec(
-    "variance", "Variance of an image's views", "Further left: the features change less between views.",
-    percent=True, from_zero=True, x_name="mean variance of a coordinate",
+SPEED: Final = ChartSpec("images_per_second", "Throughput", "Images per second in training.", from_zero=True)
+_HISTOGRAMS: Final = (
+    ChartSpec(
+        "similarity", "Similarity of an image's views", "Further right: the network finds the views more alike.",
+        percent=True, from_zero=True, x_name="mean cosine similarity",
+    ),
+    ChartSpec(
+        "variance", "Variance of an image's views", "Further left: the features change less between views.",
+        percent=True, from_zero=True, x_name="mean variance of a coordinate",
+    ),
 )  # fmt: skip
 
 
@@ -106,7 +105,6 @@ class Series:
     raw: Points | None = None  # before smoothing
     marked: bool = False
     filled: bool = False  # down to the x axis, where the curve starts and ends
-    width: float = 2.2
 
 
 @dataclass(frozen=True)
@@ -151,12 +149,7 @@ def training_charts(runs: Sequence[RunContents]) -> list[Chart]:
 def view_histograms(runs: Sequence[RunContents]) -> list[Chart]:
     """Histograms over images of how similar their views are; empty if no run has them."""
     spreads = {index: run.sample.spread for index, run in enumerate(runs) if run.sample and run.sample.spread}
-    if not spreads:
-        return []
-    return [
-        _histogram(_SIMILARITY, {index: spread.similarity.double().numpy() for index, spread in spreads.items()}),
-        _histogram(_VARIANCE, {index: spread.variance.double().numpy() for index, spread in spreads.items()}),
-    ]
+    return [_histogram(spec, spreads) for spec in _HISTOGRAMS] if spreads else []
 
 
 def metric_points(metrics: Sequence[Mapping[str, Any]], kind: str, name: str) -> Points:
@@ -190,21 +183,12 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
     found = {index: points for index, points in found.items() if np.isfinite(points[:, 1]).any()}
     if not found:
         return None
-    series = [_series(spec, index, points, len(runs)) for index, points in found.items()]
+    series = [_series(index, points) for index, points in found.items()]
     levels: list[tuple[float, str]] = []
-    if spec.key == "loss":
+    if spec.metric == "loss":
         sizes = sorted({runs[index].settings.method.queue_size for index in found})
         levels = [(uniform_guess_loss(size), f"uniform guess among {size + 1:,}") for size in sizes]
-    if spec.key in ("loss", "accuracy"):
-        filled = np.concatenate([metric_points(runs[index].metrics, "train", "queue_filled") for index in found])
-        if len(filling := filled[filled[:, 1] < 1, 0]):
-            until = f", until epoch {filling.max():.3g}" if filling.max() < filled[:, 0].max() else ""
-            way = "rises" if spec.key == "loss" else "falls"
-            spec = replace(spec, text=f"{spec.text} It {way} while the queue fills{until}.")
-    if spec is _LEARNING_RATE:  # steps that were logged may have missed the peak
-        rates = sorted({runs[index].settings.train.lr for index in found})
-        spec = replace(spec, text=f"The peak is {join_words([f'{rate:g}' for rate in rates])}. {spec.text}")
-    if spec.key == "knn":
+    if spec.metric == "knn_top1":
         chances = {chance.value for index in found if (chance := runs[index].accuracy("chance_top1")) is not None}
         levels = [(chance, "chance") for chance in sorted(chances)]
     final = {runs[index].name: points[np.isfinite(points[:, 1]), 1][-1] for index, points in found.items()}
@@ -213,23 +197,19 @@ def training_chart(spec: ChartSpec, runs: Sequence[RunContents]) -> Chart | None
     return _chart(spec, f"{spec.title} by epoch. {ends}.", series, (0.0, end or 1.0), levels)
 
 
-def _series(spec: ChartSpec, index: int, points: Points, runs: int) -> Series:
+def _series(index: int, points: Points) -> Series:
     # Keep the last point: it is the final value.
     shown = np.append(np.arange(0, len(points) - 1, math.ceil(len(points) / _MAX_POINTS)), len(points) - 1)
-    if spec is _LEARNING_RATE:
-        # Schedules often coincide, so later runs get thinner lines, which leave the ones below visible.
-        width = 2.2 if runs == 1 else max(5.0 - 1.6 * index, 1.6)
-        return Series(index, points[shown], marked=runs == 1 and len(points) <= _MARKED, width=width)
     if len(points) < _SMOOTHED:
         return Series(index, points[shown], marked=len(points) <= _MARKED)
     smoothed = np.stack([points[:, 0], moving_average(points[:, 1])], axis=1)
     return Series(index, smoothed[shown], raw=points[shown])
 
 
-def _histogram(spec: ChartSpec, arrays: Mapping[int, NDArray[np.float64]]) -> Chart:
+def _histogram(spec: ChartSpec, spreads: Mapping[int, ViewSpread]) -> Chart:
     """Percent of the images in bins that all runs share, as step curves."""
     # Rounded, because differences as small as rounding errors cannot be divided into bins.
-    rounded = {index: own.round(12) for index, own in arrays.items()}
+    rounded = {index: getattr(own, spec.metric).double().numpy().round(12) for index, own in spreads.items()}
     edges = np.histogram_bin_edges(np.concatenate(list(rounded.values())), _BINS)
     series = []
     for index, own in rounded.items():

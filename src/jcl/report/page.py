@@ -40,7 +40,7 @@ _DARK_COLORS: Final = {
 def render_page(runs: Sequence[RunContents], title: str | None = None, note: str = "") -> str:
     """The page as HTML; `note` is shown below the summary."""
     training, histograms, speed = training_charts(runs), view_histograms(runs), training_chart(SPEED, runs)
-    charts = {chart.spec.key: chart.data for chart in (*training, *histograms, speed) if chart is not None}
+    charts = {chart.spec.metric: chart.data for chart in (*training, *histograms, speed) if chart is not None}
     described = [_describe(index, run) for index, run in enumerate(runs)]
     charts |= {f"map-{one['index']}": one["map"]["data"] for one in described if one["map"] is not None}
     script = _asset("page.js")

@@ -1,14 +1,14 @@
 """The tables of the page, with a column for each run and every value as text."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean
 from typing import Any, Final
 
 from jcl.console import format_bytes, format_duration, pluralize
 from jcl.evaluate.baselines import Estimate, clearly_best, estimate
-from jcl.report.contents import QUALITY, Metric, RunContents
+from jcl.report.contents import QUALITY, Metric, RunContents, SampleResults
 from jcl.settings.recipes import describe_settings
 
 MISSING: Final = "–"
@@ -66,54 +66,39 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
         if metric.protocol:
             title = title.replace(",", f" ({metric.protocol}),", 1)
         whole[title] = [run.measured.get(metric) for run in runs]
-    samples = [run.sample for run in runs]
-    sample: dict[str, list[Estimate | None]] = {
-        f"kNN, k = {k}": [
-            next((estimate(each.top1, each.images) for each in own.knn if each.k == k), None) if own else None
-            for own in samples
-        ]
-        for k in sorted({result.k for own in samples if own for result in own.knn})
-    }
-    probes = [(own.linear_top1, own.queries) if own else (None, 0) for own in samples]
-    sample["linear probe"] = [None if top1 is None else estimate(top1, images) for top1, images in probes]
+    samples = [_sample_accuracies(run.sample) for run in runs]
+    sample = {title: [own.get(title) for own in samples] for own in samples for title in own}
     words = _test_images(runs)
-    rows = _rows(whole, percent, best=comparable)
-    for place, row in enumerate(rows):
-        counts = sorted({int(one.images) for one in whole[row.name] if one is not None and one.images})
-        rows[place] = replace(row, note=" and ".join(pluralize(count, *words) for count in counts))
     whole_note = "In parentheses: 95 % intervals. Add results: `jcl linear RUN --json RUN/linear.json; jcl report RUN`."
+    banks = " and ".join(f"{size:,}" for size in sorted({run.sample.bank for run in runs if run.sample}))
+    sample_note = f"A quick estimate with {banks} reference images; `jcl knn` and `jcl linear` use all images."
     tables = [
-        Table(f"On all {words[1]}", rows, whole_note),
-        Table("On a sample", _rows(sample, percent, best=comparable), _sample_note(runs)),
+        Table(f"On all {words[1]}", _rows(whole, percent, words, best=comparable), whole_note),
+        Table("On a sample", _rows(sample, percent, words, best=comparable), sample_note),
         Table("Without labels", _quality_rows(runs), "`jcl compare` tells how sure a difference between runs is."),
     ]
     return [table for table in tables if table.rows]
 
 
 def class_tables(runs: Sequence[RunContents]) -> list[Table]:
-    """The kNN accuracy of each class; of many classes the lowest and the highest."""
+    """The kNN accuracy of each class, lowest first; of many classes the lowest and the highest."""
     comparable = len({run.settings.data.location for run in runs}) == 1
-    names = dict.fromkeys(name for run in runs for name in run.classes)
-    found = {name: [run.classes.get(name) for run in runs] for name in names}
-    means = {name: fmean(own[1] for own in values if own) for name, values in found.items()}
-    images = {name: max(own[0] for own in values if own) for name, values in found.items()}
-    same = len(set(images.values())) == 1
-    words = _test_images(runs)
-    note = f"{pluralize(next(iter(images.values())), *words)} of each class." if same else ""
-    order = sorted(names, key=means.__getitem__)
-    rows = _rows(
-        {name: [own and estimate(own[1], own[0]) for own in found[name]] for name in order}, percent, best=comparable
+    found = {
+        name: [estimate(own[1], own[0]) if (own := run.classes.get(name)) else None for run in runs]
+        for name in dict.fromkeys(name for run in runs for name in run.classes)
+    }
+    found = dict(sorted(found.items(), key=lambda item: fmean(one.value for one in item[1] if one)))
+    rows, classes = (
+        _rows(found, percent, _test_images(runs), best=comparable),
+        pluralize(len(found), "class", "classes"),
     )
-    if not same:
-        rows = [replace(row, note=pluralize(images[row.name], *words)) for row in rows]
-    if 0 < len(rows) <= _MAX_CLASSES:
-        return [Table(f"kNN top-1 of {pluralize(len(rows), 'class', 'classes')}, lowest first", rows, note)]
+    if len(rows) <= _MAX_CLASSES:
+        return [Table(f"kNN top-1 of {classes}, lowest first", rows)] if rows else []
     half = (len(rows) + 1) // 2
     lowest, highest = rows[:half][:_MAX_CLASSES], rows[half:][::-1][:_MAX_CLASSES]
     return [
-        Table(f"{word} {len(part)} of {pluralize(len(rows), 'class', 'classes')}: kNN top-1", part, own_note)
-        for word, part, own_note in (("Lowest", lowest, note), ("Highest", highest, ""))
-        if part
+        Table(f"{word} {len(part)} of {classes}: kNN top-1", part)
+        for word, part in (("Lowest", lowest), ("Highest", highest))
     ]
 
 
@@ -155,20 +140,38 @@ def format_setting(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value}" or MISSING
 
 
-def _rows(found: dict[str, list[Estimate | None]], write: Callable[[float], str], *, best: bool = False) -> list[Row]:
-    """A row for each entry that at least one run has a value for; baselines have no best run."""
+def _rows(
+    found: dict[str, list[Estimate | None]],
+    write: Callable[[float], str],
+    images: tuple[str, str] = ("image", "images"),
+    *,
+    best: bool = False,
+) -> list[Row]:
+    """A row for each entry that at least one run has a value for, with the number of images; baselines have no best."""
     baselines = {title for name, title in METRICS.items() if name.startswith(("untrained_", "start_", "chance_"))}
     rows = []
     for name, values in found.items():
-        if any(values):
-            texts = [
-                MISSING
-                if one is None
-                else write(one.value) + (f" ({one.interval.removesuffix(' %')})" if one.interval else "")
-                for one in values
-            ]
-            rows.append(Row(name, texts, best=clearly_best(values) if best and name not in baselines else None))
+        known = [one for one in values if one is not None]
+        if not known:
+            continue
+        texts = [
+            MISSING
+            if one is None
+            else write(one.value) + (f" ({one.interval.removesuffix(' %')})" if one.interval else "")
+            for one in values
+        ]
+        counts = sorted({int(one.images) for one in known if one.images})
+        note = " and ".join(pluralize(count, *images) for count in counts)
+        rows.append(Row(name, texts, note, clearly_best(values) if best and name not in baselines else None))
     return rows
+
+
+def _sample_accuracies(sample: SampleResults | None) -> dict[str, Estimate]:
+    if sample is None:
+        return {}
+    found = {f"kNN, k = {result.k}": estimate(result.top1, result.images) for result in sample.knn}
+    probe = {} if sample.linear_top1 is None else {"linear probe": estimate(sample.linear_top1, sample.queries)}
+    return found | probe
 
 
 def _quality_rows(runs: Sequence[RunContents]) -> list[Row]:
@@ -178,12 +181,3 @@ def _quality_rows(runs: Sequence[RunContents]) -> list[Row]:
         for name, (title, meaning) in QUALITY.items()
         if any(line.get(name) is not None for line in lines)
     ]
-
-
-def _sample_note(runs: Sequence[RunContents]) -> str:
-    sizes = {(own.bank, own.queries, own.from_test_set) for run in runs if (own := run.sample) is not None}
-    if len(sizes) != 1:
-        return "A quick estimate on a few images of each run. The sample sizes differ, so compare with care."
-    bank, queries, from_test_set = sizes.pop()
-    tested = pluralize(queries, "test image" if from_test_set else "held-out image")
-    return f"On {tested} with {pluralize(bank, 'reference image')}; `jcl knn` and `jcl linear` use all images."
