@@ -14,7 +14,7 @@ import jcl
 from jcl.commands.embed import embed as embed_with
 from jcl.console import no_progress
 from jcl.data import open_data, write_shards
-from jcl.errors import DataError, RunError, SettingsError
+from jcl.errors import DataError, RunError
 from jcl.evaluate.feature_file import read_feature_file
 from jcl.settings.commands import EmbedOptions
 from small_runs import drawn_pixels, write_image_folder
@@ -158,13 +158,6 @@ def test_what_is_there_is_kept_unless_forced(run, npz, tmp_path):
     assert file.read_bytes() == b"precious"
     embed(run, str(npz), file, device="cpu", force=True)
     assert len(read_feature_file(file)) == 44
-
-
-def test_features_never_replace_what_they_are_made_from(run, npz):
-    content = npz.read_bytes()
-    with pytest.raises(SettingsError, match="is an input"):
-        embed(run, str(npz), npz, device="cpu", force=True)
-    assert npz.read_bytes() == content
 
 
 def test_what_cannot_be_is_refused_before_anything_is_written(run, npz, tmp_path):

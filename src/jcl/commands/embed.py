@@ -4,16 +4,15 @@ import difflib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from jcl.commands.inputs import EvaluationTarget, open_target
+from jcl.commands.inputs import open_target
 from jcl.console import STDERR, ProgressCallback, no_progress
-from jcl.data import UNLABELLED, FolderImages, ImageSource, all_class_names, open_data
+from jcl.data import UNLABELLED, FolderImages, all_class_names, open_data
 from jcl.data.listing import Listing
 from jcl.data.named import KNOWN_SETS, absolute_location
 from jcl.distributed.device import choose_device
@@ -59,7 +58,18 @@ def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) ->
     def tables() -> Iterator[FeatureTable]:
         for split, source in sources.items():
             unreadable: dict[str, str] = {}
-            for values, samples in _features(target, source, options, unreadable):
+            batches = target.info.preprocessing.batches(
+                target.backbone,
+                source,
+                batch_size=options.batch_size,
+                device=target.device,
+                precision=_PRECISIONS[options.precision],
+                workers=options.worker_count,
+                skipped=unreadable,
+            )
+            for values, samples in batches:
+                if not values.isfinite().all():
+                    raise RunError("The features are NaN or infinite; the training of the weights probably diverged.")
                 names = [source.name_of(sample) for sample in samples.tolist()]
                 labels = labels_of(source, samples.cpu()).numpy()
                 yield FeatureTable(values.float().cpu().numpy(), names, labels, [split] * len(names), classes, info)
@@ -73,23 +83,6 @@ def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) ->
     figures: dict[str, Any] = {"images": count, **{f"{split}_images": number for split, number in counts.items()}}
     figures |= {"feature_width": info.feature_width, "skipped": len(skipped), "skipped_names": sorted(skipped)}
     return figures | {"seconds": seconds, "images_per_second": count / seconds}, skipped
-
-
-def _features(
-    target: EvaluationTarget, source: ImageSource, options: EmbedOptions, skipped: dict[str, str]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Features and rows of the readable images in batches."""
-    width, extract = target.info.feature_width, partial(target.info.preprocessing.batches, target.backbone, source)
-    device, precision = target.device, _PRECISIONS[options.precision]
-    size, workers = options.batch_size, options.worker_count
-    for values, samples in extract(
-        batch_size=size, device=device, precision=precision, workers=workers, skipped=skipped
-    ):
-        if values.shape[1] != width:
-            raise RunError(f"The network gives features of width {values.shape[1]}, but its file states {width}.")
-        if not values.isfinite().all():
-            raise RunError("The features are NaN or infinite; the training of the weights probably diverged.")
-        yield values, samples
 
 
 class Query(NamedTuple):
