@@ -1,18 +1,12 @@
-"""Paths as users write them, the cache folder, and files that would take far more memory than disk space."""
+"""Paths as users write them, and the cache folder."""
 
 import difflib
 import errno
 import os
-import zipfile
 from itertools import islice
 from pathlib import Path
-from typing import Final
 
-from jcl.console import format_bytes
 from jcl.errors import JclError
-
-_MAX_EXPANSION: Final = 100  # of compressed weights and images, which rarely shrink to a tenth
-_ALWAYS_FINE: Final = 2**30
 
 
 def expand_user(path: str | Path) -> Path:
@@ -33,22 +27,6 @@ def read_file(path: Path, error: type[JclError]) -> bytes:
         return path.read_bytes()
     except OSError as problem:
         raise error(f"{path} cannot be read: {problem.strerror}.") from None
-
-
-def refuse_size(file: Path, needed: int, limit: int, error: type[JclError]) -> None:
-    """Raise if reading a file needs more bytes of memory than a real file of its kind would."""
-    if needed > limit:
-        raise error(f"{file} was not read: it needs {format_bytes(needed)} of memory, so it is damaged or malicious.")
-
-
-def refuse_expansion(file: Path, error: type[JclError]) -> None:
-    """The same for a zip file, such as `.npz` and what `torch.save` writes, by the sizes in its directory."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            needed = sum(member.file_size for member in archive.infolist())
-    except Exception:  # not a zip file or damaged, which its reader reports
-        return
-    refuse_size(file, needed, max(_ALWAYS_FINE, _MAX_EXPANSION * file.stat().st_size), error)
 
 
 def suggest_path(missing: str | Path) -> str:

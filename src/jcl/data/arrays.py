@@ -12,7 +12,6 @@ from jcl.core import MAX_CHANNELS
 from jcl.data.encoded import channels_last, to_tensor
 from jcl.data.source import UNLABELLED, ArrayImages, ImageData, PixelFormat, Refused, convert_pixels
 from jcl.errors import DataError
-from jcl.paths import refuse_expansion
 
 
 def open_npz(file: Path, channels: int | None = None) -> ImageData:
@@ -24,7 +23,6 @@ def open_npz(file: Path, channels: int | None = None) -> ImageData:
     if not file.is_file():
         problem = "is not a regular file" if file.exists() else "does not exist"
         raise DataError(f"The file {file} {problem}; give the path of a .npz file.")
-    refuse_expansion(file, DataError)
     try:
         content = np.load(file, allow_pickle=False)
     except Exception as error:  # NumPy raises many kinds for damaged files

@@ -18,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter
 
 from jcl.data import UNLABELLED
 from jcl.errors import DataError, SettingsError, import_extra
-from jcl.paths import refuse_expansion
 from jcl.runs.atomic import atomic_open, refuse_overwrite
 
 _INFO_KEY, _CLASSES_KEY = b"jcl.info", b"jcl.class_names"
@@ -83,7 +82,6 @@ def read_feature_file(file: Path) -> FeatureTable:
         read = _read_parquet
     if not file.is_file():
         raise DataError(f"There is no feature file {file}; write one with `jcl embed`.")
-    refuse_expansion(file, DataError)
     try:
         table = read(file)
         labels = table.labels

@@ -16,7 +16,6 @@ from torch import Tensor
 from jcl.errors import RunError
 from jcl.export.backbone_file import FORMAT, INFO_KEY, BackboneInfo
 from jcl.export.hub import WEIGHTS, read_hub_config
-from jcl.paths import refuse_expansion
 from jcl.runs.checkpoint import read_tensors
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
@@ -60,7 +59,6 @@ def read_weights(path: Path) -> WeightsFile:
                 "name: torch.from_numpy(value) for name, value in pickle.load("
                 f"open({path.name!r}, 'rb'), encoding='latin1')['model'].items()}}, 'weights.pth')."
             )
-        refuse_expansion(path, RunError)
         content = _load_torch_file(path)
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None

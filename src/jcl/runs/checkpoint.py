@@ -19,7 +19,6 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.paths import refuse_size
 from jcl.runs.atomic import OpenFolder, atomic_open, make_folder
 from jcl.runs.folder import read_run_id
 
@@ -275,11 +274,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"{path} cannot be read: {'not a regular file' if path.exists() else 'no such file'}.")
     try:
         with path.open("rb") as file:
-            header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            refuse_size(path, min(header, path.stat().st_size), _HEADER_LIMIT, RunError)
             with safe_open(path, framework="pt") as opened:  # compares the header with the size of the file
                 tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-            file.seek(0)
             intact = _CHECKSUM not in metadata or has_valid_checksum(file)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
