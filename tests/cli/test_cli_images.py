@@ -127,30 +127,13 @@ def few_demo_images(monkeypatch):
 
 
 @pytest.mark.usefixtures("few_demo_images")
-def test_a_folder_with_the_name_of_a_data_set(call, monkeypatch):
+def test_a_folder_with_the_name_of_a_data_set(call):
     write_image_folder(Path("demo"))
     said = "Using the data set demo, not the folder; for the folder write ./demo.\n"
-    assert call("recipes")[2] == ""
-    code, out, err = call("check", "demo")
-    assert code == 0 and err == said and "40" in out and "26" not in out
-    code, out, err = call("check", "./demo")
-    assert code == 0 and err == "" and "26" in out
-    monkeypatch.setattr("jcl.cli.printing.rank", 1)  # the first speaks for all
-    assert call("check", "demo")[2] == ""
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *(f"{name} missing demo" for name in ("knn", "linear", "finetune", "bound", "embed -o f.npz")),
-        *("shard demo demo", "pretrain demo --recipe missing", "ablate demo --over missing=1"),
-        "distribution missing.pt demo",
-    ],
-)
-def test_every_command_says_whether_it_uses_the_folder_or_the_data_set(call, command):
-    Path("demo/photos").mkdir(parents=True)
-    code, _, err = call(*command.split())
-    assert code in (1, 2) and err.count("for the folder write ./demo.") == 1
+    code, out, err = call("shard", "demo", "shards")
+    assert code == 0 and err == said and "40 images" in out
+    code, out, err = call("shard", "./demo", "others")
+    assert code == 0 and said not in err and "26 images" in out
 
 
 def test_shards_are_written_and_trained_on(call, image_folder, tmp_path):

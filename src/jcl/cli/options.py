@@ -23,7 +23,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import jcl
-from jcl.cli.printing import out, refuse_swapped, warn_ambiguous_data, write_json
+from jcl.cli.printing import out, write_json
 from jcl.cores import start_forkserver
 from jcl.distributed.launch import is_launched, launch
 from jcl.errors import SettingsError
@@ -130,12 +130,10 @@ def _run(function: CommandFunction, options: Options) -> None:
     _check_json_file(json_file)
     _check_outputs(options)
     alone = (devices := getattr(options, "devices", 1)) == 1 or is_launched()
-    if isinstance(data := getattr(options, "data", None), str):
-        if alone and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
-            with contextlib.chdir("/"):  # the current folder may be removed
-                start_forkserver()  # now, so that it imports torch while this process does
-        refuse_swapped(getattr(options, "weights", None), data)
-        warn_ambiguous_data(data)
+    data = getattr(options, "data", None)
+    if alone and data and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
+        with contextlib.chdir("/"):  # the current folder may be removed
+            start_forkserver()  # now, so that it imports torch while this process does
     if not alone:
         launch(sys.argv[1:], devices)
         return

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import STUDY, command
-from jcl.cli.printing import echo, err, out, print_test, progress_bar, text_table, warn_ambiguous_data, write_json
+from jcl.cli.printing import echo, err, out, print_test, progress_bar, text_table, write_json
 from jcl.console import format_bytes, pluralize
 
 if TYPE_CHECKING:
@@ -105,10 +105,9 @@ def distribution(options: commands.DistributionOptions) -> None:
     [dim]jcl distribution runs/jcl runs/moco-v2 -o figure3.png[/]
     [dim]jcl distribution runs/jcl weights.safetensors photos/[/]
     """
-    from jcl.commands.compare import compare_views, split_arguments
+    from jcl.commands.compare import compare_views
     from jcl.report.study_plots import plot_spreads
 
-    warn_ambiguous_data(split_arguments(options.weights)[1])
     with progress_bar("views") as progress:
         report = compare_views(options, progress)
     _print_distribution(report)
@@ -153,7 +152,6 @@ def bound(options: commands.BoundOptions) -> None:
     from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
-    options.refuse_unused_options()
     if options.run is None:
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
         _print_gaussian_bound(results, f"{options.draws:,} for each of {images}")

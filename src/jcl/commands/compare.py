@@ -54,8 +54,6 @@ def open_networks(
     options: NetworksOptions, device: torch.device, *, of: str = "backbone", split: str = "train"
 ) -> Networks:
     """Open networks, which all see the same views; images and view recipe default to those of the first run."""
-    if options.views is not None and options.views.isdecimal():
-        raise SettingsError(f"--views takes a view recipe; for {options.views} views use --views-per-image.")
     paths, location = split_arguments(options.weights)
     if len({path.resolve() for path in paths}) < len(paths):
         raise SettingsError("A run is given twice; give each run or file once.")

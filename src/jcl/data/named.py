@@ -48,6 +48,8 @@ def open_data(
     if classes is not None and (sharded or not path.is_dir()):
         raise DataError(f"A class list needs a folder with class folders; {location} is not one.")
     if location in KNOWN_SETS:
+        if path.is_dir():
+            progress(f"Using the data set {location}, not the folder; for the folder write ./{location}.")
         if channels not in (None, 3):
             raise DataError(f"{location} has 3 channels, but data.channels or the weights need {channels}.")
         return open_demo() if location == DEMO_SET else open_downloaded(location, root, download)
