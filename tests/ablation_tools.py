@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,7 @@ from rich.console import Console
 
 from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation, run_cell
 from jcl.errors import Interrupted, JclError
-from jcl.settings.commands import ProbeProtocol
-from jcl.settings.recipes import build_settings
-from jcl.settings.schema import Settings
+from jcl.settings.commands import AblateOptions, ProbeProtocol
 from jcl.signals import StopRequest
 from jcl.studies.ablation import Outcome, RunCells
 from jcl.studies.cells import parse_axes
@@ -48,14 +46,21 @@ def small_plan(
     **changes: Any,
 ) -> Plan:
     """Cells of a second each; changes are dotted names with __ for the dot."""
-    axes = parse_axes(over, {})
     own = {name.replace("__", "."): value for name, value in changes.items()}
-    values = TINY_VALUES | {"data.location": str(npz), "record.knn_every": 0} | own
-
-    def build(cell: Mapping[str, Any]) -> Settings:
-        return build_settings("folder", method=method, values=values | dict(cell))
-
-    return plan_ablation(axes, seeds, build, console, alone=alone, protocol=protocol)
+    varied = () if alone else parse_axes(over, {})
+    values = {
+        name: value for name, value in (TINY_VALUES | {"record.knn_every": 0} | own).items() if name not in varied
+    }
+    options = AblateOptions(
+        data=str(npz),
+        method=method,
+        assignments=tuple(f"{name}={json.dumps(value)}" for name, value in values.items()),
+        over=over,
+        seeds="".join(f"{seed}," for seed in seeds),
+        each_alone=alone,
+        protocol=protocol,
+    )
+    return plan_ablation(options, console)
 
 
 def ablated(plan: Plan, out: Path, run_cells: RunCells = run_here) -> Ablation:

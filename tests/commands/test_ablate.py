@@ -1,12 +1,10 @@
 """Ablations end to end: finished cells stay, stopped cells continue, failed cells are reported."""
 
-import contextlib
 import io
 import json
 import os
 import shutil
 import signal
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +14,9 @@ from rich.console import Console
 
 from ablation_tools import ablated, results, small_plan
 from fault_tools import at_steps
-from jcl.commands.ablate import run_cell
 from jcl.commands.pretrain import pretrain
 from jcl.commands.run import Run
 from jcl.errors import DataError, Interrupted, JclError, RunError, SettingsError
-from jcl.runs.lock import lock_folder
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.studies.cells import full_name
@@ -308,18 +304,6 @@ def test_alone_a_setting_is_judged_by_the_centre(npz):
     small_plan(npz, *over, method__num_keys=2, alone=True)
     with pytest.raises(SettingsError, match=r"num_keys=1"):
         small_plan(npz, *over, method__num_keys=1, alone=True)
-
-
-def test_a_cell_waits_for_a_process_that_still_has_its_folder(npz, tmp_path):
-    """As one on a node that was given up does, until it notices."""
-    ablated(small_plan(npz, "num_keys=1", train__epochs=1), tmp_path / "out", run_nothing)
-    (cell,) = (tmp_path / "out/cells").iterdir()
-    said = Console(file=io.StringIO(), width=1000)
-    with contextlib.ExitStack() as held:
-        held.enter_context(lock_folder(cell, warn=print))
-        threading.Timer(0.7, held.close).start()
-        run_cell(cell, console=said)
-    assert said.file.getvalue().count("Waiting") == 1 and (cell / "result.json").exists()
 
 
 def test_two_at_once_in_one_folder_are_refused(npz, tmp_path):

@@ -23,7 +23,7 @@ _LEGEND = "sd: of q·k/t. Eq. 4: infinitely many keys, ± standard error. Eq. 7:
 
 
 @command("ablate", group=STUDY)
-def ablate(options: commands.AblateOptions) -> None:
+def ablate(options: commands.AblateOptions) -> dict[str, Any] | None:
     """Train with several values of a setting and plot the accuracy.
 
     The same command again continues where it stopped; finished cells are kept.
@@ -37,11 +37,12 @@ def ablate(options: commands.AblateOptions) -> None:
         folder, total, done = write_plan(options, err)
         cells = pluralize(total, "cell") + (f" ({done:,} already done)" if done else "")
         echo(f"Planned {cells} in {folder}; run each with `jcl ablate-cell CELL`.")
-        return
+        return {"cells": total, "cells_done": done}
     found = run(options, err)
     _print_ablation(found)
     write_json(dict(found.results), options.json_file)
     found.raise_if_incomplete()
+    return None
 
 
 @command("ablate-cell", group=STUDY)

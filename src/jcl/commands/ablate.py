@@ -33,7 +33,7 @@ from jcl.runs.atomic import write_atomically
 from jcl.runs.folder import RunFolder, add_skipped, read_skipped
 from jcl.runs.json_object import write_object
 from jcl.runs.lock import lock_folder
-from jcl.settings.commands import AblateOptions, LinearOptions, ProbeProtocol
+from jcl.settings.commands import AblateOptions, LinearOptions
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import DataFacts
 from jcl.settings.schema import Settings, values_of, with_values
@@ -41,7 +41,7 @@ from jcl.signals import StopRequest
 from jcl.studies import ablation as study_files
 from jcl.studies import cells as planning
 from jcl.studies.ablation import AblationFolder, CellFolder, CellRecord, Point, RunCells, points_of
-from jcl.studies.cells import Axes, Build, Cell, describe
+from jcl.studies.cells import Axes, Cell, describe
 from jcl.train.build import build_learner, run_view_recipe
 
 ABLATION_LR = 10.0  # of the probe in the paper's ablations
@@ -69,37 +69,34 @@ class Plan:
             yield folder
 
 
-def plan_ablation(
-    axes: Axes,
-    seeds: Sequence[int],
-    build: Build,
-    console: Console,
-    *,
-    alone: bool = False,
-    protocol: ProbeProtocol = "fast",
-) -> Plan:
-    """Check all values and the data, and plan the cells: all combinations or, with `alone`, one axis at a time."""
+def plan_ablation(options: AblateOptions, console: Console) -> Plan:
+    """Check all values and the data, and plan the cells: all combinations or, with `each_alone`, one axis at a time."""
     if launch_environment().world_size > 1:
         raise SettingsError("`jcl ablate` starts its own processes; run it without a launcher such as torchrun.")
+    given, alone = options.values(), options.each_alone
+    axes: Axes = planning.parse_axes(options.over, given, alone=alone)
     if not axes:
         raise SettingsError("Give at least one --over, for example: jcl ablate photos/ --over num_keys=1,2,3,5.")
+    if "," in options.seeds and "train.seed" in given:
+        raise SettingsError("--seeds is a list of seeds; remove --seed.")
 
-    def absolute(values: Mapping[str, Any]) -> Settings:
-        return with_absolute_location(build(values))
+    def build(values: Mapping[str, Any]) -> Settings:
+        return with_absolute_location(options.settings(given | dict(values)))
 
-    base = absolute({}) if alone else planning.base_settings(axes, absolute)
+    seeds = planning.parse_seeds(options.seeds, build({}).train.seed if "train.seed" in given else 0)
+    base = build({}) if alone else planning.base_settings(axes, build)
     for together in [{name: values} for name, values in axes.items()] if alone else [axes]:
         planning.refuse_ignored(together, base)
-    cells = planning.build_cells(axes, seeds, absolute, alone=alone)  # checks the values before the data is opened
+    cells = planning.build_cells(axes, seeds, build, alone=alone)  # checks the values before the data is opened
     data = open_run_data(base, console)
     facts = data_facts(data.train, read_initial(base))
     if alone and (resolved := _resolved_center(base, axes, facts)):
-        base = absolute(resolved)
+        base = build(resolved)
         axes = {name: [resolved.get(name, v) if v == "auto" else v for v in axes[name]] for name in axes}
-        cells = planning.build_cells(axes, seeds, lambda values: absolute(resolved | dict(values)), alone=True)
-    cells = [replace(cell, protocol=protocol) for cell in _without_duplicates(cells, facts, console)]
+        cells = planning.build_cells(axes, seeds, lambda values: build(resolved | dict(values)), alone=True)
+    cells = [replace(cell, protocol=options.protocol) for cell in _without_duplicates(cells, facts, console)]
     study = {"over": list(axes), "settings": planning.shared_values(base, axes), "data": _data_summary(data)}
-    study["protocol"] = protocol
+    study["protocol"] = options.protocol
     _check_cells(cells, data.train, facts)
     default_folder = Path("runs") / f"ablate-{'-'.join(map(planning.short_name, axes))}-{data.name}"
     return Plan(list(axes), cells, study, default_folder, values_of(base, axes) if alone else None)
@@ -177,34 +174,18 @@ class Ablation:
 
 def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int]:
     """Write the study and its cells without running them; returns their folder, and how many there are and done."""
-    if options.json_file is not None:
-        raise SettingsError("--plan-only has no results for --json; remove one of them.")
-    plan = _plan(options, console)
+    plan = plan_ablation(options, console)
     with plan.locked_folder(options.out, console) as folder:
         done = sum(folder.cell(cell).result() is not None for cell in plan.cells)
         return folder.cells, len(plan.cells), done
 
 
 def ablate(options: AblateOptions, console: Console) -> Ablation:
-    plan = _plan(options, console)
+    plan = plan_ablation(options, console)
     device = plan.cells[0].settings.train.device
     choose_device(device)  # raises if there is no such device
     slots = study_files.local_slots(device, options.at_once)
     return run_ablation(plan, options.out, partial(study_files.run_in_slots, slots), console)
-
-
-def _plan(options: AblateOptions, console: Console) -> Plan:
-    values = options.values()
-    axes = planning.parse_axes(options.over, values, alone=options.each_alone)
-    if "," in options.seeds and "train.seed" in values:
-        raise SettingsError("--seeds is a list of seeds; remove --seed.")
-
-    def build(own: Mapping[str, Any]) -> Settings:
-        return options.settings(values | dict(own))
-
-    first = build({}).train.seed if "train.seed" in values else 0
-    seeds = planning.parse_seeds(options.seeds, first)
-    return plan_ablation(axes, seeds, build, console, alone=options.each_alone, protocol=options.protocol)
 
 
 def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Console) -> Ablation:
