@@ -1,5 +1,6 @@
 """Small ablations, with cells that run in this process."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from jcl.commands.ablate import Ablation, Plan, plan_ablation, run_ablation, run_cell
-from jcl.errors import Interrupted, JclError
+from jcl.errors import JclError
 from jcl.settings.commands import AblateOptions, ProbeProtocol
 from jcl.signals import StopRequest
-from jcl.studies.ablation import Outcome, RunCells
+from jcl.studies.ablation import RunCells
 from jcl.studies.cells import parse_axes
 from small_runs import TINY_VALUES
 
@@ -21,18 +22,14 @@ QUIET = Console(quiet=True)
 NOT_COMPARED = {"seconds", "images_per_second", "peak_memory_bytes"}
 
 
-def run_here(folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
+def run_here(folders: Sequence[Path], stop: StopRequest) -> Iterator[Path]:
     """One after another, until asked to stop."""
     for folder in folders:
         if stop.requested:
             return
-        try:
+        with contextlib.suppress(JclError):
             run_cell(folder, console=QUIET)
-            yield Outcome(folder, "done")
-        except Interrupted:
-            yield Outcome(folder, "stopped")
-        except JclError as error:
-            yield Outcome(folder, "failed", str(error))
+        yield folder
 
 
 def small_plan(

@@ -20,8 +20,8 @@ def test_what_a_cell_failed_with_before_is_not_told_again(tmp_path, monkeypatch)
     folder = CellFolder(tmp_path)
     folder.fail("the disk was full.")
     monkeypatch.setattr(sys, "executable", "/bin/false")  # it dies before it begins
-    outcome = CellProcess(tmp_path, Slot()).outcome()
-    assert outcome.state == "failed" and "code 1" in outcome.error
+    assert CellProcess(tmp_path, Slot()).finish() == tmp_path
+    assert "code 1" in str(folder.failure())
 
 
 @pytest.mark.faults  # for its length

@@ -224,18 +224,17 @@ def _run_cells(
     hidden, all_cells = not console.is_terminal, 1e9
     with Progress(console=console, transient=True, disable=hidden, speed_estimate_period=all_cells) as bar:
         task = bar.add_task("cells", total=total, completed=done)
-        for outcome in run_cells(list(todo), stop):
-            title, ended = todo[outcome.folder].title, CellFolder(outcome.folder)
-            if outcome.state == "stopped":
-                if RunFolder(outcome.folder).holds_run():
-                    print_line(console, f"{title}: stopped; it continues when the command is run again.")
-                continue
-            if outcome.state == "failed":
-                failed[title] = outcome.error
-            text = f"failed: {outcome.error}"
-            if result := ended.result():
+        for path in run_cells(list(todo), stop):
+            title, result, failure = todo[path].title, CellFolder(path).result(), CellFolder(path).failure()
+            if result is not None:
                 accuracies = f"linear {result['linear_top1']:.2f} %, kNN {result['knn_top1']:.2f} %"
                 text = f"{accuracies} ({format_duration(result['seconds'])} of training)"
+            elif failure is not None:
+                failed[title], text = failure, f"failed: {failure}"
+            else:
+                if RunFolder(path).holds_run():
+                    print_line(console, f"{title}: stopped; it continues when the command is run again.")
+                continue
             done += 1
             bar.update(task, completed=done)
             print_line(console, f"[{done}/{total}] {title}: {text}")

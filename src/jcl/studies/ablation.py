@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -137,17 +137,8 @@ class AblationFolder:
         return sorted(shown, key=lambda record: order.get(record.cell.name, len(order)))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a cell's process ended; a stopped cell continues when it is started again."""
-
-    folder: Path
-    state: Literal["done", "failed", "stopped"]
-    error: str = ""
-
-
-RunCells = Callable[[Sequence[Path], StopRequest], Iterator[Outcome]]
-"""Runs the cells in these folders, yields each outcome, and stops them gracefully on request."""
+RunCells = Callable[[Sequence[Path], StopRequest], Iterator[Path]]
+"""Runs the cells in these folders, yields each folder at the end of its cell, and stops gracefully on request."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +168,7 @@ def _visible_gpus() -> list[str]:
     return named[:count] if named else [str(number) for number in range(count)]
 
 
-def run_in_slots(slots: Sequence[Slot], folders: Sequence[Path], stop: StopRequest) -> Iterator[Outcome]:
+def run_in_slots(slots: Sequence[Slot], folders: Sequence[Path], stop: StopRequest) -> Iterator[Path]:
     """Run cells one at a time in each slot."""
     waiting, running, stopping = deque(folders), dict[int, CellProcess](), False
     try:
@@ -191,7 +182,7 @@ def run_in_slots(slots: Sequence[Slot], folders: Sequence[Path], stop: StopReque
                     cell.process.terminate()  # it saves a checkpoint first
             ended = [number for number, cell in running.items() if cell.process.poll() is not None]
             for number in ended:
-                yield running.pop(number).outcome()
+                yield running.pop(number).finish()
             if not ended:
                 time.sleep(_POLL_SECONDS)
     finally:
@@ -219,19 +210,14 @@ class CellProcess:
         except OSError as error:
             raise RunError(f"Cannot start the cell {path}: {error.strerror}.") from None
 
-    def outcome(self) -> Outcome:
-        """Wait for the process and return how it ended."""
+    def finish(self) -> Path:
+        """Wait for the process, and record that it failed if it could not do so itself; returns the folder."""
         folder, code = self.folder, self.process.wait()
-        if code == 0 and folder.result_file.exists():
-            return Outcome(folder.path, "done")
-        if code == Interrupted.exit_code or -code in STOP_SIGNALS:
-            return Outcome(folder.path, "stopped")
-        error = folder.failure()
-        if error is None:
+        stopped = code == Interrupted.exit_code or -code in STOP_SIGNALS
+        if not stopped and folder.result() is None and folder.failure() is None:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            error = f"its process {how}; see {folder.log_file}."
-            folder.fail(error)
-        return Outcome(folder.path, "failed", error)
+            folder.fail(f"its process {how}; see {folder.log_file}.")
+        return folder.path
 
 
 @dataclass(frozen=True)

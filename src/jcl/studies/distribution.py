@@ -76,24 +76,25 @@ class ViewSampler:
             done += len(batch)
             self.progress(done, len(rows))
 
-    def views(self, batch: ImageBatch, recipe: ViewRecipe, numbers: range) -> Iterator[Tensor]:
-        """These views of n images, (n * v, 3, size, size) grouped by image, with as many v as fit in a pass."""
+    def features(self, network: nn.Module, recipe: ViewRecipe, batch: ImageBatch, numbers: range) -> Tensor:
+        """Features (n, v, d) of these v views of n images, with as many views in a forward pass as fit."""
         maker = ViewMaker(
             *(recipe, self.seed, _STEP, batch.pixels, batch.sizes, batch.samples),
             dtype=self.precision,
             memory_format=torch.channels_last if self.device.type == "cuda" else torch.contiguous_format,
         )
-        at_once = max(1, self.batch_size // len(batch))
-        for start in range(numbers.start, numbers.stop, at_once):
-            chunk = torch.arange(start, min(start + at_once, numbers.stop), device=self.device)
+        parts = []
+        for chunk in torch.arange(numbers.start, numbers.stop).split(max(1, self.batch_size // len(batch))):
             rows = torch.arange(len(batch), device=self.device).repeat_interleave(len(chunk))
-            yield maker(rows, chunk.repeat(len(batch)))
+            views = maker(rows, chunk.to(self.device).repeat(len(batch)))
+            parts.append(self.encode(network, views).view(len(batch), len(chunk), -1))
+        return torch.cat(parts, dim=1)
 
-    def encode(self, network: nn.Module, views: Tensor, images: int) -> Tensor:
-        """Features (images, v, d) of views, in the network's precision."""
+    def encode(self, network: nn.Module, images: Tensor) -> Tensor:
+        """Features (n, d) of n images, in the network's precision."""
         with torch.inference_mode(), autocast(self.device, self.precision):
-            features: Tensor = network(views)
-        return features.view(images, -1, features.shape[1])
+            features: Tensor = network(images)
+        return features
 
 
 def view_sampler(options: ViewOptions, device: torch.device, canvas: int, progress: ProgressCallback) -> ViewSampler:
@@ -146,7 +147,8 @@ def view_spreads(
         for viewer in viewers:
             modes.enter_context(evaluation_mode(viewer.network))
         for batch in sampler.batches(source, rows, views):
-            for number, features in enumerate(_features(viewers, sampler, batch, views)):
+            for number, viewer in enumerate(viewers):
+                features = sampler.features(viewer.network, viewer.recipe, batch, range(views))
                 found[number].append(torch.stack(spread_of(features)))
                 widths[number] = features.shape[2]
             samples.append(batch.samples)
@@ -162,17 +164,6 @@ def view_spreads(
     return spreads, torch.cat(samples).cpu()
 
 
-def _features(viewers: Sequence[Viewer], sampler: ViewSampler, batch: ImageBatch, views: int) -> list[Tensor]:
-    """The features (n, views, d) of one batch for every viewer; viewers with equal recipes share the views."""
-    found: list[list[Tensor]] = [[] for _ in viewers]
-    for recipe in dict.fromkeys(viewer.recipe for viewer in viewers):
-        for chunk in sampler.views(batch, recipe, range(views)):
-            for viewer, own in zip(viewers, found, strict=True):
-                if viewer.recipe == recipe:
-                    own.append(sampler.encode(viewer.network, chunk, len(batch)))
-    return [torch.cat(parts, dim=1) for parts in found]
-
-
 def quality_features(
     viewer: Viewer, source: ImageSource, sampler: ViewSampler, images: int = QUALITY_IMAGES, views: int = QUALITY_VIEWS
 ) -> QualityFeatures:
@@ -182,8 +173,8 @@ def quality_features(
     with evaluation_mode(viewer.network.to(sampler.device)):
         for batch in sampler.batches(source, sample_rows(source, images, 0), views):
             crops = centre_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
-            chunks = (crops, *sampler.views(batch, recipe, range(views)))
-            found.append(torch.cat([sampler.encode(viewer.network, chunk, len(batch)) for chunk in chunks], dim=1))
+            views_of_batch = sampler.features(viewer.network, recipe, batch, range(views))
+            found.append(torch.cat([sampler.encode(viewer.network, crops)[:, None], views_of_batch], dim=1))
     features = torch.cat(found).double()
     return QualityFeatures(features[:, 0], features[:, 1:])
 
