@@ -52,11 +52,11 @@ def print_line(console: Console, text: str, *, lead: str = "") -> None:
     console.print(line, soft_wrap=True)
 
 
-def warn_skipped(console: Console, skipped: Mapping[str, str], what: str = "Left out") -> None:
-    """Print the first unreadable image, the reason and the number of others, if any; `what` was done with them."""
+def warn_skipped(console: Console, skipped: Mapping[str, str]) -> None:
+    """Print the first unreadable image, the reason and the number of others, if any."""
     for name, reason in list(skipped.items())[:1]:
         more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
-        print_line(console, f"{what}, because it cannot be read: {name} ({reason}){more}.")
+        print_line(console, f"Left out, because it cannot be read: {name} ({reason}){more}.")
 
 
 def escape_controls(text: str) -> str:

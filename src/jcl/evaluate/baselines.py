@@ -78,21 +78,17 @@ def baseline_warning(name: str, figures: Mapping[str, Any], advice: str = "") ->
     start = f"start_{name}"
     titles = {"chance_top1": "chance", f"untrained_{name}": "the untrained network", start: "the weights at the start"}
     lost = [key for key in titles if figures.get(f"beats_{key.partition('_')[0]}") is False]
-    if not lost or not all(is_number(figures.get(key)) for key in (name, "test_images", *lost)):  # edited by hand
+    if not lost:
         return None
-    if start in lost and figures[name] < figures[start]:
-        before, own = (estimate(figures[key], figures["test_images"]) for key in (start, name))
+    own = estimate(figures[name], figures["test_images"])
+    if start in lost and own.value < figures[start]:
+        before = estimate(figures[start], figures["test_images"])
         verdict = "worse" if before.beats(own) else "no better"
         fell = f"kNN top-1 fell from {before.value:.1f} % to {own.value:.1f} %"
         remedy = "Use a lower --lr or fewer --epochs, or keep the weights as they were"
         return f"{fell}: the features are {verdict} than at the start. {remedy}."
     title = {"knn_top1": "kNN", "linear_top1": "Linear"}.get(name, "Fine-tuned")
-    interval = estimate(figures[name], figures["test_images"]).interval
-    verdicts: dict[str, list[str]] = {}
-    for key in lost:
-        verdict = "below" if figures[name] < figures[key] else "not clearly better than"
-        verdicts.setdefault(verdict, []).append(f"{titles[key]} ({figures[key]:.1f} %)")
-    said = " and ".join(f"{verdict} {join_words(baselines)}" for verdict, baselines in verdicts.items())
-    tested = pluralize(figures["test_images"], "test image")
-    text = f"{title} top-1 is {figures[name]:.1f} %, {said}: the 95 % interval is {interval} on {tested}."
-    return f"{text} {advice}" if advice else text
+    others = join_words([f"{titles[key]} ({figures[key]:.1f} %)" for key in lost])
+    tested = f"{own.interval} on {pluralize(figures['test_images'], 'test image')}"
+    text = f"{title} top-1 is {own.value:.1f} %, not clearly better than {others}"
+    return f"{text}: the 95 % interval is {tested}. {advice}".strip()

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import backbone_parts
-from jcl.data import BatchLoader, ImageBatch, ImageSource, read_all
+from jcl.data import BatchLoader, ImageBatch
 from jcl.distributed.device import autocast, choose_precision
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, label_amount, scores
 from jcl.evaluate.features import FeatureSettings
@@ -43,7 +43,6 @@ from jcl.views import ViewRecipe
 CHECKPOINT_SECONDS = 120.0
 _PAPER_MILESTONES = (0.6, 0.8)  # of the epochs
 _MAX_BATCH_SIZE = 128
-_QUICK_CANVAS = 32  # pixels; enough to see whether a file can be decoded, and fast for large JPEGs
 
 
 class FinetuneSettings(Section):
@@ -174,8 +173,6 @@ def train_and_evaluate(
         checkpoint = checkpoint_to_resume(folder.checkpoints, partial(print_line, console))
         if checkpoint is not None:
             progress = load_checkpoint(checkpoint, task.module, task.optimizer, task.device)
-    if progress.step == 0:
-        _check_test_images(test, task.workers, console)
     with contextlib.ExitStack() as open_files, loader:
         trainer = Trainer(task, Display(console, task.title), progress)
         if folder is not None:
@@ -252,11 +249,3 @@ def finetune_optimizer(network: Classifier, settings: FinetuneSettings) -> torch
             if parameters := [parameter for parameter in part if (parameter.ndim <= 1) == vectors]:
                 groups.append({"params": parameters, "lr_scale": scale, "weight_decay": decay, "part": name})
     return torch.optim.SGD(groups, lr=lr, momentum=settings.train.momentum)
-
-
-def _check_test_images(images: ImageSource, workers: int, console: Console) -> None:
-    """Print which test images cannot be read, before a long training rather than after it; raise if none can."""
-    skipped: dict[str, str] = {}
-    for _ in read_all(images, canvas=_QUICK_CANVAS, batch_size=256, workers=workers, skipped=skipped):
-        pass
-    warn_skipped(console, skipped, "To be left out of the test")
