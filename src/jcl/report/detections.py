@@ -13,7 +13,7 @@ from jcl.evaluate.detection.data import CocoDataset, CocoImage, coco_module
 from jcl.evaluate.detection.predict import Results
 from jcl.report import style
 
-_WIDTH, _GAP, _TOP, _CAPTION = 3.4, 0.16, 0.95, 0.2  # inches
+_WIDTH, _TOP, _CAPTION = 7.3, 0.7, 0.3  # inches
 _MIN_SCORE = 0.5
 _MAX_OBJECTS = 20
 
@@ -24,19 +24,16 @@ def detections_picture(
     """One row per image: annotations on the left, confident detections on the right."""
     shown = [dataset.images[row] for row in rows]
     names = {category.id: category.name for category in dataset.categories}
-    heights = [_WIDTH * image.height / image.width for image in shown]
-    width = 2 * _WIDTH + 3 * _GAP
-    height = _TOP + sum(heights) + len(shown) * (_GAP + _CAPTION)
-    figure = style.new_figure(width, height)
+    heights = [_WIDTH / 2 * image.height / image.width + _CAPTION for image in shown]
+    height = _TOP + sum(heights)
+    figure = style.new_figure(_WIDTH, height)
     style.write_title(figure, style.plain(title, 70), style.plain(subtitle, 100))
-    top = _TOP
-    for image, high in zip(shown, heights, strict=True):
+    figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - _TOP / height))
+    panels = figure.subplots(len(shown), 2, squeeze=False, height_ratios=heights)
+    for image, sides in zip(shown, panels, strict=True):
         pixels = read_image(image).permute(1, 2, 0).numpy()
-        detected = _detected(image, results)
-        sides = ("annotated", image.annotations), (f"detected, score at least {_MIN_SCORE:g}", detected)
-        for column, (caption, objects) in enumerate(sides):
-            left = _GAP + column * (_WIDTH + _GAP)
-            axes = figure.add_axes((left / width, (height - top - high) / height, _WIDTH / width, high / height))
+        captions = ("annotated", f"detected, score at least {_MIN_SCORE:g}")
+        for axes, caption, objects in zip(sides, captions, (image.annotations, _detected(image, results)), strict=True):
             extent = (0, image.width, image.height, 0)  # the coordinates of boxes
             axes.imshow(pixels, extent=extent, interpolation="nearest" if image.width <= 64 else "auto")
             axes.set_axis_off()
@@ -46,7 +43,6 @@ def detections_picture(
                 key = number if len(names) == 1 else entry["category_id"]
                 color = style.PALETTE[key % len(style.PALETTE)]
                 _draw_object(axes, entry, names[entry["category_id"]], image, color)
-        top += high + _GAP + _CAPTION
     return style.save(figure, path, follow_links=False)
 
 

@@ -3,18 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import NamedTuple
 
 from jcl.report import style
 from jcl.report.contents import ExampleViews, NamedImage, NeighbourRow
 
-_CELL, _GAP, _CAPTION = 0.92, 0.1, 0.17  # inches
-_MARGIN, _TOP, _BOTTOM = 0.22, 0.98, 0.2
+_CELL = 1.02  # inches
 _MAX_VIEWS = 12  # of an image in a picture
-
-Box = tuple[float, float, float, float]  # left, bottom, width and height, as fractions of a figure
 
 
 def plot_comparison(scores: Mapping[str, float], path: Path, *, title: str, subtitle: str, chance: float) -> Path:
@@ -43,62 +38,62 @@ def plot_comparison(scores: Mapping[str, float], path: Path, *, title: str, subt
 
 def draw_neighbours(rows: Sequence[NeighbourRow], path: Path, *, title: str = "Nearest neighbors") -> Path:
     """Each query beside its neighbors, nearest first: framed in green with the query's label, in red with others."""
-    columns = max(len(row.neighbours) for row in rows)
-    captioned = any(image.label for row in rows for image in (row.query, *row.neighbours))
-    figure, cells = _grid(["query", *map(str, range(1, columns + 1))], len(rows), captioned=captioned)
-    style.write_title(figure, style.plain(title, 60), "left: the query; then its nearest neighbors, nearest first")
-    for row, panels in zip(rows, cells, strict=True):
-        for column, (image, box) in enumerate(zip((row.query, *row.neighbours), panels, strict=False)):
-            color, mark = (style.INK, "") if column == 0 else _verdict(row.query.label, image.label)
-            axes = figure.add_axes(box)
-            _show(axes, image, color, mark)
-            if column > 0:
-                similarity, frame = f"{row.similarities[column - 1]:.2f}", style.label_box(style.INK, 0.72)
-                look = {"color": style.PAPER, "ha": "right", "bbox": frame, "xycoords": "axes fraction"}
-                style.write(axes, similarity, (1, 0), (-4, 4.5), size="tiny", **look)
-    return style.save(figure, path)
+    tiles = []
+    for row in rows:
+        found = zip(row.neighbours, row.similarities, strict=False)
+        others = [_Tile(image, *_verdict(row.query.label, image.label), f"{value:.2f}") for image, value in found]
+        tiles.append([_Tile(row.query, style.INK), *others])
+    headings = ["query", *map(str, range(1, max(map(len, tiles))))]
+    return _draw_tiles(tiles, headings, path, title, "left: the query; then its nearest neighbors, nearest first")
 
 
 def draw_views(examples: ExampleViews, names: Sequence[str], path: Path, *, title: str) -> Path:
     """Each image beside its views, which have these names; at most the first 12 views."""
-    names = names[:_MAX_VIEWS]
-    captioned = any(image.label for image in examples.images)
-    figure, cells = _grid(["image", *names], len(examples.images), captioned=captioned)
-    style.write_title(figure, style.plain(title, 60), "left: the image; then what the network sees of it in one step")
-    for image, views, panels in zip(examples.images, examples.views, cells, strict=True):
-        shown = [image, *(NamedImage(view, image.name, None) for view in views[: len(names)])]
-        for each, box in zip(shown, panels, strict=True):
-            _show(figure.add_axes(box), each, style.INK if each is image else style.MUTED, "")
-    return style.save(figure, path)
+    tiles = [
+        [_Tile(image, style.INK), *(_Tile(NamedImage(view, image.name), style.MUTED) for view in views[:_MAX_VIEWS])]
+        for image, views in zip(examples.images, examples.views, strict=True)
+    ]
+    subtitle = "left: the image; then what the network sees of it in one step"
+    return _draw_tiles(tiles, ["image", *names[:_MAX_VIEWS]], path, title, subtitle)
 
 
-def _grid(headings: Sequence[str], rows: int, *, captioned: bool) -> tuple[Figure, list[list[Box]]]:
-    """A figure for rows of images, the first column apart from the others, and the place of each image."""
-    pitch = _CELL + _GAP + (_CAPTION if captioned else 0)
-    width = max(2 * _MARGIN + len(headings) * (_CELL + _GAP) + 2 * _GAP, 5.6)
-    height = _TOP + rows * pitch + _BOTTOM
+class _Tile(NamedTuple):
+    """An image in a frame of this color, a mark before its label, and a text in its corner."""
+
+    image: NamedImage
+    color: str
+    mark: str = ""
+    corner: str = ""
+
+
+def _draw_tiles(
+    rows: Sequence[Sequence[_Tile]], headings: Sequence[str], path: Path, title: str, subtitle: str
+) -> Path:
+    """Rows of images with their labels below and headings above; small images keep their pixels."""
+    width = max(0.44 + _CELL * len(headings), 5.6)
+    height = 1.2 + (_CELL + 0.17) * len(rows)
     figure = style.new_figure(width, height)
-    lefts = [_MARGIN + column * (_CELL + _GAP) + (2 * _GAP if column else 0) for column in range(len(headings))]
-    for left, heading in zip(lefts, headings, strict=True):
-        figure.text(
-            (left + _CELL / 2) / width, 1 - (_TOP - 0.09) / height, heading, ha="center", color=style.MUTED,
-            fontsize=style.SIZES["label"],
-        )  # fmt: skip
-    bottoms = [height - _TOP - row * pitch - _CELL for row in range(rows)]
-    size = (_CELL / width, _CELL / height)
-    return figure, [[(left / width, bottom / height, *size) for left in lefts] for bottom in bottoms]
-
-
-def _show(axes: Axes, image: NamedImage, color: str, mark: str) -> None:
-    """An image in a frame, with its label below; small images keep their pixels."""
-    pixels = image.pixels.permute(1, 2, 0).cpu().numpy()
-    axes.imshow(pixels, interpolation="nearest" if pixels.shape[1] <= 64 else "auto")
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set(color=color, linewidth=2.2)
-    text = mark + style.plain(image.label or "", 20)
-    size = style.SIZES["small"] * min(1.0, 15 / max(len(text), 1))
-    style.write(axes, text, (0.5, 0), (0, -9.5), xycoords="axes fraction", ha="center", color=color, fontsize=size)
+    style.write_title(figure, style.plain(title, 60), subtitle)
+    edges = {"left": 0.22 / width, "right": 1 - 0.22 / width, "top": 1 - 0.98 / height, "bottom": 0.22 / height}
+    panels = figure.subplots(len(rows), len(headings), squeeze=False, gridspec_kw=edges | {"hspace": 0.3})
+    for axes, heading in zip(panels[0], headings, strict=True):
+        axes.set_title(heading, color=style.MUTED, fontsize=style.SIZES["label"], pad=5)
+    for axes in panels.flat:
+        axes.set(xticks=[], yticks=[], frame_on=False, anchor="N")
+    for own_panels, tiles in zip(panels, rows, strict=True):
+        for axes, (image, color, mark, corner) in zip(own_panels, tiles, strict=False):
+            pixels = image.pixels.permute(1, 2, 0).cpu().numpy()
+            axes.imshow(pixels, interpolation="nearest" if pixels.shape[1] <= 64 else "auto")
+            axes.set_frame_on(True)
+            axes.spines[:].set(color=color, linewidth=2.2)
+            look = {"ha": "center", "color": color, "xycoords": "axes fraction"}
+            text = mark + style.plain(image.label or "", 20)
+            size = style.SIZES["small"] * min(1.0, 15 / max(len(text), 1))
+            style.write(axes, text, (0.5, 0), (0, -9.5), fontsize=size, **look)
+            if corner:
+                look |= {"ha": "right", "color": style.PAPER, "bbox": style.label_box(style.INK, 0.72)}
+                style.write(axes, corner, (1, 0), (-4, 4.5), size="tiny", **look)
+    return style.save(figure, path)
 
 
 def _verdict(own: str | None, other: str | None) -> tuple[str, str]:
