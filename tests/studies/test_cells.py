@@ -126,6 +126,8 @@ def test_equal_values_are_one_cell_and_the_order_of_axes_does_not_matter():
 
 
 def test_values_that_do_not_work_are_named():
+    with pytest.raises(SettingsError, match=r"moco-v2.*method.num_keys is 2"):
+        build_cells({KEYS: (1, 2)}, (0,), lambda own: build({"method.name": "moco-v2"} | dict(own)))
     for values in (("two",), (0,), (1.5,), ([1],), (None,)):
         with pytest.raises(SettingsError, match=r"method.num_keys"):
             build_cells({KEYS: values}, (0,), build)
@@ -156,12 +158,10 @@ def test_names_differ_where_values_do():
 @pytest.mark.parametrize(
     ("values", "over", "said"),
     [
-        ({"method.name": "moco-v2"}, ["num_keys=1,2"], "moco-v2"),
         ({"method.name": "moco-v1"}, ["covariance_scale=1,2"], "moco-v1"),
         ({"method.name": "multi-key"}, ["covariance_scale=1,2"], "multi-key"),
         ({"method.num_keys": 1}, ["covariance_scale=1,2"], "num_keys=1"),
-        ({}, ["num_keys=1,2", "method=moco-v1,moco-v2"], "moco-v1 and moco-v2"),
-        ({"model.head": "linear"}, ["head_width=8,16"], "linear"),
+        ({}, ["covariance_scale=1,2", "method=moco-v1,moco-v2"], "moco-v1 and moco-v2"),
     ],
 )
 def test_methods_that_ignore_a_setting(values, over, said):

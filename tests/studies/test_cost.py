@@ -142,13 +142,6 @@ def test_growth_is_a_straight_line_through_what_fitted() -> None:
     assert report.baseline == StepCost(100, 1.0) and report_of(jcl=[100]).baseline is None
 
 
-def test_memory_growth_in_words() -> None:
-    base = [12 * 2**30]
-    assert report_of(moco_v2=base, jcl=[2**33, 2**33 - 500, 2**33 + 500]).growth_lines() == ["JCL: constant memory."]
-    assert "8.00 GiB per key" in report_of(moco_v2=base, multi_key_backprop=[2**33, 2**34, 2**35]).growth_lines()[0]
-    assert report_of(moco_v2=base, jcl=[2**33, 2**34]).growth_lines() == []
-
-
 def timed(base: tuple[float, float], *jcl: tuple[int, float, float]) -> CostReport:
     """MoCo v2's and JCL's milliseconds, each with its spread."""
     found = [Cell("jcl", keys, StepCost(100, taken, spread)) for keys, taken, spread in jcl]
@@ -159,8 +152,7 @@ def test_noisy_times_give_a_warning() -> None:
     clear = timed((10, 0.5), (1, 10, 0.5), (2, 12, 0.5), (4, 16, 0.5))
     assert clear.warning() == "" and clear.metrics()["jcl_m4_ms_spread"] == 0.5
     noisy = timed((10, 0.5), (1, 10, 3), (2, 12, 0.5), (4, 16, 0.5))
-    assert "1 of 2" in noisy.warning()
-    assert "1 of 1" in timed((10, 0), (4, 9, 0)).warning()  # more keys cannot take less time
+    assert "30 %" in noisy.warning()
     assert timed((10, 0), (4, 12, 0)).warning() == "" and timed((10, 0)).warning() == ""
 
 

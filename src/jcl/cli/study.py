@@ -251,8 +251,8 @@ def _print_cost(report: CostReport) -> None:
         above.end_section = bool(row[0])  # a line between the methods
     out.print(table)
     echo(f"{report.describe()}. Memory is the peak of a step that PyTorch allocated, weights included.")
-    for line in filter(None, (*report.growth_lines(), report.warning())):
-        echo(line)
+    if warning := report.warning():
+        echo(warning)
     echo("Without gradients, keys are encoded in train.key_passes parts, which keeps memory constant but takes time.")
     echo(f"{report.finding()}.")
 

@@ -85,9 +85,9 @@ def plan_ablation(options: AblateOptions, console: Console) -> Plan:
 
     seeds = planning.parse_seeds(options.seeds, build({}).train.seed if "train.seed" in given else 0)
     base = build({}) if alone else planning.base_settings(axes, build)
+    cells = planning.build_cells(axes, seeds, build, alone=alone)  # checks the values before the data is opened
     for together in [{name: values} for name, values in axes.items()] if alone else [axes]:
         planning.refuse_ignored(together, base)
-    cells = planning.build_cells(axes, seeds, build, alone=alone)  # checks the values before the data is opened
     data = open_run_data(base, console)
     facts = data_facts(data.train, read_initial(base))
     if alone and (resolved := _resolved_center(base, axes, facts)):

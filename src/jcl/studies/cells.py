@@ -170,24 +170,12 @@ def shared_values(base: Settings, axes: Iterable[str]) -> dict[str, Any]:
 
 
 def refuse_ignored(axes: Axes, base: Settings) -> None:
-    """Raise if an axis has no effect, because no method in the grid uses the setting."""
-    for name in axes:
-        if reason := _why_ignored(name, axes, base):
-            raise SettingsError(f"--over {name} has no effect: {reason}.")
-
-
-def _why_ignored(name: str, axes: Axes, base: Settings) -> str:
-    names = [method for method in axes.get("method.name", [base.method.name]) if method in list(METHODS)]
-    methods, title = [METHODS[method] for method in names], " and ".join(names)
-    if not methods:
-        return ""  # the names are invalid, which building the cells reports
-    if name == "method.num_keys" and not any(method.several_keys for method in methods):
-        return f"the number of keys of {title} is fixed"
-    if name in ("method.covariance_scale", "method.covariance_schedule"):
-        if not any(method.uses_covariance for method in methods):
-            return f"{title} does not use the covariance of the keys"
-        if all(count == 1 for count in axes.get("method.num_keys", [base.method.num_keys])):
-            return "one key per image (method.num_keys=1) has no covariance"
-    if name == "model.head_width" and set(axes.get("model.head", [base.model.head])) == {"linear"}:
-        return "model.head=linear has no hidden layer"
-    return ""
+    """Raise if an axis of the covariance has no effect, because no cell of the grid uses it."""
+    names = axes.get("method.name", [base.method.name])
+    uses = any(METHODS[name].uses_covariance for name in names)
+    one_key = all(count == 1 for count in axes.get("method.num_keys", [base.method.num_keys]))
+    for name in {"method.covariance_scale", "method.covariance_schedule"} & set(axes):
+        if not uses:
+            raise SettingsError(f"--over {name} has no effect: {' and '.join(names)} does not use the covariance.")
+        if one_key:
+            raise SettingsError(f"--over {name} has no effect: one key (method.num_keys=1) has no covariance.")

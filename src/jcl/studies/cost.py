@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jcl.console import ProgressCallback, format_bytes, no_progress, pluralize
+from jcl.console import ProgressCallback, no_progress, pluralize
 from jcl.core.registry import METHODS
 from jcl.data import ImageBatch
 from jcl.distributed.device import choose_device
@@ -37,7 +37,7 @@ BASELINE = "moco-v2"
 COMPARED = ("jcl", "multi-key", "multi-key-backprop")
 _DATASET_SIZE = 1_000_000  # assumed when "auto" is resolved; no images are read
 OUT_OF_MEMORY, KILLED = "out of memory", "killed, probably out of memory"
-_FLAT_GROWTH = 0.001  # of the baseline's memory per key: 3 % with 32 keys
+_NOISY = 0.2  # interquartile range of the times of a step, relative to its time
 
 
 @dataclass(frozen=True)
@@ -125,31 +125,11 @@ class CostReport:
             found.append(f"{METHODS[method].title} {', '.join(parts)}")
         return f"Memory relative to MoCo v2: {'; '.join(found)}"
 
-    def growth_lines(self) -> list[str]:
-        """How each method's memory grows with the keys."""
-        base, lines = self.baseline, []
-        for method in COMPARED:
-            if line := self.growth(method):
-                flat = base is not None and abs(line[0]) < _FLAT_GROWTH * base.bytes
-                grows = f"{format_bytes(line[0])} per key (R² of a linear fit: {line[1]:.3f})"
-                lines.append(f"{METHODS[method].title}: {'constant memory' if flat else grows}.")
-        return lines
-
     def warning(self) -> str:
-        """A warning if more keys often do not take longer by more than the noise, or nothing."""
-        increases, base = [], self.baseline
-        for method in COMPARED:
-            found = self.measured(method)
-            if base is not None and found and found[0][0] > 1:
-                found = [(1, base), *found]
-            for (_, fewer), (_, more) in itertools.pairwise(found):
-                increases.append(more.milliseconds - fewer.milliseconds >= max(fewer.spread, more.spread))
-        if all(increases):
-            return ""
-        noise = max(cell.cost.spread / cell.cost.milliseconds for cell in self.cells if cell.cost is not None)
-        often = f"in {increases.count(False)} of {len(increases)} comparisons"
-        problem = f"{often}, more keys cost less time than the noise (up to {100 * noise:.0f} %)"
-        return f"The times are unreliable: {problem}. Use an idle machine or more --repeats."
+        """A warning if the times of a cell vary much, or nothing."""
+        noise = max((cell.cost.spread / cell.cost.milliseconds for cell in self.cells if cell.cost), default=0.0)
+        problem = f"repeated steps differ by up to {100 * noise:.0f} %"
+        return f"The times are unreliable: {problem}. Use an idle machine or more --repeats." if noise > _NOISY else ""
 
 
 def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress) -> CostReport:

@@ -84,7 +84,7 @@ class ViewSampler:
             memory_format=torch.channels_last if self.device.type == "cuda" else torch.contiguous_format,
         )
         parts = []
-        for chunk in torch.arange(numbers.start, numbers.stop).split(max(1, self.batch_size // len(batch))):
+        for chunk in torch.split(torch.tensor(numbers), max(1, self.batch_size // len(batch))):
             rows = torch.arange(len(batch), device=self.device).repeat_interleave(len(chunk))
             views = maker(rows, chunk.to(self.device).repeat(len(batch)))
             parts.append(self.encode(network, views).view(len(batch), len(chunk), -1))
