@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jcl.report import style
 from jcl.report.contents import ExampleViews, NamedImage, NeighbourRow
@@ -86,7 +86,7 @@ def _draw_tiles(
             axes.imshow(pixels, interpolation="nearest" if pixels.shape[1] <= 64 else "auto")
             axes.set_frame_on(True)
             axes.spines[:].set(color=color, linewidth=2.2)
-            look = {"ha": "center", "color": color, "xycoords": "axes fraction"}
+            look: dict[str, Any] = {"ha": "center", "color": color, "xycoords": "axes fraction"}
             text = mark + style.plain(image.label or "", 20)
             size = style.SIZES["small"] * min(1.0, 15 / max(len(text), 1))
             style.write(axes, text, (0.5, 0), (0, -9.5), fontsize=size, **look)
