@@ -242,7 +242,7 @@ def test_a_missing_file_is_named_if_the_run_has_to_start_again(npz, tmp_path, pr
     (run.path / "summary.json").unlink()
     file = run.path / "settings.yaml"
     file.write_text(file.read_text().replace(f"init: {pretrained}", f"init: {tmp_path / 'gone.pth'}"))
-    with pytest.raises(RunError, match=r"model\.init=.*gone\.pth"):
+    with pytest.raises(RunError, match=r"gone\.pth"):
         jcl.resume(run.path)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jcl.cli.options import EVALUATE, command
 from jcl.cli.printing import echo, err, out, print_test, progress_bar, rank, text_table
 from jcl.console import format_bytes, join_words, no_progress, pluralize, print_line
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError
 
 if TYPE_CHECKING:
     from jcl.commands.compare import Comparison
@@ -99,9 +99,8 @@ def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
     from jcl.commands.finetune import resume_finetuning
 
     if options.resume is not None:
-        if options.model_fields_set - {"resume", "workers", "json_file"}:
-            raise SettingsError("--resume continues with the settings of the run; give no other options with it.")
-        folder = resume_finetuning(options.resume, workers=options.workers)
+        options.refuse_with("resume", {"workers", "json_file"})
+        folder = resume_finetuning(options.resume, workers=options.worker_count)
     else:
         folder = run_finetuning(options)
     summary = folder.summary()
@@ -268,8 +267,6 @@ def detect_table(options: detection.DetectTableOptions) -> None:
     from jcl.evaluate.detection.predict import detection_table
     from jcl.evaluate.folders import DetectionFolder
 
-    if len({folder.resolve() for folder in options.folders}) < len(options.folders):
-        raise SettingsError("A folder is given twice.")
     summaries = [DetectionFolder(folder).summary() for folder in options.folders]
     echo(detection_table(summaries, options.folders))
     tested = {(summary["task"], summary.get("test_images")) for summary in summaries}

@@ -11,7 +11,6 @@ given by `--json`.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import sys
@@ -132,8 +131,7 @@ def _run(function: CommandFunction, options: Options) -> None:
     alone = (devices := getattr(options, "devices", 1)) == 1 or is_launched()
     data = getattr(options, "data", None)
     if alone and data and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
-        with contextlib.chdir("/"):  # the current folder may be removed
-            start_forkserver()  # now, so that it imports torch while this process does
+        start_forkserver()  # now, so that it imports torch while this process does
     if not alone:
         launch(sys.argv[1:], devices)
         return

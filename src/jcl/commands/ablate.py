@@ -202,10 +202,7 @@ def run_ablation(plan: Plan, out: Path | None, run_cells: RunCells, console: Con
         if any(point.results for point in points):
             data = Path(summary["data"]).name
             chance = max((record.result or {}).get("chance_top1", 0.0) for record in records) or None
-            try:
-                plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, center=plan.center)
-            except RunError as error:
-                print_line(console, f"Cannot write the plot: {error}")
+            plot_ablation(points, folder.path / "ablation.png", data=data, chance=chance, center=plan.center)
     folders = [folder.cell(cell) for cell in plan.cells]
     warn_skipped(console, {k: why for each in folders for k, why in read_skipped(each.left_out_file).items()})
     missing = sum(each.result() is None for each in folders) - len(failed)

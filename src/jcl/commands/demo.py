@@ -14,7 +14,7 @@ from jcl.commands.report_sample import neighbour_rows
 from jcl.commands.run import Run
 from jcl.console import STDERR, print_line
 from jcl.data import ImageData, open_data
-from jcl.errors import Interrupted, RunError
+from jcl.errors import RunError
 from jcl.evaluate import FeatureSettings, extract_features
 from jcl.evaluate.knn import evaluate_knn
 from jcl.report.figures import draw_neighbours, plot_comparison
@@ -61,10 +61,7 @@ def _train(folder: Path, seed: int) -> dict[str, Run]:
     runs = {}
     for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
         chosen = build_settings("demo", method=method, values={"train.seed": seed})
-        try:
-            runs[name] = pretrain(chosen, folder / method, label=name)
-        except Interrupted as stopped:
-            raise Interrupted(f"{stopped} For the whole demo, run `jcl demo` again with a new folder.") from None
+        runs[name] = pretrain(chosen, folder / method, label=name)
     return runs
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from jcl.commands.run import RunContext, run_context
 from jcl.console import STDERR, pluralize
 from jcl.core.encoder import build_backbone
-from jcl.cores import default_workers
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import fail_together
 from jcl.errors import RunError, SettingsError
@@ -54,7 +53,7 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
             if ranks.first and not numbered:
                 wanted.refuse_occupied()
             start = open_initial_backbone(**options.values)
-            return DetectionJob(_settings(options, start), context, options.workers, start)
+            return DetectionJob(_settings(options, start), context, options.worker_count, start)
 
         job = fail_together(ranks, prepare)
         with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
@@ -94,7 +93,7 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
-            job = DetectionJob(settings, context, options.workers, start=None)
+            job = DetectionJob(settings, context, options.worker_count, start=None)
             return job, job.load(checkpoint)
 
         job, progress = fail_together(ranks, prepare)
@@ -119,7 +118,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
         folder.refuse_links()
         checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)
         start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
-        return DetectionJob(settings, context, options.workers, start), checkpoint
+        return DetectionJob(settings, context, options.worker_count, start), checkpoint
 
     with context.locked(folder.path), folder.resumable():
         job, checkpoint = fail_together(ranks, prepare)
@@ -204,7 +203,7 @@ class DetectionJob:
     """Data, model and optimizer of a detector, on this rank's device."""
 
     def __init__(
-        self, settings: DetectionSettings, context: RunContext, workers: int | None, start: InitialBackbone | None
+        self, settings: DetectionSettings, context: RunContext, workers: int, start: InitialBackbone | None
     ) -> None:
         """Read the data and build the model, with new weights if a checkpoint will be loaded (`start` None)."""
         ranks = context.ranks.count
@@ -213,7 +212,6 @@ class DetectionJob:
             raise SettingsError(f"--batch-size {settings.batch_size} is not divisible by {parts}.")
         self.settings, self.context = settings, context
         precision = choose_precision(settings.precision, context.device)
-        workers = default_workers() if workers is None else workers
         self.hardware = Hardware(context.device, precision, workers, context.ranks)
         files = coco_files(settings.coco, settings.task)
         dataset, self.val = load_coco(files, settings.task)

@@ -10,7 +10,6 @@ from torch import nn
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data, untrained_backbone
 from jcl.console import STDERR, pluralize, print_line
 from jcl.core.encoder import backbone_parts
-from jcl.cores import default_workers
 from jcl.data.named import absolute_location
 from jcl.distributed.device import to_device
 from jcl.errors import SettingsError
@@ -45,7 +44,7 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
     refuse_inside_data(out or Path("runs"), target.location)
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
-    work = _Finetuning(settings, target, task, options.workers, console)
+    work = _Finetuning(settings, target, task, options.worker_count, console)
     with new_folder(out or Path("runs") / f"finetune-{target.data.name}", numbered=out is None) as path:
         folder = FinetuneFolder(path)
         with folder.locked_for_training(warn=partial(print_line, console)):
@@ -76,7 +75,7 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
     return validated(FinetuneSettings, values, "the options of `jcl finetune`")
 
 
-def resume_finetuning(path: Path, *, workers: int | None = None, console: Console = STDERR) -> FinetuneFolder:
+def resume_finetuning(path: Path, *, workers: int, console: Console = STDERR) -> FinetuneFolder:
     """Continue a stopped fine-tuning from its newest good checkpoint, exactly as if it had never stopped."""
     folder = FinetuneFolder(path)
     stored = folder.stored_settings()
@@ -112,11 +111,10 @@ class _Finetuning:
         settings: FinetuneSettings,
         target: EvaluationTarget,
         task: ClassificationTask,
-        workers: int | None,
+        workers: int,
         console: Console,
     ) -> None:
-        self.settings, self.target, self.console = settings, target, console
-        self.workers = default_workers() if workers is None else workers
+        self.settings, self.target, self.workers, self.console = settings, target, workers, console
         info, seed, backbone = target.info, settings.train.seed, target.backbone
         self.task = task.select(label_subset(task.labels, settings.labels, seed))
         self.names = [self.task.train.name_of(row) for row in range(len(self.task.train))]

@@ -19,7 +19,7 @@ from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
 from jcl.distributed.group import ALONE, Ranks, fail_together
 from jcl.distributed.launch import launch_environment
-from jcl.errors import DataError, RunError, SettingsError
+from jcl.errors import DataError, RunError
 from jcl.evaluate.folders import DetectionFolder, FinetuneFolder, ProbeFolder
 from jcl.export.loading import read_initial
 from jcl.runs.folder import RunFolder, unfinished_folder
@@ -49,8 +49,6 @@ def pretrain(
     """
     if not isinstance(settings, Settings):
         raise TypeError(f"pretrain takes Settings of jcl.build_settings, got {settings!r:.80}.")
-    if out == "":  # as a path it would be the current folder
-        raise SettingsError("out is empty; name a folder, or leave it out for a new one in runs/.")
     with run_context(settings.train.device, settings.train.rank_timeout, console) as context:
         data = _open_data(settings, context)
         wanted = RunFolder(Path("runs") / f"{settings.method.name}-{data.name}" if out is None else out)
@@ -101,7 +99,7 @@ def _open_data(settings: Settings, context: RunContext) -> ImageData:
     ranks, console = context.ranks, context.console
     opened = context.on_first(lambda: open_run_data(settings, console))
     data = fail_together(ranks, lambda: opened or open_run_data(settings, console))
-    own = fingerprint(data.train, "listing")
+    own = fingerprint(data.train, content=False)
     first = ranks.gather_objects(own)[0]
 
     def compare() -> None:

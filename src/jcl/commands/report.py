@@ -16,7 +16,6 @@ from jcl.commands.run import read_choices, read_classes
 from jcl.console import join_words, plain_names, pluralize
 from jcl.data import ImageData
 from jcl.data.named import KNOWN_SETS, data_warnings
-from jcl.data.shards.fetch import is_shard_location
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.evaluate.baselines import Estimate, estimate
@@ -145,8 +144,6 @@ def _reopen_data(settings: Settings) -> ImageData:
     location = settings.data.location
     if location not in KNOWN_SETS and not path_in(location).is_absolute():
         raise DataError(f"{location} is not fetched again.")
-    if location not in KNOWN_SETS and not is_shard_location(location) and not path_in(location).exists():
-        raise DataError(f"{location} no longer exists.")
     return open_run_data(with_values(settings, {"data.download": False, "data.strict": False}), Console(quiet=True))
 
 

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -18,8 +18,7 @@ from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import fingerprint
 from jcl.distributed.device import PeakMemory
-from jcl.distributed.group import fail_together
-from jcl.errors import Interrupted, JclError, OutOfMemory, RunError, first_line, memory_problem
+from jcl.errors import Interrupted, OutOfMemory, RunError, first_line, memory_problem
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.evaluate.knn import KnnResult, online_knn
 from jcl.export import backbone_info, save_backbone
@@ -40,11 +39,6 @@ from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
 
 _SECTIONS = ("views.", "model.", "method.", "train.")
-_FINGERPRINTS: dict[Literal["listing", "files", "content"], str] = {
-    "listing": "number, names or labels",
-    "files": "file sizes",
-    "content": "pixels (or their decoder)",
-}
 
 
 class RunTraining:
@@ -170,13 +164,10 @@ class RunTraining:
 
     def load_initial(self, weights: WeightsFile | None = None) -> list[str]:
         """Load `model.init` into both encoders, from the first rank, which returns what was loaded and what was not."""
-        ranks, init, learner = self.context.ranks, self.settings.model.init, self.learner
+        ranks, learner = self.context.ranks, self.learner
 
         def read() -> tuple[dict[str, Tensor], list[str]]:
-            try:
-                found = weights or read_initial(self.settings)
-            except JclError as error:
-                raise RunError(f"The run starts from model.init={init}, which cannot be read: {error}") from None
+            found = weights or read_initial(self.settings)
             return initial_tensors(found, self.settings, learner.query_encoder.backbone) if found else ({}, [])
 
         tensors, lines = self.context.on_first(read) or ({}, [])
@@ -227,34 +218,23 @@ class RunTraining:
         both = [name for name in names if name in before]  # versions may differ in the settings they have
         progress.settings = now
         if other := describe_differences({name: now[name] for name in both}, {name: before[name] for name in both}):
-            self.context.log(f"Settings have changed since the checkpoint was written: {other}.")
+            self.context.log(f"Settings have changed since the checkpoint: {other}.")
+        progress.steps_per_epoch = self.loader.steps_per_epoch
         # Only the first rank writes checkpoints, so only it needs the fingerprints.
-        self.context.on_first(lambda: self._report_changed_images(progress))
-        fail_together(self.context.ranks, lambda: self._check_schedule(progress))
+        self.context.on_first(lambda: self._check_images_and_steps(progress))
 
-    def _report_changed_images(self, progress: Progress) -> None:
+    def _check_images_and_steps(self, progress: Progress) -> None:
         before, progress.images = progress.images, {}
-        for images, kind in ((self.data.train, "train"), (self.data.test, "test")):
-            now = {} if images is None else {what: fingerprint(images, what) for what in _FINGERPRINTS}
-            progress.images |= {f"{kind} {what}": found for what, found in now.items()}
-            changed = [what for what, found in now.items() if before.get(f"{kind} {what}", found) != found]
-            if images is not None and changed:  # with another listing other images are sampled: only the first counts
-                what = _FINGERPRINTS[changed[0]]
-                self.context.log(f"The {what} of {images.description} have changed since the checkpoint was written.")
-
-    def _check_schedule(self, progress: Progress) -> None:
-        steps, epochs = self.loader.steps_per_epoch, self.settings.train.epochs
-        before, progress.steps_per_epoch = progress.steps_per_epoch, steps
-        changed = ""
-        if before not in (0, steps):
-            why = "because train.batch_size or the number of images has changed"
-            changed = f"An epoch had {pluralize(before, 'step')} and now has {steps:,}, {why}. "
-        if progress.step > epochs * steps:
-            beyond = f"beyond the {epochs * steps:,} steps of {epochs:,} epochs"
-            raise RunError(f"The run is at step {progress.step:,}, {beyond}. {changed}Undo it, or start a new run.")
-        if changed:
-            was, now = progress.step / before, progress.step / steps
-            self.context.log(f"{changed}The run was at epoch {was:.3g} and is at {now:.3g}.")
+        for kind, images in (("train", self.data.train), ("test", self.data.test)):
+            if images is not None:
+                progress.images[kind] = found = fingerprint(images)
+                if before.get(kind, found) != found:
+                    self.context.log(f"These images have changed since the checkpoint: {images.description}.")
+        epochs = self.settings.train.epochs
+        if progress.step > (steps := epochs * progress.steps_per_epoch):
+            beyond = f"beyond the {steps:,} steps of {pluralize(epochs, 'epoch')}"
+            changed = "train.epochs, train.batch_size or the number of images has changed"
+            raise RunError(f"The run is at step {progress.step:,}, {beyond}: {changed}. Undo it, or start a new run.")
 
     def machine_choices(self) -> list[Choice]:
         """What "auto" means for settings that depend on the machine."""

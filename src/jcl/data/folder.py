@@ -1,7 +1,6 @@
 """Folders of images: any nesting, class folders, train and test splits."""
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,13 +61,6 @@ class FolderImages(EncodedImages):
             return (self.root / self._files[index]).read_bytes()
         except OSError as error:
             raise UnreadableImage(self.name_of(index), (error.strerror or "it cannot be read").lower()) from error
-
-    def size_of(self, index: int) -> int:
-        """The size of the image file in bytes, -1 if that cannot be read."""
-        try:
-            return os.stat(f"{self.root}/{self._files[index]}").st_size  # noqa: PTH116 - a Path would double the time
-        except OSError:
-            return -1
 
     def header_of(self, index: int) -> ImageFile:  # without reading the whole file
         return open_file(self.root / self._files[index])

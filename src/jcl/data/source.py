@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -207,15 +207,13 @@ class ImageData:
     unused: str = ""
 
 
-def fingerprint(source: ImageSource, *parts: Literal["listing", "content", "files"]) -> str:
-    """A hash of the images, by default of their listing and content; empty if there is nothing to hash.
+def fingerprint(source: ImageSource, *, content: bool = True) -> str:
+    """A hash of the number of images, all labels and up to 1,024 names, and of the pixels of up to 16 images.
 
-    listing: their number, all labels and up to 1,024 names; reads no image. content: the pixels of up to 16 images
-    at 512 px or less, which may change with the decoder's version. files: names and sizes of up to 65,536 image files.
+    The pixels, at 512 px or less, may change with the decoder's version. Without `content` no image is read.
     """
-    readers = {"listing": _listing_parts, "content": _content_parts, "files": _file_parts}
-    content = b"".join(text for part in parts or ("listing", "content") for text in readers[part](source))
-    return hashlib.sha256(content).hexdigest()[:16] if content else ""
+    parts = [*_listing_parts(source), *(_content_parts(source) if content else ())]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def _listing_parts(source: ImageSource) -> Iterator[bytes]:
@@ -232,12 +230,6 @@ def _content_parts(source: ImageSource) -> Iterator[bytes]:
             yield source.read(index, 512).contiguous().numpy().tobytes()
         except UnreadableImage as error:
             yield error.reason.encode()
-
-
-def _file_parts(source: ImageSource) -> Iterator[bytes]:
-    if size_of := getattr(source, "size_of", None):  # copies may have other times
-        for index in _spaced(len(source), _HASHED_FILES):
-            yield f"{source.name_of(index)}\0{size_of(index)}\0".encode()
 
 
 def _spaced(count: int, limit: int) -> range:

@@ -160,15 +160,12 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
 
     def check(self) -> None:
         """Raise if options are missing or exclude each other."""
-        settings = {*self.values, "schedule", *CocoSettings.model_fields, "out", "device"} & self.model_fields_set
-        if self.resume is not None and self.eval_only is not None:
-            raise SettingsError("--resume and --eval-only exclude each other.")
-        if self.resume is not None and settings:
-            raise SettingsError(f"--resume continues with the settings of the run; remove {self.flag(min(settings))}.")
-        settings -= {*CocoSettings.model_fields, "out", "device"}
-        if self.eval_only is not None and settings:
-            raise SettingsError(f"--eval-only does not train; remove {self.flag(min(settings))}.")
-        if self.resume is None and self.eval_only is None and not {"task", "init"} <= self.values.keys():
+        unrelated = {"workers", "devices", "pictures", "json_file"}
+        if self.resume is not None:
+            self.refuse_with("resume", unrelated)
+        elif self.eval_only is not None:
+            self.refuse_with("eval_only", {*unrelated, *CocoSettings.model_fields, "out", "device"})
+        elif not {"task", "init"} <= self.values.keys():
             raise SettingsError("Give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
         if {"schedule", "iterations"} <= self.model_fields_set:
             raise SettingsError("--schedule and --iterations exclude each other.")

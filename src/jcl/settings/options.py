@@ -4,7 +4,7 @@
 named after it (`batch_size` is `--batch-size`) unless it is declared with `argument`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, create_model, field_validator
 from pydantic.fields import FieldInfo
 
+from jcl.errors import SettingsError
 from jcl.paths import expand_user
 from jcl.settings.schema import Section, setting_fields
 
@@ -71,6 +72,11 @@ class Options(Section):
     def flag(cls, name: str) -> str:
         """What messages call a field."""
         return cli_field(cls.model_fields[name]).names(name)[-1]
+
+    def refuse_with(self, name: str, allowed: Set[str]) -> None:
+        """Raise if an option was given with `name`, which takes the settings from a folder."""
+        if others := self.model_fields_set - {name, *allowed}:
+            raise SettingsError(f"{self.flag(name)} uses the settings of the folder; remove {self.flag(min(others))}.")
 
 
 class SharedOptions(Options):
