@@ -6,12 +6,13 @@ by it now and then, with values left over from other work.
 """
 
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
-from jcl.core.method import ContrastiveLearner
+from jcl.core.method import ContrastiveLearner, StepFigures
 from jcl.data import ImageBatch
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
@@ -101,6 +102,9 @@ def test_views_hold_nothing_that_lay_in_memory_before(size):
 @needs_gpu
 @pytest.mark.parametrize("recorded", [False, True])
 def test_encoding_side_by_side_does_not_change_a_step(recorded, monkeypatch):
+    # The same kernels in both, which trials on a busy GPU would not choose: else rounding errors grow step by step.
+    kernels = partial(torch.backends.cudnn.flags, enabled=True, deterministic=True, allow_tf32=False)
+    monkeypatch.setattr("jcl.train.step.cudnn_benchmark", kernels)
     device, images, batch = torch.device("cuda"), 64, noise(64, 32)
     values = {"train.batch_size": images, "train.precision": "float32", "train.cuda_graph": recorded}
     settings, _ = resolve(build_settings("cifar10", values=values), DataFacts(images, 32, decoded=True))
@@ -114,4 +118,6 @@ def test_encoding_side_by_side_does_not_change_a_step(recorded, monkeypatch):
     found = train()
     assert found.isfinite().all()
     monkeypatch.setattr(ContrastiveLearner, "_side_device", None)
-    torch.testing.assert_close(found, train(), rtol=2e-3, atol=2e-3)
+    tolerance = torch.full_like(found[0], 1e-4)
+    tolerance[StepFigures._fields.index("contrastive_accuracy")] = 0.01  # a few queries
+    assert ((found - train()).abs() <= tolerance * (1 + found.abs())).all()
