@@ -79,6 +79,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", nargs="*", default=[], metavar="SETTING=VALUE", help="in all rows")
     parser.add_argument("--also", nargs=2, action="append", default=[], metavar=("NAME", "VALUES"))
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these; naive needs scratch")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -95,8 +96,8 @@ def run(arguments: argparse.Namespace) -> None:
     chosen = rows(arguments)
     shared = jcl.build_settings("folder", values=chosen["scratch"])
     classification_task(open_run_data(shared, Console(quiet=True)))  # kNN needs labels
-    for name, values in chosen.items():
-        figures["rows"][name] = row = train(name, values, arguments)
+    for name in arguments.rows or chosen:
+        figures["rows"][name] = row = train(name, chosen[name], arguments)
         machine.save(figures, arguments.json, "cuda" if torch.cuda.is_available() else "cpu")
         print(f"{name:10} kNN top-1 {' '.join(f'{value:.1f}' for value in row['knn_top1'])}")
 
