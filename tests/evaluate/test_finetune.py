@@ -257,18 +257,6 @@ def test_one_process_at_a_time(weights, npz, unbroken, tmp_path, monkeypatch):
     assert_same(resume_finetuning(path, workers=0, console=QUIET), unbroken)
 
 
-def test_a_fine_tuning_of_an_earlier_version_is_resumed(weights, npz, unbroken, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        stop_after(patch, 2, signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            finetune(weights, str(npz), out=tmp_path / "run", **SHORT)
-    file = tmp_path / "run/finetune.json"
-    stored = json.loads(file.read_text())
-    stored["layer_decay"] = stored["train"].pop("layer_decay")
-    file.write_text(json.dumps(stored))
-    assert_same(resume_finetuning(tmp_path / "run", workers=0, console=QUIET), unbroken)
-
-
 def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path, monkeypatch):
     options = SHORT | {"batch_size": 4}
     with monkeypatch.context() as patch:

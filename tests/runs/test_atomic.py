@@ -7,7 +7,7 @@ import pytest
 
 from fault_tools import be_killed_writing
 from jcl.errors import RunError
-from jcl.runs.atomic import OpenFolder, atomic_open, write_atomically
+from jcl.runs.atomic import atomic_open, remove_partial_files, write_atomically
 
 
 def test_two_writers_of_one_file_do_not_mix(tmp_path):
@@ -27,7 +27,7 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path):
 def test_a_half_written_file_is_known_as_one(tmp_path):
     with pytest.raises(RunError, match="could not be written"), atomic_open(tmp_path / "file"):
         assert len(list(tmp_path.iterdir())) == 1
-        OpenFolder(tmp_path).remove_partial_files()
+        remove_partial_files(tmp_path)
         assert not list(tmp_path.iterdir())
 
 

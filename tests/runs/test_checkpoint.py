@@ -12,7 +12,7 @@ from torch import nn
 
 from fault_tools import be_killed_writing
 from jcl.errors import RunError
-from jcl.runs.atomic import OpenFolder, write_atomically
+from jcl.runs.atomic import remove_partial_files, write_atomically
 from jcl.runs.checkpoint import (
     Progress,
     list_checkpoints,
@@ -279,7 +279,7 @@ def test_a_writer_killed_before_the_rename_leaves_the_old_file(tmp_path):
     assert path.read_bytes() == b"old"
     assert list_checkpoints(tmp_path) == [path]
     assert len(list(tmp_path.iterdir())) == 2
-    OpenFolder(tmp_path).remove_partial_files()
+    remove_partial_files(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
     write_atomically(path, b"newer")
     assert path.read_bytes() == b"newer"

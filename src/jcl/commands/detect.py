@@ -99,8 +99,8 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
         job, progress = fail_together(ranks, prepare)
         results, figures = job.evaluate()
         if output is not None and ranks.first:
-            with make_folder(output.path):
-                output.write_results(results)
+            make_folder(output.path)
+            output.write_results(results)
             summary = job.summary(figures, progress)
             del summary["train_images"]  # belongs to the test data, which may be another dataset
             output.write_summary(summary)

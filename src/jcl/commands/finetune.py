@@ -78,10 +78,7 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
 def resume_finetuning(path: Path, *, workers: int, console: Console = STDERR) -> FinetuneFolder:
     """Continue a stopped fine-tuning from its newest good checkpoint, exactly as if it had never stopped."""
     folder = FinetuneFolder(path)
-    stored = folder.stored_settings()
-    if "layer_decay" in stored and isinstance(stored.get("train"), dict):  # where earlier versions wrote it
-        stored["train"]["layer_decay"] = stored.pop("layer_decay")
-    settings = validated(FinetuneSettings, stored, str(folder.settings_file))
+    settings = validated(FinetuneSettings, folder.stored_settings(), str(folder.settings_file))
     if folder.summary_file.exists():
         print_line(console, f"The fine-tuning in {folder.path} has finished; nothing to resume.")
         return folder

@@ -84,7 +84,7 @@ def export_backbone(
     if target == "hf":
         return replace(exported, hints=(upload_repository(hub_name(out), files, force=force), *hints))
     if target == "hub-folder":
-        make_folder(out).__exit__()
+        make_folder(out)
     for name, file in files.items():
         write_atomically(out / name, file, follow_links=not name)
     return exported

@@ -4,6 +4,7 @@ Safetensors holds tensors and text only, so reading a checkpoint never runs code
 snapshot copies the state to the host, which is all that training waits for, and is then written in the background.
 """
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -19,7 +20,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.runs.atomic import OpenFolder, atomic_open, make_folder
+from jcl.runs.atomic import atomic_open, make_folder, refuse_links
 from jcl.runs.folder import read_run_id
 
 FORMAT = "jcl-checkpoint-2"
@@ -32,7 +33,6 @@ _SETTINGS = {
     "queue.rows": "method.queue_size",
 }
 
-_NEW_FIELDS = ("run", "lines")  # of `Progress`; checkpoints of older versions lack them
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _CHECKSUM = "sha256"
 _ZEROS = b"0" * 64
@@ -55,7 +55,7 @@ class Progress:
     steps_per_epoch: int = 0  # at the last step; 0 if unknown
     settings: dict[str, Any] = field(default_factory=dict)  # by dotted names; empty if unknown
     images: dict[str, str] = field(default_factory=dict)  # fingerprints of the images; empty if unknown
-    run: str = ""  # the id of the run; empty if unknown
+    run: str = ""  # the id of the run
     lines: int = 0  # of metrics up to this step; 0 if unknown
 
 
@@ -107,11 +107,11 @@ def _copy_to_host(value: Tensor, pinned: Tensor | None) -> Tensor:
     return pinned.copy_(value, non_blocking=True)
 
 
-def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder | None = None) -> Path:
+def write_snapshot(folder: Path, snapshot: Snapshot, keep: int) -> Path:
     """Write a checkpoint, read it back, and only then remove all but the newest `keep`.
 
     On a full disk older checkpoints are removed first, but never the newest valid one. A state that is not finite is
-    refused, so that every checkpoint is worth resuming from. `run` is the open folder that `folder` is in.
+    refused, so that every checkpoint is worth resuming from.
     """
     if snapshot.copied is not None:
         snapshot.copied.synchronize()
@@ -119,29 +119,33 @@ def write_snapshot(folder: Path, snapshot: Snapshot, keep: int, run: OpenFolder 
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise RunError(f"Step {snapshot.step} was not saved: {name} is not finite.")
+    refuse_links(folder)
+    make_folder(folder, parents=False)  # a run folder that was removed is not created again
     path = folder / f"step-{snapshot.step:09d}.safetensors"
-    with make_folder(folder, within=run) as opened:
-        while True:
-            try:
-                save_with_checksum(path, tensors, snapshot.metadata, opened)
-                break
-            except RunError as error:
-                if getattr(error.__cause__, "errno", 0) not in _DISK_FULL or not _make_room(opened):
-                    raise
-        # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
-        names = sorted(name for name in opened.names() if _NAME.fullmatch(name) and name <= path.name)
-        for name in names[:-keep]:
-            opened.remove(name)  # or after the next checkpoint
+    while True:
+        try:
+            save_with_checksum(path, tensors, snapshot.metadata)
+            break
+        except RunError as error:
+            if getattr(error.__cause__, "errno", 0) not in _DISK_FULL or not _make_room(folder):
+                raise
+    # Files of later steps are damaged, or the run would have resumed from them: they must not displace this one.
+    for older in [found for found in list_checkpoints(folder) if found.name <= path.name][:-keep]:
+        with contextlib.suppress(OSError):  # or after the next checkpoint
+            older.unlink()
     return path
 
 
-def _make_room(folder: OpenFolder) -> bool:
+def _make_room(folder: Path) -> bool:
     """Remove the oldest checkpoint other than the newest valid one; returns whether there was one."""
-    newest = newest_checkpoint(folder.path) if folder.in_place() else None
-    others = [path for path in list_checkpoints(folder.path) if path != newest]
+    newest = newest_checkpoint(folder)
+    others = [path for path in list_checkpoints(folder) if path != newest]
     if newest is None or not others:
         return False
-    return folder.remove(others[0].name)
+    with contextlib.suppress(OSError):
+        others[0].unlink()
+        return True
+    return False
 
 
 def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
@@ -151,7 +155,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optim
     try:
         _restore_optimizer(optimizer, tensors, json.loads(metadata["optimiser"]))
         progress = Progress(window=tensors["progress.window"].to(device))
-        for name in [name for name in _progress_fields() if name in metadata or name not in _NEW_FIELDS]:
+        for name in _progress_fields():
             setattr(progress, name, type(getattr(progress, name))(json.loads(metadata[name])))
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(f"{path} does not fit the run's settings: {' '.join(str(error).split())}") from None
@@ -221,16 +225,14 @@ def checkpoint_to_resume(folder: Path, log: Callable[[str], None]) -> Path | Non
     return newest
 
 
-def save_with_checksum(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], folder: OpenFolder | None = None
-) -> None:
+def save_with_checksum(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file with a checksum and verify it on the disk before it replaces `path`."""
 
     def verify(file: BinaryIO) -> None:
         if not has_valid_checksum(file):
             raise RunError(f"{path} reads back differently from what was written; the disk may be failing.")
 
-    with atomic_open(path, check=verify, folder=folder) as file:
+    with atomic_open(path, check=verify) as file:
         file.writelines(_safetensors_parts(tensors, metadata))
 
 

@@ -182,8 +182,8 @@ class RunFolder(TrainingFolder):
     def create(self, settings: Settings) -> None:
         """Start a run here, unless the folder already holds one."""
         self.refuse_occupied()
-        with make_folder(self.path):
-            write_atomically(self.settings_file, settings_text(settings).encode())
+        make_folder(self.path)
+        write_atomically(self.settings_file, settings_text(settings).encode())
 
     def holds_run(self) -> bool:
         """Whether a run, or another training, was started here."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jcl.errors import RunError
-from jcl.runs.atomic import OpenFolder
+from jcl.runs.atomic import open_own
 
 NAME = ".lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -20,7 +20,7 @@ _MAX_OWNER_BYTES = 4096
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder; False where the file system has no locks."""
     try:
-        with os.fdopen(os.open(folder / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        with os.fdopen(open_own(folder / NAME, os.O_RDONLY), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that several processes can check at once
     except BlockingIOError:
         return True
@@ -36,14 +36,15 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
     It is the kernel's lock (`flock`), so a dead process never holds it. The file only names the owner. On a file
     system without locks `warn` is called instead.
     """
+    file = folder / NAME
     with contextlib.ExitStack() as stack:
         try:
-            opened = stack.enter_context(OpenFolder(folder, create=True))
-            while not _acquire(opened, stack):
-                pass
-            with os.fdopen(opened.open(NAME, os.O_WRONLY), "w", encoding="utf-8") as file:
-                file.truncate(0)
-                file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.callback(_release, file, _acquire(file))
+            with os.fdopen(open_own(file, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as owner:
+                owner.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        except BlockingIOError:
+            raise RunError(f"{_owner(file)} is training in {folder}; wait for it to end, or stop it.") from None
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise RunError(f"The run folder {folder} cannot be written: {error.strerror}.") from None
@@ -52,38 +53,30 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def _acquire(folder: OpenFolder, stack: contextlib.ExitStack) -> bool:
-    """Hold the lock until `stack` ends; False if the last owner has just removed the file."""
-    try:  # read-only, so that the file system can still be remounted read-only
-        descriptor = _open_locked(folder, os.O_RDONLY)
-    except OSError as error:
-        if error.errno != errno.EBADF:
-            raise
-        descriptor = _open_locked(folder, os.O_RDWR)  # network file systems lock only what can be written
-    stack.callback(os.close, descriptor)
-    try:
-        current = os.stat(NAME, dir_fd=folder.descriptor).st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        current = False
-    if current:
-        stack.callback(folder.remove, NAME)  # before closing: once unlocked, it may belong to another process
-    return current
-
-
-def _open_locked(folder: OpenFolder, mode: int) -> int:
-    descriptor = folder.open(NAME, mode | os.O_CREAT)
+def _acquire(file: Path, mode: int = os.O_RDONLY) -> int:
+    """Open for reading, so that the file system can still be remounted read-only; network file systems need more."""
+    descriptor = open_own(file, mode | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
-        if isinstance(error, BlockingIOError):
-            raise RunError(f"{_owner(folder)} is training in {folder.path}; wait for it to end, or stop it.") from None
+        if error.errno == errno.EBADF and mode == os.O_RDONLY:
+            return _acquire(file, os.O_RDWR)
         raise
-    return descriptor
+    if file.exists() and os.path.samestat(file.stat(), os.fstat(descriptor)):
+        return descriptor
+    os.close(descriptor)  # its last owner has just removed it
+    return _acquire(file, mode)
 
 
-def _owner(folder: OpenFolder) -> str:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), (folder.path / NAME).open("rb") as file:
-        owner = json.loads(file.read(_MAX_OWNER_BYTES))
+def _release(file: Path, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        file.unlink()  # before closing: once unlocked, it may belong to another process
+    os.close(descriptor)
+
+
+def _owner(file: Path) -> str:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError), file.open("rb") as opened:
+        owner = json.loads(opened.read(_MAX_OWNER_BYTES))
         return f"Process {int(owner['pid'])} on {str(owner['host'])!r}"
     return "Another process"

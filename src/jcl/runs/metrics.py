@@ -12,7 +12,7 @@ from typing import Any
 from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.paths import read_file
-from jcl.runs.atomic import make_folder, write_atomically
+from jcl.runs.atomic import append_to, write_atomically
 from jcl.runs.json_object import is_number
 from jcl.runs.trackers import TensorBoard, Tracker
 
@@ -59,7 +59,6 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         self._warn = warn
         self._pending: list[str] = []
         self._failing = False
-        self._folder = make_folder(folder, create=False)
         found = read_metrics(self.path) if self.path.exists() else []
         before = self.path.read_bytes() if self.path.exists() else b""
         damaged = sum(bool(line.strip()) for line in before.splitlines()) - len(found)
@@ -77,7 +76,7 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         write_atomically(self.path, content)
         self._end = len(content)  # of the complete lines
-        self._trackers: list[Tracker] = [TensorBoard(self._folder, resumed_at, warn)] if tensorboard else []
+        self._trackers: list[Tracker] = [TensorBoard(folder, resumed_at, warn)] if tensorboard else []
         self._trackers += [tracker] if tracker else []
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
@@ -91,11 +90,10 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
 
     def __exit__(self, *exception: object) -> None:
         self._write_pending()
-        self._folder.__exit__()
 
     def sync(self) -> int:
         self._write_pending()
-        with contextlib.suppress(OSError), self._folder.append(self.path.name) as file:
+        with contextlib.suppress(OSError), append_to(self.path) as file:
             os.fsync(file.fileno())
         return self.lines
 
@@ -115,7 +113,7 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         """Write after the complete lines; a partial line of a failed attempt is cut off."""
         if not content:
             return
-        with self._folder.append(self.path.name) as file:
+        with append_to(self.path) as file:
             self._end = min(self._end, os.fstat(file.fileno()).st_size)
             file.truncate(self._end)
             rest = memoryview(content)

@@ -1,8 +1,7 @@
 """Checkpoints written in the background."""
 
 import contextlib
-import errno
-import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import nn
 
 from jcl.console import format_bytes
 from jcl.errors import RunError
-from jcl.runs.atomic import make_folder
+from jcl.runs.atomic import remove_partial_files
 from jcl.runs.checkpoint import Progress, Snapshot, list_checkpoints, take_snapshot, write_snapshot
 from jcl.runs.folder import RUN_ID
 
@@ -21,8 +20,8 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
     """Writes checkpoints to a folder in a thread; training waits only for the snapshot.
 
     At most one write is in progress. A write that fails (a full or read-only disk) does not stop training: `warn` is
-    called once, and the next checkpoint is tried again. Only `finish` raises. If the run folder, which `folder` is in,
-    is moved, checkpoints are written where it is now. Call all methods from the training thread.
+    called once, and the next checkpoint is tried again. Only `finish` raises. Call all methods from the training
+    thread.
     """
 
     def __init__(self, folder: Path, keep: int, warn: Callable[[str], None]) -> None:
@@ -31,34 +30,33 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         self._written: Future[Path] | None = None  # until `report` has looked at it
         self._snapshot: Snapshot | None = None
         self._failing = False
-        self._run = make_folder(folder.parent, create=False)
-        self._identified = RUN_ID in self._run.names()
-        if folder.exists():
-            with make_folder(folder, within=self._run) as opened:
-                opened.remove_partial_files()
+        self._identity: int | None = None
+        self._identity = self._find_identity()
+        remove_partial_files(folder)
 
     @property
     def moved(self) -> bool:
-        """Whether the run folder was moved, removed or emptied since training began."""
-        return self._removed() or not self._run.in_place()
+        """Whether the run folder, which `folder` is in, was moved, removed or emptied since training began."""
+        return self._find_identity() != self._identity
 
-    def _removed(self) -> bool:
+    def _find_identity(self) -> int | None:
+        """The inode of the file with the id of the run."""
         try:
-            os.stat(RUN_ID, dir_fd=self._run.descriptor)
-        except OSError as error:  # a network file system may be unavailable for a while
-            return self._identified and error.errno == errno.ENOENT
-        return False
+            return (self._folder.parent / RUN_ID).stat().st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:  # a network file system may be unavailable for a while
+            return self._identity
 
     def warn_of_full_disk(self, learner: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Warn if there is no space for two checkpoints, one of which may exist already."""
         trained = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         moments = trained * (2 if "betas" in optimizer.defaults else 1)
         size = sum(tensor.nbytes for tensor in [*learner.state_dict().values(), *moments])
-        disk = os.fstatvfs(self._run.descriptor)
-        needed, free = size * (1 if list_checkpoints(self._folder) else 2), disk.f_bavail * disk.f_frsize
-        if free < needed and disk.f_blocks:
-            space = f"{format_bytes(free)} are free, checkpoints need about {format_bytes(needed)}"
-            problem = f"The disk of {self._run.path} is nearly full: {space}"
+        needed, disk = size * (1 if list_checkpoints(self._folder) else 2), shutil.disk_usage(self._folder.parent)
+        if disk.free < needed and disk.total:
+            space = f"{format_bytes(disk.free)} are free, checkpoints need about {format_bytes(needed)}"
+            problem = f"The disk of {self._folder.parent} is nearly full: {space}"
             self._warn(f"{problem}. Free some space, or training may not be saved.")
 
     @property
@@ -69,20 +67,16 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         """Save the current state in the background, once the previous write has ended."""
         self.wait()
         self._snapshot = take_snapshot(learner, optimizer, progress, self._snapshot)
-        self._written = self._pool.submit(write_snapshot, self._folder, self._snapshot, self._keep, self._run)
+        self._written = self._pool.submit(write_snapshot, self._folder, self._snapshot, self._keep)
 
     def finish(self, learner: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-        """Save the current state, wait for it, and raise if it cannot be written or the run folder was moved."""
-        if self._removed():
-            raise RunError(f"The folder {self._run.path} was removed or emptied; step {progress.step:,} is not saved.")
+        """Save the current state, wait for it, and raise if it cannot be written."""
+        if self.moved:
+            problem = f"The folder {self._folder.parent} was moved or removed; step {progress.step:,} is not saved"
+            raise RunError(f"{problem}. Resume from its newest checkpoint.")
         self.start(learner, optimizer, progress)
         assert self._written is not None
         error, self._written = self._written.exception(), None
-        if not self._run.in_place():
-            now = self._run.current_path()
-            saved = error or f"Step {progress.step:,} is saved there. Move the folder back, or continue there."
-            place = f" to {now}" if now else ""
-            raise RunError(f"The folder {self._run.path} was moved{place} during training. {saved}")
         if error is not None:
             raise error
 
@@ -108,7 +102,6 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
 
     def __exit__(self, *exception: object) -> None:
         self._pool.shutdown()  # whatever ended training, a write in progress is completed
-        self._run.__exit__()
 
 
 class NullSaver:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jcl.errors import SettingsError, first_line
-from jcl.runs.atomic import OpenFolder
+from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.settings.schema import Settings, setting_names, values_of
 
 _PROJECT = "jcl"
@@ -80,12 +80,11 @@ class Tracker(contextlib.AbstractContextManager["Tracker"]):
 class TensorBoard(Tracker):
     """The TensorBoard events of a run. TensorBoard's own writer would print a trace when the disk is full."""
 
-    def __init__(self, run: OpenFolder, resumed_at: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, run: Path, resumed_at: int, warn: Callable[[str], None]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.name, self.warn = "TensorBoard", warn
-        self._run, self._folder = run, run.path / "tensorboard"
-        self._file = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = run / "tensorboard" / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
         # Readers drop events from this step on that earlier files hold.
         start = Event(step=resumed_at + 1, session_log=SessionLog(status=SessionLog.START), wall_time=time.time())
         self._waiting = [Event(file_version="brain.Event:2", wall_time=time.time()), start]
@@ -97,7 +96,9 @@ class TensorBoard(Tracker):
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
         self._waiting.append(Event(step=step, summary=Summary(value=values), wall_time=time.time()))
-        with OpenFolder(self._folder, within=self._run, create=True) as folder, folder.append(self._file) as file:
+        refuse_links(self._file.parent)
+        make_folder(self._file.parent, parents=False)
+        with append_to(self._file) as file:
             while self._waiting:
                 RecordWriter(file).write(self._waiting.pop(0).SerializeToString())
 

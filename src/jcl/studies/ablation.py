@@ -22,7 +22,7 @@ from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, RunError
 from jcl.evaluate.baselines import Z_95, Estimate, estimate
 from jcl.evaluate.classification import VALIDATION_SHARE
-from jcl.runs.atomic import OpenFolder, make_folder, refuse_links
+from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
 from jcl.settings.commands import ProbeProtocol
@@ -67,8 +67,8 @@ class CellFolder:
         refuse_links(self.path.parent, self.path)
         if not self.plan_file.exists() or not RunFolder(self.path).holds_run():
             plan = {"values": dict(cell.values), "seed": cell.seed, "protocol": cell.protocol}
-            with make_folder(self.path):
-                write_object(self.plan_file, plan | {"settings": cell.settings.model_dump(mode="json")})
+            make_folder(self.path)
+            write_object(self.plan_file, plan | {"settings": cell.settings.model_dump(mode="json")})
 
     def cell(self) -> Cell:
         planned = read_object(self.plan_file)
@@ -202,7 +202,7 @@ class CellProcess:
         command += [] if slot.workers is None else ["--workers", str(slot.workers)]
         environment = os.environ | slot.environment | {STARTED_BY: str(os.getpid()), "COLUMNS": "120"}
         try:
-            with OpenFolder(path) as opened, opened.append(self.folder.log_file.name) as log:
+            with append_to(self.folder.log_file) as log:
                 # In a session of its own: Ctrl-C in the terminal goes to the parent, which passes it on.
                 self.process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
