@@ -56,7 +56,6 @@ class Progress:
     settings: dict[str, Any] = field(default_factory=dict)  # by dotted names; empty if unknown
     images: dict[str, str] = field(default_factory=dict)  # fingerprints of the images; empty if unknown
     run: str = ""  # the id of the run
-    lines: int = 0  # of metrics up to this step; 0 if unknown
 
 
 @dataclass(frozen=True)

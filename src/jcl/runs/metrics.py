@@ -4,12 +4,10 @@ import contextlib
 import json
 import math
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jcl.console import pluralize
 from jcl.errors import RunError
 from jcl.paths import read_file
 from jcl.runs.atomic import append_to, write_atomically
@@ -32,17 +30,15 @@ class MetricsLog:
         self.newest[kind] = line
         return line
 
-    def sync(self) -> int:
-        """Have the lines on the disk, as far as possible, and return their number."""
-        return 0
+    def sync(self) -> None:
+        """Have the lines on the disk, as far as possible."""
 
 
 class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter"]):
     """Appends metrics to a run's files, and passes them to an experiment tracker.
 
     Each line is written at once and completely. If that fails (a full disk), `warn` is called once and the lines are
-    kept and written later. When a run resumes at a step, lines of later steps are dropped. If fewer than `expected`
-    lines remain, `warn` is called, and a damaged file is kept under another name.
+    kept and written later. When a run resumes at a step, damaged lines and those of later steps are dropped.
     """
 
     def __init__(
@@ -50,7 +46,6 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         folder: Path,
         *,
         resumed_at: int = 0,
-        expected: int = 0,
         tensorboard: bool = True,
         tracker: Tracker | None = None,
         warn: Callable[[str], None] = print,
@@ -60,17 +55,7 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
         self._pending: list[str] = []
         self._failing = False
         found = read_metrics(self.path) if self.path.exists() else []
-        before = self.path.read_bytes() if self.path.exists() else b""
-        damaged = sum(bool(line.strip()) for line in before.splitlines()) - len(found)
         kept = [line for line in found if line["step"] <= resumed_at]
-        self.lines = len(kept)
-        lost = expected - len(kept) if expected else damaged  # checkpoints of older versions do not count the lines
-        if lost > 0:
-            copy = self.path.with_name(f"{self.path.name}.damaged-{time.time_ns()}")
-            if damaged:
-                write_atomically(copy, before)
-            backup = f"; the damaged file is kept as {copy.name}" if damaged else ""
-            warn(f"{self.path} has lost {pluralize(lost, 'line')}{backup}.")
         self.first = {line["kind"]: line for line in reversed(kept)}
         self.newest = {line["kind"]: line for line in kept}
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
@@ -81,7 +66,6 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
 
     def write(self, kind: str, step: int, epoch: float, figures: dict[str, float]) -> dict[str, Any]:
         line = super().write(kind, step, epoch, figures)
-        self.lines += 1
         self._pending.append(json.dumps(line) + "\n")
         self._write_pending()
         for tracker in self._trackers:
@@ -91,11 +75,10 @@ class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter
     def __exit__(self, *exception: object) -> None:
         self._write_pending()
 
-    def sync(self) -> int:
+    def sync(self) -> None:
         self._write_pending()
         with contextlib.suppress(OSError), append_to(self.path) as file:
             os.fsync(file.fileno())
-        return self.lines
 
     def _write_pending(self) -> None:
         try:

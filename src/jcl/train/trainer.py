@@ -112,12 +112,7 @@ class Trainer:
                 progress, warn = self.progress, self.display.warn
                 progress.run = folder.identify(progress.run)
                 record = MetricsWriter(
-                    folder.path,
-                    resumed_at=progress.step,
-                    expected=progress.lines,
-                    tensorboard=tensorboard,
-                    tracker=tracker,
-                    warn=warn,
+                    folder.path, resumed_at=progress.step, tensorboard=tensorboard, tracker=tracker, warn=warn
                 )
                 self.record = opened.enter_context(record)
                 self.saver = opened.enter_context(CheckpointSaver(folder.checkpoints, keep, warn))
@@ -232,7 +227,7 @@ class Trainer:
         self._check_finite()
         self._saved_at = time.perf_counter()
         self.clock.lap()
-        self.progress.lines = self.record.sync()
+        self.record.sync()
         self.saver.start(self.task.module, self.task.optimizer, self.progress)
 
     def save_and_wait(self) -> None:
@@ -242,7 +237,7 @@ class Trainer:
     def _finish_saving(self) -> None:
         self._check_finite()
         self.clock.lap()
-        self.progress.lines = self.record.sync()
+        self.record.sync()
         try:
             self.saver.finish(self.task.module, self.task.optimizer, self.progress)
         except RunError as error:
