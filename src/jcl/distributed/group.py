@@ -15,20 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from jcl.console import pluralize
+from jcl.console import list_some, pluralize
 from jcl.distributed.device import choose_device
 from jcl.distributed.launch import launch_environment
 from jcl.errors import JclError, OtherRankFailed, RunError, SettingsError
 
-BEAT_SECONDS = 2.0  # between two beats of a rank
-_STORE_SECONDS = 10.0  # timeout of the store
-_WAITING = "waiting for another rank"
+ANSWER_SECONDS = 5.0  # for a rank that has lost contact to report that
 
 Result = TypeVar("Result")
 
@@ -247,82 +245,42 @@ def _rank_device(name: str) -> torch.device:
     return torch.device("cuda", environment.local_rank)
 
 
-class Heartbeat:
-    """Publishes every few seconds what this rank is doing, in the launcher's store.
+class RollCall:
+    """Names the ranks that do not answer, once contact is lost.
 
-    A process that is stopped or whose machine is gone no longer beats; one that waits for a slow disk does.
+    Each rank writes its host to the launcher's store, and reports there when it loses contact itself. One that does not
+    report is stopped, was lost with its machine, or is busy, such as with a slow disk.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, store: Any = None) -> None:
         self._ranks = ranks
-        self.status = "starting"  # completes the sentence "rank 3 is ..."
-        self._store: Any = _connect_store() if ranks.count > 1 else None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        if ranks.count > 1:
+            start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # the store may outlive the ranks
+            store = store or dist.distributed_c10d._get_default_store().clone()
+            self._store: Any = dist.PrefixStore(f"jcl-roll-call-{start}", store)  # type: ignore[attr-defined]
+            self._store.set(f"host of {ranks.rank}", socket.gethostname())
 
-    def __enter__(self) -> Self:
-        if self._store is not None:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=BEAT_SECONDS)  # a store that does not answer would block it forever
+    def report(self) -> None:
+        """Tell the other ranks that this one has lost contact and ends."""
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            self._store.set(f"report of {self._ranks.rank}", "lost contact")
 
     def describe_other_ranks(self) -> str:
-        """A sentence that names the ranks the others wait for, if known; takes a few seconds."""
-        self.status = _WAITING
-        if self._store is None:
-            return "The state of the other ranks is unknown."
-        beats: list[dict[int, dict[str, Any]]] = []
+        """Report, and return a sentence that names the ranks that do not; takes a few seconds."""
+        found: list[str] = []
         # In a thread, because a store whose process is stopped never answers.
-        thread = threading.Thread(target=self._read_twice, args=(beats,), daemon=True)
+        thread = threading.Thread(target=self._call, args=(found,), daemon=True)
         thread.start()
-        thread.join(timeout=2 * BEAT_SECONDS + _STORE_SECONDS)
-        if len(beats) < 2:
+        thread.join(timeout=3 * ANSWER_SECONDS)
+        if not found:
             return "The state of the other ranks is unknown: the machine of rank 0 does not answer."
-        before, after = beats
-        others = [rank for rank in range(self._ranks.count) if rank != self._ranks.rank]
-        if silent := [rank for rank in others if after.get(rank) == before.get(rank)]:  # or it never reported
-            return f"No heartbeat from {_names(silent, after)}."
-        if slow := [rank for rank in others if after[rank]["at"] != _WAITING]:
-            return f"All ranks are alive; waiting for {_names(slow, after)}, which is {after[slow[0]]['at']}."
-        return "All ranks are alive."
+        return f"No answer from {list_some(found[1:], 4)}." if found[1:] else found[0]
 
-    def _read_twice(self, beats: list[dict[int, dict[str, Any]]]) -> None:
-        """Append the last beats of all ranks now and a little later, or fewer if the store does not answer."""
-        names = [str(rank) for rank in range(self._ranks.count)]
-        with contextlib.suppress(RuntimeError, ValueError):
-            for wait in (0.0, 2 * BEAT_SECONDS + 0.5):
-                time.sleep(wait)
-                beats.append({int(n): json.loads(self._store.get(n)) for n in names if self._store.check([n])})
-
-    def _beat(self) -> None:
-        count = 0
-        while not self._over.wait(BEAT_SECONDS if count else 0):
-            count += 1
-            beat = {"count": count, "at": self.status, "host": socket.gethostname()}
-            with contextlib.suppress(RuntimeError):  # the store is gone
-                self._store.set(str(self._ranks.rank), json.dumps(beat))
-
-
-def _names(ranks: list[int], beats: dict[int, dict[str, Any]]) -> str:
-    names = [f"rank {rank} (on {beats[rank]['host']})" if rank in beats else f"rank {rank}" for rank in ranks[:4]]
-    return " and ".join(names) + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")
-
-
-def _connect_store() -> Any:
-    """A separate connection to the launcher's store; None without a launcher."""
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not address or not port:
-        return None
-    timeout = datetime.timedelta(seconds=_STORE_SECONDS)
-    try:
-        store = dist.TCPStore(  # type: ignore[attr-defined]
-            address, int(port), is_master=False, wait_for_workers=False, timeout=timeout
-        )
-    except (RuntimeError, ValueError):
-        return None
-    prefix = f"jcl-heartbeat-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    def _call(self, found: list[str]) -> None:
+        self.report()
+        time.sleep(ANSWER_SECONDS)
+        with contextlib.suppress(RuntimeError):
+            silent = [rank for rank in range(self._ranks.count) if not self._store.check([f"report of {rank}"])]
+            known = [rank for rank in silent if self._store.check([f"host of {rank}"])]
+            hosts = {rank: f" (on {self._store.get(f'host of {rank}').decode()})" for rank in known}
+            found += ["All ranks are alive.", *(f"rank {rank}{hosts.get(rank, '')}" for rank in silent)]

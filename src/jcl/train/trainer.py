@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jcl.distributed.group import ALONE, Heartbeat, LostContact, Ranks, SilentRank, fail_together
+from jcl.distributed.group import ALONE, LostContact, Ranks, RollCall, SilentRank, fail_together
 from jcl.errors import CollectiveDataError, DataError, Diverged, Interrupted, JclError, OtherRankFailed, RunError
 from jcl.runs.checkpoint import Progress, newest_checkpoint
 from jcl.runs.folder import TrainingFolder
@@ -122,12 +122,13 @@ class Trainer:
     def run(self) -> None:
         """Train to the last epoch. Whatever ends training early raises, after saving what can be saved."""
         stop = StopRequest(self.display.stopping)
-        with Heartbeat(self.ranks) as self._heartbeat, self.display:
+        roll_call = RollCall(self.ranks)
+        with self.display:
             try:
                 with contextlib.nullcontext() if self.folder is None else stop:
                     self._train(stop)
             except LostContact as error:
-                raise self._lost_contact(error) from error
+                raise self._lost_contact(error, roll_call) from error
             except DataError as error:
                 raise self._save_before(error) from None
             except (RunError, Interrupted) as error:
@@ -148,11 +149,8 @@ class Trainer:
             task.end_epoch(self)  # training may have stopped between an epoch's last step and this
         self.display.start(progress.step, self.total_steps, steps, warmup)  # again, without the time of an evaluation
         for epoch in range(progress.step // steps, task.epochs):
-            self._heartbeat.status = f"reading the images of step {progress.step}"
             for batch in task.batches(epoch, progress.step % steps):
-                self._heartbeat.status = f"in step {progress.step}"
                 self._step(batch)
-                self._heartbeat.status = f"reading the images of step {progress.step}"
                 self.saver.report()
                 if warning := task.warning():
                     self.display.warn(warning)
@@ -267,9 +265,12 @@ class Trainer:
             )
         return OtherRankFailed() if everywhere and not self.ranks.first else error
 
-    def _lost_contact(self, error: LostContact) -> LostContact:
-        silent = "timed out" in str(error).lower()
-        others = self._heartbeat.describe_other_ranks() if silent else "Another rank has ended."
+    def _lost_contact(self, error: LostContact, roll_call: RollCall) -> LostContact:
+        silent, others = "timed out" in str(error).lower(), "Another rank has ended."
+        if silent:
+            others = roll_call.describe_other_ranks()
+        else:
+            roll_call.report()
         where = f"Training stopped in step {self.progress.step:,}; {self._last_checkpoint()}; {self._how_to_resume}"
         return (SilentRank if silent else LostContact)(f"{error} {others} {where}.")
 
