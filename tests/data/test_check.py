@@ -131,7 +131,7 @@ def test_interrupting_does_not_wait_for_all_images(monkeypatch: pytest.MonkeyPat
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check_data(open_demo(train_count=1500, test_count=10), threads=1, progress=stop)
+        check_data(open_demo(train_count=1500, test_count=10), progress=stop)
     assert len(read) <= 1024
 
 

@@ -128,11 +128,8 @@ def test_agrees_with_the_shell():
 @pytest.mark.parametrize(
     "pattern",
     [
-        "{0..999999999}.tar",
-        "{0..9999}{0..9999}{0..9999}",
         "{a," * 1200 + "}" * 1200,
         "{open-{a,b}.tar",
-        "{0.." + "9" * 5000 + "}",
     ],
 )
 def test_patterns_that_are_refused(pattern: str):

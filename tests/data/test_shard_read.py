@@ -178,7 +178,7 @@ def test_further_pictures_of_a_sample_are_no_images(tmp_path: Path):
 
 
 def test_check_reads_shards(shards: Path):
-    report = check_data(open_data(str(shards)), threads=4)
+    report = check_data(open_data(str(shards)))
     assert report.splits["train"].images == 23 and report.splits["train"].unreadable == {}
     assert report.splits["train"].class_counts == {"ant": 9, "bee": 7, "cat": 7}
 

@@ -75,7 +75,7 @@ def test_same_data_gives_same_bytes(folder: Path, tmp_path: Path, shards: Path):
     for file in folder.rglob("*.png"):
         os.utime(file, (1, 1))
     data = open_data(str(folder))
-    write_shards(data, tmp_path / "again", images_per_shard=8, threads=3)
+    write_shards(data, tmp_path / "again", images_per_shard=8)
     write_shards(data, tmp_path / "other", images_per_shard=8, seed=1)
     for file in shards.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from fault_tools import be_killed_writing
 from jcl.errors import RunError
 from jcl.runs.atomic import atomic_open, remove_partial_files, write_atomically
 
@@ -29,19 +28,6 @@ def test_a_half_written_file_is_known_as_one(tmp_path):
         assert len(list(tmp_path.iterdir())) == 1
         remove_partial_files(tmp_path)
         assert not list(tmp_path.iterdir())
-
-
-def test_old_partial_files_of_killed_writers_are_removed_by_the_next_write(tmp_path):
-    be_killed_writing(tmp_path / "figures")
-    (left,) = tmp_path.iterdir()
-    other = tmp_path / ".figures.mine.partial"
-    other.write_text("a file of someone else's")
-    write_atomically(tmp_path / "figures", b"new")
-    assert left.exists()  # it may belong to a writer that is still at work
-    for file in (left, other):
-        os.utime(file, (0, 0))
-    write_atomically(tmp_path / "figures", b"new")
-    assert sorted(tmp_path.iterdir()) == [other, tmp_path / "figures"]
 
 
 def test_a_file_that_is_being_checked_is_still_its_writer_s(tmp_path):

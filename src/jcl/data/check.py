@@ -100,8 +100,8 @@ class DataReport:
         return flat
 
 
-def check_data(data: ImageData, threads: int | None = None, progress: ProgressCallback = no_progress) -> DataReport:
-    """Read every image of a data set, by default with one thread per core."""
+def check_data(data: ImageData, progress: ProgressCallback = no_progress) -> DataReport:
+    """Read every image of a data set, with one thread per core."""
     sources = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     done, total = 0, sum(map(len, sources.values()))
     splits, digests = {}, {}
@@ -109,7 +109,7 @@ def check_data(data: ImageData, threads: int | None = None, progress: ProgressCa
         pixel_format(source)  # raises if numbers of channels differ
         started = time.perf_counter()
         checked: list[_CheckedImage] = []
-        with ThreadPoolExecutor(threads or cpu_cores()) as pool:
+        with ThreadPoolExecutor(cpu_cores()) as pool:
             for start in range(0, len(source), _CHUNK):
                 rows = range(start, min(start + _CHUNK, len(source)))
                 for image in pool.map(lambda index, source=source: _check_image(source, index), rows):

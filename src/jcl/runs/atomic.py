@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,7 +14,6 @@ from jcl.errors import RunError
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 _SPECIAL = "is a link, a pipe or a device; remove it"
-_DAY = 24 * 3600.0  # a partial file unchanged for so long belongs to a killed process
 
 Check = Callable[[BinaryIO], object]
 
@@ -69,11 +67,11 @@ def append_to(path: Path) -> BinaryIO:
     return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
 
 
-def remove_partial_files(folder: Path, unchanged_for: float = 0.0) -> None:
-    """Remove partial files that killed processes left, unchanged for that many seconds."""
+def remove_partial_files(folder: Path) -> None:
+    """Remove partial files that killed processes left."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            if _PARTIAL.fullmatch(path.name) and time.time() - path.lstat().st_mtime >= unchanged_for:
+            if _PARTIAL.fullmatch(path.name):
                 path.unlink()
 
 
@@ -96,7 +94,6 @@ def atomic_open(path: Path, check: Check | None = None, *, follow_links: bool = 
             path.parent.mkdir(parents=True, exist_ok=True)
         elif _is_special(path):
             raise OSError(errno.ELOOP, f"{path.name} {_SPECIAL}")
-        remove_partial_files(path.parent, unchanged_for=_DAY)
         with partial.open("x+b") as file:
             yield file
             file.flush()

@@ -54,9 +54,9 @@ class ShardImages(EncodedImages):
         return len(self._index.names)
 
     def name_of(self, index: int) -> str:
-        """The shard and the name in it, with unprintable characters replaced."""
+        """The shard and the name in it, with undecodable bytes replaced."""
         shard = Path(self._index.shards[int(self._index.images[index, 0])]).name
-        return _printable(f"{shard}/{self._index.names[index]}")
+        return printable(f"{shard}/{self._index.names[index]}")
 
     def content_of(self, index: int) -> bytes:
         """The bytes of the image file; raises `UnreadableImage`."""
@@ -69,7 +69,10 @@ class ShardImages(EncodedImages):
                 raise OSError(f"its {size:,} bytes exceed the limit of {_BYTES_LIMIT:,}")
             if offset + size > shard_size:
                 raise OSError("the shard is truncated")
-            return _read_at(_open_shard(self._index.shards[shard], shard_size, modified), offset, size)
+            opened = _open_shard(self._index.shards[shard], shard_size, modified)
+            if len(content := os.pread(opened.fileno(), size, offset)) == size:
+                return content
+            raise OSError("the shard has become shorter since it was indexed")
         except OSError as error:
             reason = error.strerror.lower() if error.strerror else str(error)
             raise UnreadableImage(self.name_of(index), reason) from error
@@ -79,7 +82,7 @@ class ShardImages(EncodedImages):
         if self.labels is not None or b"/" not in self._index.names.text:
             return ()
         folders = {name.removeprefix("./").rpartition("/")[0] for name in self._index.names} - {""}
-        return tuple(map(_printable, sorted(folders))) if len(folders) > 1 else ()
+        return tuple(map(printable, sorted(folders))) if len(folders) > 1 else ()
 
     def warnings(self) -> list[str]:
         """What a user should know about damaged shards and missing labels."""
@@ -101,16 +104,6 @@ def _open_shard(file: str, size: int, modified: int) -> io.FileIO:
     if (status.st_size, status.st_mtime_ns) != (size, modified):
         raise OSError(f"the shard {Path(file).name} has changed since it was indexed; start again")
     return opened
-
-
-def _read_at(file: io.FileIO, offset: int, size: int) -> bytes:
-    content = b""
-    while len(content) < size:  # a network file system may return less
-        more = os.pread(file.fileno(), size - len(content), offset + len(content))
-        if not more:
-            raise OSError("the shard has become shorter since it was indexed")
-        content += more
-    return content
 
 
 def open_shards(
@@ -185,7 +178,3 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
         numbers = [known[text] for text in texts]
     # The last entry is for index -1, no label.
     return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.images[:, 3]])
-
-
-def _printable(name: str) -> str:
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in printable(name))

@@ -42,7 +42,6 @@ def write_shards(
     *,
     images_per_shard: int = 5000,
     seed: int = 0,
-    threads: int | None = None,
     progress: ProgressCallback = no_progress,
 ) -> dict[str, SplitShards]:
     """Write a data set as `train-0000.tar`, ..., `val-0000.tar`, ... and an `index.json` into the new folder `out`.
@@ -58,7 +57,7 @@ def write_shards(
     partial = _new_folder(out)
     splits, files, done = {}, {}, 0
     try:
-        with ThreadPoolExecutor(threads or cpu_cores()) as pool:
+        with ThreadPoolExecutor(cpu_cores()) as pool:
             for split, source in sources.items():
                 left_out: dict[str, str] = {}
                 images = _readable_images(source, seed, pool, left_out, lambda read: progress(done + read, total))  # noqa: B023
