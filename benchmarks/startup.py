@@ -27,7 +27,7 @@ PHASES = {
     "build the network": "jcl.commands.train_run.build_learner",
     "survey of headers": "jcl.commands.pretrain.survey_headers",
     "fingerprints": "jcl.commands.train_run.fingerprint",
-    "kNN and RankMe of step 0": "jcl.train.pretrain.PretrainTask.before_first_step",
+    "kNN and RankMe of step 0": "jcl.train.pretrain.PretrainTask.between_epochs",
     "start of workers": "jcl.data.workers.DecodingPool._start",
     "wait for decoded images": "jcl.data.workers.DecodingPool._receive",
     "first step": "jcl.train.trainer.Trainer._step",

@@ -73,7 +73,7 @@ def test_a_second_ctrl_c_says_what_is_left(call, npz, monkeypatch):
         press_ctrl_c()
 
     with monkeypatch.context() as patch:
-        patch.setattr("jcl.train.pretrain.PretrainTask.end_epoch", press_twice)
+        patch.setattr("jcl.train.pretrain.PretrainTask.between_epochs", press_twice)
         code, out, err = call("pretrain", npz, *TINY, "--out", "my run")
         assert (code, out, err.splitlines()[-1]) == (130, "", "Interrupted.") and not Path("my run").exists()
     evaluate, calls = jcl.evaluate.knn.evaluate_knn, []

@@ -61,7 +61,7 @@ class Regression(TrainingTask):
     def figures(self, progress):
         return {"loss": float(progress.window[0] / progress.window_steps)}
 
-    def end_epoch(self, trainer):
+    def between_epochs(self, trainer):
         self.ended_epochs.append(trainer.progress.step // self.steps_per_epoch)
 
 
@@ -80,7 +80,7 @@ def train(folder: Path, at=None, **options) -> Regression:
 def test_windows_cover_every_step_once(tmp_path):
     task = train(tmp_path / "run")
     lines = read_metrics(tmp_path / "run/metrics.jsonl")
-    assert [line["step"] for line in lines] == [5, 10, 12] and task.ended_epochs == [1, 2, 3]
+    assert [line["step"] for line in lines] == [5, 10, 12] and task.ended_epochs == [0, 1, 2, 3]
     assert [line["lr"] for line in lines] == [pytest.approx(0.01 / step) for step in (5, 10, 12)]
     assert [path.stem for path in list_checkpoints(tmp_path / "run/checkpoints")] == ["step-000000012"]
 
@@ -107,7 +107,7 @@ def test_stopped_and_resumed_equals_unbroken(tmp_path, step):
 
 
 def test_a_stop_in_the_last_step_finishes_instead(tmp_path):
-    assert train(tmp_path / "run", {11: "stop"}).ended_epochs == [1, 2, 3]
+    assert train(tmp_path / "run", {11: "stop"}).ended_epochs == [0, 1, 2, 3]
 
 
 def test_a_loss_that_is_not_finite_ends_training_and_is_never_saved(tmp_path):
@@ -126,9 +126,9 @@ def test_without_a_folder_signals_keep_their_handlers():
     before = signal.getsignal(signal.SIGTERM)
     seen = []
     task = Regression()
-    task.end_epoch = lambda _: seen.append(signal.getsignal(signal.SIGTERM))
+    task.between_epochs = lambda _: seen.append(signal.getsignal(signal.SIGTERM))
     Trainer(task, Display(Console(quiet=True), "fit")).run()
-    assert seen == [before] * 3
+    assert seen == [before] * 4
 
 
 def test_the_clock_leaves_out_what_was_not_training(monkeypatch):

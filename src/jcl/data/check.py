@@ -16,7 +16,7 @@ from jcl.data.decode import MAX_ASPECT, describe_failure
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
-from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, pixel_format
+from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, evenly_spaced, pixel_format
 
 SMALL_SIDE: Final = 32  # images with a side below this are reported as very small
 
@@ -144,7 +144,7 @@ def survey_headers(source: ImageSource, windows: bool) -> list[str]:
     if not isinstance(source, EncodedImages):
         return []
     found: Counter[str] = Counter()
-    rows = range(0, len(source), -(-len(source) // _HEADERS_READ))
+    rows = evenly_spaced(len(source), _HEADERS_READ)
     for row in rows:
         with contextlib.suppress(Exception):  # unreadable ones are reported later
             found.update(_unusual(source.header_of(row)))

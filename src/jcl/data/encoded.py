@@ -21,7 +21,7 @@ from torch import Tensor
 from jcl.console import pluralize
 from jcl.core import MAX_CHANNELS
 from jcl.data import decode as pillow
-from jcl.data.source import RGB, PixelFormat, Refused, UnreadableImage, convert_pixels
+from jcl.data.source import RGB, PixelFormat, Refused, UnreadableImage, convert_pixels, evenly_spaced
 from jcl.errors import DataError, import_extra
 
 _PROBED_IMAGES: Final = 64
@@ -259,7 +259,7 @@ class EncodedImages(Protocol):
     def headers(self) -> dict[str, ImageFile]:
         """Up to 64 opened images by name, evenly spaced in the source."""
         found: dict[str, ImageFile] = {}
-        for index in range(0, len(self), -(-len(self) // _PROBED_IMAGES)):
+        for index in evenly_spaced(len(self), _PROBED_IMAGES):
             with contextlib.suppress(Exception):  # reported when it is read
                 found[self.name_of(index)] = self.header_of(index)
         return found

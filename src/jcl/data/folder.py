@@ -79,9 +79,6 @@ class FolderImages(EncodedImages):
         if stray := self.stray_images():
             more = f" and {pluralize(len(stray) - 1, 'other image')}" if len(stray) > 1 else ""
             found.append(f"No labels, because images are outside of class folders below {self.root}: {stray[0]}{more}.")
-        elif self.class_names is None and (folders := _folders_beside(self.root)):
-            parent = self.root.absolute().parent
-            found.append(f"{self.root} is one of {folders} folders of images; if these are classes, give {parent}.")
         return found
 
 
@@ -182,19 +179,6 @@ def _describe_skipped(listing: Listing) -> list[str]:
         folders = pluralize(len(unlisted), "folder")
         notes.append(f"Skipping {folders} that cannot be listed ({printable(folder)}: {reason}{more})")
     return notes
-
-
-def _folders_beside(root: Path) -> int:
-    """The number of folders in the parent of `root` if each holds image files, and it may be one class of several."""
-    if root.name.lower() in (*_TRAIN_FOLDERS, *_TEST_FOLDERS):
-        return 0
-    parent = root.absolute().parent
-    try:
-        folders = sub_folders(parent)
-        alike = not has_images(parent) and all(has_images(parent / name) for name in folders[:20])
-    except (DataError, OSError):
-        return 0
-    return len(folders) if alike and len(folders) > 1 else 0
 
 
 def _count_extensions(listing: Listing) -> dict[str, int]:

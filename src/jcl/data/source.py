@@ -220,17 +220,18 @@ def _listing_parts(source: ImageSource) -> Iterator[bytes]:
     yield str(len(source)).encode()
     if source.labels is not None:
         yield source.labels.numpy().tobytes()
-    for index in _spaced(len(source), _HASHED_NAMES):
+    for index in evenly_spaced(len(source), _HASHED_NAMES):
         yield source.name_of(index).encode("utf-8", "surrogateescape") + b"\0"
 
 
 def _content_parts(source: ImageSource) -> Iterator[bytes]:
-    for index in _spaced(len(source), _HASHED_IMAGES):
+    for index in evenly_spaced(len(source), _HASHED_IMAGES):
         try:
             yield source.read(index, 512).contiguous().numpy().tobytes()
         except UnreadableImage as error:
             yield error.reason.encode()
 
 
-def _spaced(count: int, limit: int) -> range:
+def evenly_spaced(count: int, limit: int) -> range:
+    """Up to `limit` of `count` indices."""
     return range(0, count, max(1, -(-count // limit)))

@@ -16,7 +16,6 @@ LOG_SECONDS = 30.0  # between lines where there is no terminal
 MAX_LOG_SECONDS = 600.0
 # The first steps after a start compile, choose kernels and are recorded; the estimate of the time left ignores them.
 WARMUP_STEPS, WARMUP_STEPS_ON_CPU = STEPS_BEFORE_RECORDING + 3, 1
-SLOW_STEP_SECONDS = 20.0  # after a longer first step on a CPU, an upper bound on the time of training is printed
 ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; the first ones find their images loaded
 LONG_SECONDS = 3600.0  # for a longer training, faster options are printed too
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
@@ -88,8 +87,6 @@ class Display:
             self._bar.reset(self._task, completed=step, description=description)
         if not self._estimated and timed > 0 and seconds >= ESTIMATE_SECONDS:
             self._print_estimate(step, seconds / timed)
-        elif timed == 0 and step == self._first + WARMUP_STEPS_ON_CPU and seconds >= SLOW_STEP_SECONDS:
-            self._print_estimate(step, seconds, "at most ")
         if self._line_due():
             self._print_progress(step)
 
@@ -141,7 +138,7 @@ class Display:
         timed = step - self._timed_from
         return (time.monotonic() - self._timed_since) / timed * (self._total - step) if timed > 0 else None
 
-    def _print_estimate(self, step: int, seconds: float, bound: str = "") -> None:
+    def _print_estimate(self, step: int, seconds: float) -> None:
         """Print once how long training takes, with this many seconds a step; runs of seconds need no estimate."""
         if step == self._total:
             return
@@ -149,7 +146,7 @@ class Display:
         steps = self._total - self._first
         duration = seconds * steps
         faster = self._faster_options() if duration > LONG_SECONDS else ""
-        time_left = f"{bound or 'about '}{format_duration(duration)}{' more' if self._first else ''}"
+        time_left = f"about {format_duration(duration)}{' more' if self._first else ''}"
         advice = f". Faster, for a first try: {faster}" if faster else ""
         self._print(step, f"training takes {time_left} ({pluralize(steps, 'step')} of {seconds:.2g} s){advice}")
 

@@ -86,15 +86,12 @@ class PretrainTask(TrainingTask):
         for skipped in self.training_step.ranks.gather_objects(self.loader.skipped):
             self.loader.skipped.update(skipped)
 
-    def end_epoch(self, trainer: Trainer) -> None:
+    def between_epochs(self, trainer: Trainer) -> None:
+        """Evaluate. The untrained network, or the weights at the start, are the baseline of all later results."""
         self.before_stop()
         epoch, every = trainer.progress.step // self.steps_per_epoch, self.settings.record.knn_every
-        if epoch == self.epochs or (every and epoch % every == 0):
+        if epoch in (0, self.epochs) or (every and epoch % every == 0):
             self._measure(trainer)
-
-    def before_first_step(self, trainer: Trainer) -> None:
-        """Evaluate the untrained network, or the weights at the start: the baseline of all later results."""
-        self._measure(trainer)
 
     def _measure(self, trainer: Trainer) -> None:
         step = trainer.progress.step

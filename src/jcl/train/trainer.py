@@ -59,11 +59,8 @@ class TrainingTask(ABC):
         """Why training must stop, apart from a non-finite loss; called after each metric window."""
         return None
 
-    def before_first_step(self, trainer: "Trainer") -> None:  # noqa: B027
-        """Called before the first step, and again when training resumes there."""
-
-    def end_epoch(self, trainer: "Trainer") -> None:  # noqa: B027
-        """Called after the last step of each epoch, and again when training resumes there."""
+    def between_epochs(self, trainer: "Trainer") -> None:  # noqa: B027
+        """Called before the first step and after each epoch, and again when training resumes there."""
 
     def warning(self) -> str | None:
         """A problem that does not end training; called after each step."""
@@ -143,10 +140,8 @@ class Trainer:
         self.display.start(progress.step, self.total_steps, steps, warmup)
         self._saved_at = time.perf_counter()
         self.clock.restart()
-        if progress.step == 0:
-            task.before_first_step(self)
-        elif progress.step % steps == 0:
-            task.end_epoch(self)  # training may have stopped between an epoch's last step and this
+        if progress.step % steps == 0:
+            task.between_epochs(self)  # training may have stopped between an epoch's last step and this
         self.display.start(progress.step, self.total_steps, steps, warmup)  # again, without the time of an evaluation
         for epoch in range(progress.step // steps, task.epochs):
             for batch in task.batches(epoch, progress.step % steps):
@@ -155,7 +150,7 @@ class Trainer:
                 if warning := task.warning():
                     self.display.warn(warning)
                 if progress.step % steps == 0:
-                    task.end_epoch(self)
+                    task.between_epochs(self)
                 if progress.step == self.total_steps:
                     self.save_and_wait()
                 elif self._stop_requested(stop):
