@@ -80,7 +80,7 @@ def test_distribution_of_weights_files_on_other_images(call, runs, image_folder)
     assert code == 0, err
     figures = json.loads(Path("f.json").read_text())
     assert figures["images"] == 9 and figures["view_recipe"] == "moco-v2"
-    assert "mine_more_alike_than_yours_percent" in figures and "mine" in out
+    assert "mine_safetensors_more_alike_than_yours_safetensors_percent" in figures and "mine" in out
     assert all(".png," in line for line in Path("v.csv").read_text().splitlines()[1:])
 
 
@@ -312,7 +312,7 @@ def test_compare_gives_what_training_recorded(call, runs):
         for measure in ("rankme", "alpha_req", "lidar"):
             assert found[f"{name}_{measure}"] == pytest.approx(recorded["quality"][measure], rel=1e-4)
         assert found[f"{name}_knn_top1"] == recorded["knn"]["knn_top1"]
-    best = max(("JCL", "jcl"), ("MoCo v2", "moco_v2"), key=lambda pair: found[f"{pair[1]}_rankme"])[0]
+    best = max(("jcl", "jcl"), ("moco-v2", "moco_v2"), key=lambda pair: found[f"{pair[1]}_rankme"])[0]
     assert found["best_rankme"] == best and best in out and 0 <= found["best_rankme_share"] <= 1
     assert found["images"] == 34 and "Note" not in out
 
@@ -323,7 +323,7 @@ def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path):
     file.write_text(re.sub("location: .*", "location: demo", file.read_text()))
     assert call("compare", runs["jcl"], tmp_path / "other", "--json", "found.json")[0] == 0
     found = json.loads(Path("found.json").read_text())
-    assert "jcl_knn_top1" in found and "moco_v2_knn_top1" not in found and "moco_v2_rankme" in found
+    assert "jcl_knn_top1" in found and "other_knn_top1" not in found and "other_rankme" in found
 
 
 def test_compare_checkpoints_and_one_run(call, runs, npz):
@@ -333,8 +333,11 @@ def test_compare_checkpoints_and_one_run(call, runs, npz):
     found = json.loads(Path("found.json").read_text())
     assert call("compare", runs["jcl"], npz, "--images", 20, "--views-per-image", 3, "--json", "run.json")[0] == 0
     run = json.loads(Path("run.json").read_text())
-    assert found["jcl_step_000000012_rankme"] == pytest.approx(run["rankme"]) and found["images"] == run["images"] == 20
-    assert found["jcl_step_000000012_rankme"] != found["jcl_step_000000004_rankme"]
+    assert (
+        found["step_000000012_safetensors_rankme"] == pytest.approx(run["rankme"])
+        and found["images"] == run["images"] == 20
+    )
+    assert found["step_000000012_safetensors_rankme"] != found["step_000000004_safetensors_rankme"]
     assert "best_rankme" not in run and "knn_top1" not in run
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from jcl.commands.inputs import distinct_names
 from jcl.commands.pretrain import pretrain
-from jcl.commands.report import _measured, gather, read_run, run_names, write_report
+from jcl.commands.report import _measured, gather, read_run, write_report
 from jcl.commands.report_sample import example_views
 from jcl.data import ImageData, open_data, write_shards
 from jcl.report.contents import Metric, NamedImage, NeighbourRow, RunContents
@@ -245,7 +246,7 @@ def test_several_runs_on_different_data(
     page_runs: Path, arrays: RunContents, evil: RunContents, plain: RunContents
 ) -> None:
     paths = [page_runs / "arrays/run", page_runs / "evil/run", page_runs / "plain"]
-    assert run_names(paths) == ["arrays/run", "evil/run", f"{page_runs.name}/plain"]
+    assert distinct_names(paths) == ["arrays/run", "evil/run", f"{page_runs.name}/plain"]
     page = Reader(render_page([arrays, evil, plain], note="a <note>"))
     assert "a <note>" in page.text
     assert page.data()["runs"] == ["arrays", "</title><script>x", "plain"]

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
-from jcl.commands.inputs import open_chosen_data
+from jcl.commands.inputs import distinct_names, open_chosen_data
 from jcl.commands.run import open_trained
-from jcl.console import STDERR, ProgressCallback, join_words, plain_names, unique_names
-from jcl.core.registry import METHODS
+from jcl.console import STDERR, ProgressCallback, join_words, plain_names
 from jcl.data import ImageSource
 from jcl.distributed.device import choose_device, to_device
 from jcl.errors import DataError, RunError, SettingsError
@@ -55,8 +54,6 @@ def open_networks(
 ) -> Networks:
     """Open networks, which all see the same views; images and view recipe default to those of the first run."""
     paths, location = split_arguments(options.weights)
-    if len({path.resolve() for path in paths}) < len(paths):
-        raise SettingsError("A run is given twice; give each run or file once.")
     folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
     settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
     viewers, notes = _open_viewers(paths, settings, options.views, of, device)
@@ -101,7 +98,7 @@ def _open_viewers(
             were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
             notes = [f"Trained on other views than {first}, which all networks see: {were} (change this with --views)."]
     viewers: list[Viewer] = []
-    for name, path in zip(_names(paths, settings), paths, strict=True):
+    for name, path in zip(distinct_names(paths), paths, strict=True):
         if of == "projection":
             run = open_trained(path)
             network: nn.Module = run.learner(run.checkpoints[-1], device)[0].query_encoder
@@ -116,22 +113,6 @@ def _open_viewers(
         own_changes = {"color": len(mean) == 3, **changes}
         viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
     return viewers, notes
-
-
-def _names(paths: Sequence[Path], settings: RunSettings) -> list[str]:
-    """The methods if they differ, else the names of the folders or files."""
-    methods = [settings[path].method.name if path in settings else "" for path in paths]
-    if all(methods) and len(set(methods)) == len(paths):
-        return [METHODS[method].title for method in methods]
-    return unique_names([_file_name(path.resolve()) for path in paths], " ")
-
-
-def _file_name(path: Path) -> str:
-    if (run := checkpoint_run(path)) is not None:
-        return f"{run.name} {path.stem}"
-    if not path.is_file():
-        return path.name or str(path)  # not the stem: temperature-0.2 is a folder
-    return path.parent.name if path.stem in ("backbone", "model") else path.stem
 
 
 def compare_views(options: DistributionOptions, progress: ProgressCallback) -> DistributionReport:

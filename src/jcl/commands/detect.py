@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,10 +39,12 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
     wanted = DetectionFolder(options.out or Path("runs") / f"detect-{options.values['task']}")
     with run_context(options.device, RANK_TIMEOUT, console) as context:
         ranks = context.ranks
+        start = fail_together(ranks, lambda: open_initial_backbone(**options.values))
+        known = {"backbone": start.name, "mean": start.mean, "std": start.std, "label": start.label}
+        settings = fail_together(ranks, lambda: options.settings(**known))
 
         def find() -> DetectionFolder | None:
-            asked = functools.cache(lambda: _settings(options, open_initial_backbone(**options.values)))
-            return unfinished_folder(wanted, lambda found: found.settings() == asked()) if numbered else wanted
+            return unfinished_folder(wanted, lambda found: found.settings() == settings) if numbered else wanted
 
         if (begun := context.folder_to_continue(find)) is not None:
             return _resume(DetectionFolder(begun), options, context)
@@ -52,20 +53,15 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
             coco_module("cocoeval")
             if ranks.first and not numbered:
                 wanted.refuse_occupied()
-            start = open_initial_backbone(**options.values)
-            return DetectionJob(_settings(options, start), context, options.worker_count, start)
+            return DetectionJob(settings, context, options.worker_count, start)
 
         job = fail_together(ranks, prepare)
         with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
             folder = DetectionFolder(path)
             cleanup = folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext()
             with cleanup, folder.resumable():
-                context.on_first(lambda: folder.create(job.settings))
+                context.on_first(lambda: folder.create(settings))
                 return _train(job, folder, options.pictures)
-
-
-def _settings(options: DetectOptions, start: InitialBackbone) -> DetectionSettings:
-    return options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
 
 
 def resume_detection(path: Path, options: DetectOptions, *, console: Console = STDERR) -> DetectionFolder:

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -90,6 +90,17 @@ def refuse_inside_data(folder: Path, location: str) -> None:
     data = path_in(location)
     if location not in KNOWN_SETS and data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
         raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The names of runs or weights files, with as many parent folders as needed to make them distinct."""
+    whole = [expand_user(path).resolve() for path in paths]
+    if len(set(whole)) < len(whole):
+        raise SettingsError("The same run or file is given twice.")
+    depth = 1
+    while len({path.parts[-depth:] for path in whole}) < len(whole):
+        depth += 1
+    return ["/".join(path.parts[-depth:]) for path in whole]
 
 
 def data_facts(source: ImageSource, init: WeightsFile | None = None) -> DataFacts:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from jcl.commands.inputs import open_run_data
+from jcl.commands.inputs import distinct_names, open_run_data
 from jcl.commands.report_sample import evaluate_sample, example_views
 from jcl.commands.run import read_choices, read_classes
 from jcl.console import join_words, plain_names, pluralize
@@ -73,7 +73,7 @@ def write_report(
     target = choose_device(device)
     if file.is_dir():
         raise RunError(f"{file} is a folder; give a file name such as {file / 'report.html'}.")
-    runs = [gather(path, name, target, data) for path, name in zip(paths, names or run_names(paths), strict=True)]
+    runs = [gather(path, name, target, data) for path, name in zip(paths, names or distinct_names(paths), strict=True)]
     page = render_page(runs, title, note)
     old_page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not force else ""
     if lost := missing_sections(old_page, page):
@@ -126,17 +126,6 @@ def read_run(path: Path, name: str) -> RunContents:
         skipped=read_skipped(folder.skipped_file, _MAX_SKIPPED),
         measured=_measured(path, metrics),
     )
-
-
-def run_names(paths: Sequence[Path]) -> list[str]:
-    """The folders' names, with as many parent folders as needed to make them distinct."""
-    whole = [expand_user(path).resolve() for path in paths]
-    if len(set(whole)) < len(whole):
-        raise SettingsError("The same run folder is given twice.")
-    depth = 1
-    while len({path.parts[-depth:] for path in whole}) < len(whole):
-        depth += 1
-    return ["/".join(path.parts[-depth:]) for path in whole]
 
 
 def _reopen_data(settings: Settings) -> ImageData:
