@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from jcl.commands.probes import LinearReport
+from jcl.commands.run import read_classes
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.evaluate.supervised import ClassifierTask
@@ -47,7 +48,7 @@ def assert_same(one: Path, two: Path) -> None:
     folder, other = ProbeFolder(one), ProbeFolder(two)
     assert same_tensors(folder.classifier_file, other.classifier_file)
     assert same_tensors(*(list_checkpoints(each.checkpoints)[-1] for each in (folder, other)))
-    assert folder.scores() == other.scores()
+    assert read_classes(folder) == read_classes(other) != {}
     assert folder.summary() | {"seconds": 0} == other.summary() | {"seconds": 0}
     clock = {"seconds", "images_per_second"}
     lines = [
@@ -59,10 +60,11 @@ def assert_same(one: Path, two: Path) -> None:
 
 def test_a_folder_changes_no_figure_and_holds_what_was_found(weights, npz, unbroken):
     assert {path.name for path in unbroken.iterdir()} == {
-        "probe.json", "run_id", "metrics.jsonl", "checkpoints", "classifier.safetensors", "scores.json", "summary.json",
-    }  # fmt: skip
+        *("probe.json", "run_id", "metrics.jsonl", "checkpoints"),
+        *("classifier.safetensors", "classes.json", "summary.json"),
+    }
     found = probed(weights, npz, None)
-    assert found.scores == ProbeFolder(unbroken).scores()
+    assert found.classes == read_classes(ProbeFolder(unbroken))
     assert found.figures | {"seconds": 0} == ProbeFolder(unbroken).summary() | {"seconds": 0}
     layer, names = ProbeFolder(unbroken).load_classifier()
     assert names == ("0", "1", "2") and layer["weight"].shape == (3, 128)
@@ -149,19 +151,8 @@ def test_a_finished_probe_is_only_shown(weights, npz, unbroken):
     said = Console(file=io.StringIO(), width=1000)
     found = probed(weights, npz, unbroken, console=said)
     assert "has finished" in said.file.getvalue()
-    assert found.scores == ProbeFolder(unbroken).scores() and found.class_names == ("0", "1", "2")
+    assert found.classes == read_classes(ProbeFolder(unbroken)) and list(found.classes) == ["0", "1", "2"]
     assert found.figures == ProbeFolder(unbroken).summary() and snapshot(unbroken) == before
-
-
-def test_scores_that_were_lost_are_measured_again(weights, npz, unbroken, tmp_path):
-    out = tmp_path / "copy"
-    shutil.copytree(unbroken, out)
-    (out / "scores.json").write_text("{}")
-    with pytest.raises(RunError, match=r"scores.json is damaged"):
-        probed(weights, npz, out)
-    (out / "scores.json").unlink()
-    probed(weights, npz, out)
-    assert_same(out, unbroken)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +190,7 @@ def test_the_same_weights_and_images_may_have_moved(weights, npz, unbroken, tmp_
     for file, name in ((weights, "tiny.safetensors"), (npz, "small.npz")):
         shutil.copy(file, tmp_path / name)
     found = probed(tmp_path / "tiny.safetensors", tmp_path / "small.npz", unbroken)
-    assert found.scores == ProbeFolder(unbroken).scores()
+    assert found.classes == read_classes(ProbeFolder(unbroken))
 
 
 def test_a_probe_among_the_images_is_refused(weights, tmp_path):

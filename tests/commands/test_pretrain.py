@@ -321,13 +321,6 @@ def test_what_is_no_settings_is_told_how_to_become_some(given, tmp_path):
         pretrain(given, tmp_path / "run", console=QUIET)
 
 
-def test_an_empty_name_is_not_the_current_folder(npz, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SettingsError, match="out is empty"):
-        pretrain(tiny_settings(npz), "", console=QUIET)
-    assert not list(tmp_path.iterdir())
-
-
 def test_runs_and_images_are_named_by_text_or_path(npz, unbroken, tmp_path, monkeypatch):
     assert Run(str(unbroken.path)).summary == unbroken.summary
     assert jcl.build_settings("folder", values={"data.location": npz}).data.location == str(npz)

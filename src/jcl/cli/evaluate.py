@@ -79,11 +79,9 @@ def linear(options: commands.LinearOptions) -> dict[str, Any]:
     figures = report.figures
     _print_linear(report)
     if options.per_class:
-        scores = report.scores
-        classes = list(zip(report.class_names, scores.class_images, scores.class_top1, strict=True))
-        rows = [(name, f"{images:,}", _percent(top1)) for name, images, top1 in classes]
+        rows = [(name, f"{images:,}", _percent(top1)) for name, (images, top1) in report.classes.items()]
         out.print(text_table(["class", "test images", "top-1"], rows))
-        figures = figures | {f"linear_top1_{name}": top1 for name, _, top1 in classes}
+        figures = figures | {f"linear_top1_{name}": top1 for name, (_, top1) in report.classes.items()}
     if options.out is not None:
         echo(f"Everything is in {options.out}.")
     return figures
@@ -171,10 +169,10 @@ def _print_best(found: Comparison, measure: str, title: str) -> None:
 
 
 def _print_linear(report: LinearReport) -> None:
-    figures, scores = report.figures, report.scores
+    figures = report.figures
     chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
     columns = {"top1": "top-1"} | _top5(figures["classes"])
-    row = [figures["protocol"], *(_percent(getattr(scores, name)) for name in columns), *chosen]
+    row = [figures["protocol"], *(_percent(figures[f"linear_{name}"]) for name in columns), *chosen]
     out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
     trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
     print_test(figures, "linear_top1", f"Trained on {trained} of {classes}. ")

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data
-from jcl.commands.run import run_context
+from jcl.commands.run import class_accuracies, read_classes, run_context, write_classes
 from jcl.console import STDERR, ProgressCallback, no_progress, print_line, warn_skipped
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
@@ -65,11 +65,10 @@ def measure_knn(options: KnnOptions, *, progress: ProgressCallback = no_progress
 
 @dataclass(frozen=True)
 class LinearReport:
-    """The result of a linear probe: scores, class names, and figures with plain names."""
+    """The result of a linear probe: figures with plain names, and test images and accuracy of each class."""
 
-    scores: Scores
-    class_names: tuple[str, ...]
     figures: dict[str, Any]
+    classes: dict[str, tuple[int, float]]
     edges: tuple[str, ...] = ()  # of the grid, on which the chosen cell lies
 
 
@@ -128,8 +127,8 @@ class LinearProbe:
             "classes": len(result.classes),  # without those that have no readable image
         }
         names = dict(zip(task.classes.tolist(), task.class_names, strict=True))
-        class_names = tuple(names[label] for label in result.classes)
-        return LinearReport(result.scores, class_names, self._figures(result.scores, chosen), result.edges)
+        classes = class_accuracies(result.scores, [names[label] for label in result.classes])
+        return LinearReport(self._figures(result.scores, chosen), classes, result.edges)
 
     def report_paper(self, folder: ProbeFolder | None = None, *, resumed: bool = False) -> LinearReport:
         """Train the layer, from the newest checkpoint if resumed, and evaluate it after the last epoch."""
@@ -161,7 +160,7 @@ class LinearProbe:
             "least_crop": self.options.least_crop,
             "seconds": progress.seconds,
         }
-        return LinearReport(scores, self.task.class_names, self._figures(scores, chosen))
+        return LinearReport(self._figures(scores, chosen), class_accuracies(scores, self.task.class_names))
 
     def report_with_folder(self, folder: ProbeFolder) -> LinearReport:
         """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
@@ -171,11 +170,11 @@ class LinearProbe:
             resumed = folder.settings_file.exists()
             if not resumed:
                 write_object(folder.settings_file, probe)
-            if folder.summary_file.exists() and folder.scores_file.exists():
+            if folder.summary_file.exists():
                 log(f"The linear probe in {folder.path} has finished; showing its result.")
-                return LinearReport(folder.scores(), self.task.class_names, folder.summary())
+                return LinearReport(folder.summary(), read_classes(folder))
             report = self.report_paper(folder, resumed=resumed)
-            write_object(folder.scores_file, asdict(report.scores))
+            write_classes(folder, report.classes)
             folder.write_summary(report.figures)  # last: it marks the probe as finished
         return report
 

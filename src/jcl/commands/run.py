@@ -1,7 +1,7 @@
 """A run: `jcl.Run`, the files that describe a run, its learner, and the ranks and device it trains on."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,12 +12,10 @@ from torch import Tensor, nn
 
 from jcl.console import STDERR, print_line
 from jcl.core.method import ContrastiveLearner
-from jcl.data import ImageSource
-from jcl.data.source import class_name
 from jcl.distributed.group import Ranks, fail_together, process_group
 from jcl.distributed.launch import launch_environment
 from jcl.errors import RunError
-from jcl.evaluate.knn import KnnResult
+from jcl.evaluate.classification import Scores
 from jcl.export import load_backbone
 from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import read_moco_checkpoint
@@ -79,16 +77,19 @@ def read_choices(folder: RunFolder, settings: ResolvedSettings) -> list[Choice] 
     return None
 
 
-def write_classes(folder: RunFolder, source: ImageSource, result: KnnResult) -> None:
-    """Keep the kNN accuracy of each class of the queries."""
-    names = (class_name(source, label) for label in result.classes)
-    table = zip(names, result.class_images, result.class_top1, strict=True)
-    rows = [{"name": name, "images": images, "top1": top1} for name, images, top1 in table if images]
-    write_object(folder.classes_file, {"k": result.k, "classes": rows})
+def class_accuracies(scores: Scores, names: Iterable[str]) -> dict[str, tuple[int, float]]:
+    """Number of test images and accuracy of each class that has any."""
+    table = zip(names, scores.class_images, scores.class_top1, strict=True)
+    return {name: (images, top1) for name, images, top1 in table if top1 is not None}
 
 
-def read_classes(folder: RunFolder) -> dict[str, tuple[int, float]]:
-    """Number of images and accuracy of each class that `write_classes` wrote; empty if they cannot be read."""
+def write_classes(folder: TrainingFolder, classes: Mapping[str, tuple[int, float]]) -> None:
+    rows = [{"name": name, "images": images, "top1": top1} for name, (images, top1) in classes.items()]
+    write_object(folder.classes_file, {"classes": rows})
+
+
+def read_classes(folder: TrainingFolder) -> dict[str, tuple[int, float]]:
+    """What `write_classes` wrote; empty if it cannot be read."""
     with contextlib.suppress(RunError, KeyError, TypeError):
         rows = read_object(folder.classes_file)["classes"]
         values = {str(row["name"]): (row["images"], row["top1"]) for row in rows}

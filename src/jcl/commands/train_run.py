@@ -10,13 +10,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from jcl.commands.run import Run, RunContext, write_classes
+from jcl.commands.run import Run, RunContext, class_accuracies, write_classes
 from jcl.console import pluralize, shell_quote
 from jcl.core.encoder import backbone_traits
 from jcl.core.method import METHODS
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
-from jcl.data.source import fingerprint
+from jcl.data.source import class_name, fingerprint
 from jcl.distributed.device import PeakMemory
 from jcl.errors import Interrupted, OutOfMemory, RunError, first_line, memory_problem
 from jcl.evaluate.baselines import baseline_warning, compare_online
@@ -124,7 +124,8 @@ class RunTraining:
         def write_results() -> None:
             save_backbone(backbone, backbone_info(settings, self.feature_width), folder.backbone_file)
             if measured:
-                write_classes(folder, self.data.train, measured[-1])
+                names = [class_name(self.data.train, label) for label in measured[-1].classes]
+                write_classes(folder, class_accuracies(measured[-1], names))
             # Last: the summary marks the run as finished.
             summary = self._write_summary(folder, trainer, memory.read())
             if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):

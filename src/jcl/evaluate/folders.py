@@ -8,11 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from jcl.errors import RunError
-from jcl.evaluate.classification import Scores
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
-from jcl.runs.json_object import describe_differences, read_object
+from jcl.runs.json_object import describe_differences
 from jcl.settings.detection import DetectionSettings
 from jcl.settings.schema import validated
 
@@ -66,7 +65,7 @@ class FinetuneFolder(ClassifierFolder):
 
 class ProbeFolder(ClassifierFolder):
     """`probe.json` (backbone, data and settings), `metrics.jsonl`, `checkpoints/`; at the end `classifier.safetensors`,
-    `scores.json` (with accuracies per class) and `summary.json`.
+    `classes.json` (accuracies of the classes) and `summary.json`.
     """
 
     kind = "linear probe"
@@ -85,14 +84,6 @@ class ProbeFolder(ClassifierFolder):
         if differences:
             problem = f"The linear probe in {self.path} was started with {differences}"
             raise RunError(f"{problem}; repeat that command to continue it, or choose another folder with --out.")
-
-    def scores(self) -> Scores:
-        stored = read_object(self.scores_file)
-        try:
-            stored |= {name: tuple(stored[name]) for name in ("class_images", "class_top1")}
-            return Scores(**stored)
-        except (KeyError, TypeError):
-            raise RunError(f"{self.scores_file} is damaged; remove it and repeat the command.") from None
 
 
 class DetectionFolder(TrainingFolder):

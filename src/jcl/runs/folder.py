@@ -43,11 +43,10 @@ class TrainingFolder:
         self.backbone_file = self.path / "backbone.safetensors"
         self.classifier_file = self.path / "classifier.safetensors"
         self.choices_file = self.path / "choices.json"  # what "auto" was resolved to
-        self.classes_file = self.path / "classes.json"  # kNN accuracy of each class
+        self.classes_file = self.path / "classes.json"  # accuracy of each class
         self.labels_file = self.path / "labels.txt"  # images whose labels are used
         self.picture_file = self.path / "detections.png"
         self.report_file = self.path / "report.html"
-        self.scores_file = self.path / "scores.json"  # accuracies of each class
 
     @property
     def resume_command(self) -> str:
