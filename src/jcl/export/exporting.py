@@ -68,19 +68,14 @@ def export_backbone(
         out = Path(f"hf:{name}")
     elif target != "hub-folder":
         refuse_overwrite(out, force=force)
-    elif out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file; a hub folder needs a folder.")
-    elif RunFolder(out).holds_run():
-        raise RunError(f"{out} is a run folder; choose another folder with -o.")
-    elif out.exists() and any(out.iterdir()) and not force:
-        raise RunError(f"{out} is not empty; use --force to write into it.")
+    elif out.is_file() or RunFolder(out).holds_run() or (out.exists() and any(out.iterdir()) and not force):
+        raise RunError(f"{out} is not an empty folder; choose another with -o, or use --force to write into a model's.")
     loaded = open_backbone(source, backbone)
     if loaded.info.channels != 3 and target not in _ANY_BACKBONE:
         raise SettingsError(f"{target} needs 3 input channels, this network has {loaded.info.channels}; {_ALWAYS}.")
-    weights = loaded.network.state_dict()
     content, *hints = TARGETS[target](ExportJob(loaded.network, loaded.info, source, out))
     files = content if isinstance(content, dict) else {"": content}
-    exported = Exported(out, loaded.info, len(weights), sum(map(len, files.values())), tuple(hints))
+    exported = Exported(out, loaded.info, len(loaded.network.state_dict()), sum(map(len, files.values())), tuple(hints))
     if target == "hf":
         return replace(exported, hints=(upload_repository(hub_name(out), files, force=force), *hints))
     if target == "hub-folder":

@@ -130,8 +130,8 @@ def annotation(**changes):
     [
         ("box", lambda content: content.pop("categories"), "categories"),
         ("box", lambda content: content["images"][0].pop("width"), r"images\[0\]\.width"),
-        ("box", lambda content: content.update(annotations=[]), "no annotations"),
-        ("box", lambda content: content.update(images=[], annotations=[]), "0 images"),
+        ("box", lambda content: content.update(annotations=[]), "--task box"),
+        ("box", lambda content: content.update(images=[], annotations=[]), "--task box"),
         ("box", annotation(image_id=5), r"annotations\[0\].*image 5"),
         ("box", annotation(category_id=5), r"annotations\[0\].*category 5"),
         ("box", annotation(bbox=[1, 2, 3]), r"annotations\[0\]\.bbox"),
@@ -148,7 +148,7 @@ def annotation(**changes):
 )
 def test_invalid_files(instances, task, change, mentioned):
     with pytest.raises(DataError, match=mentioned) as caught:
-        read(edit(instances, change), task)
+        training_subset(read(edit(instances, change), task), task)
     assert str(instances) in str(caught.value)
 
 

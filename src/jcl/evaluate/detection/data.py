@@ -165,7 +165,8 @@ def read_coco(file: Path, images: Path, task: Task) -> CocoDataset:
         raise DataError(f"{file} is not an annotation file in COCO format: {place[1:]} {problem['msg']}.") from None
     except ValueError as error:
         raise DataError(f"{file} is not an annotation file in COCO format: {error}.") from None
-    _check_task(dataset, task)
+    if task == "keypoint" and len({category.keypoints for category in dataset.categories}) > 1:
+        raise DataError(f"The categories in {file} have different keypoints. Keep those of one kind.")
     missing = [image.path for image in dataset.images if not image.path.is_file()]
     if missing:
         count = f"{len(missing):,} of the {len(dataset.images):,} images of {file}"
@@ -225,7 +226,7 @@ def training_subset(dataset: CocoDataset, task: Task) -> tuple[CocoDataset, list
     notes += [f"left out {objects} without a segmentation"] if bare else []
     if not images:
         reason = f" ({notes[0]})" if notes else ""
-        raise DataError(f"{dataset.file} has no image with an object to train on{reason}.")
+        raise DataError(f"{dataset.file} has no image with an object to train on with --task {task}{reason}.")
     return replace(dataset, images=tuple(images)), notes
 
 
@@ -279,16 +280,3 @@ def _usable_segmentation(given: Any, image: CocoImage, row: int) -> Any:
     if given.size != [image.height, image.width] or (plain and sum(given.counts) != image.height * image.width):
         raise ValueError(f"the run-length encoding of annotations[{row}] is not {image.width}×{image.height} pixels")
     return coco_module("mask").frPyObjects(vars(given), *given.size) if plain else vars(given)
-
-
-def _check_task(dataset: CocoDataset, task: Task) -> None:
-    """Raise if a valid file has nothing for this task."""
-    file, annotations = dataset.file, [entry for image in dataset.images for entry in image.annotations]
-    if not annotations:
-        raise DataError(f"{file} has {pluralize(len(dataset.images), 'image')} and no annotations.")
-    if task == "mask" and not any(entry.get("segmentation") for entry in annotations):
-        raise DataError(f"{file} has boxes and no masks. Use --task box, or a file with segmentations.")
-    if task == "keypoint" and len({category.keypoints for category in dataset.categories}) > 1:
-        raise DataError(f"The categories in {file} have different keypoints. Keep those of one kind.")
-    if task == "keypoint" and not any(entry["num_keypoints"] for entry in annotations):
-        raise DataError(f"{file} has no keypoints. Use --task box or mask, or a file such as person_keypoints.json.")
