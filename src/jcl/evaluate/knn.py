@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from jcl.data import ImageData, ImageSource
-from jcl.data.source import NoReadableImages
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
 from jcl.errors import SettingsError
@@ -95,13 +94,9 @@ def evaluate_knn(
     skipped: dict[str, str] | None = None,
 ) -> list[KnnResult]:
     """kNN of the test images in the training images (`train_and_test`); unreadable ones are added to `skipped`."""
-    unreadable = {} if skipped is None else skipped
-    try:
-        bank, queries = (extract_over_ranks(features, source, ranks) for source in classification.train_and_test(data))
-    except NoReadableImages as error:
-        unreadable |= error.skipped
-        raise
-    unreadable |= all_skipped(bank, queries)
+    bank, queries = (extract_over_ranks(features, source, ranks) for source in classification.train_and_test(data))
+    if skipped is not None:
+        skipped |= all_skipped(bank, queries)
     problem = (bank.values, bank.labels, queries.values, queries.labels)
     return knn_accuracy(*problem, k=k, temperature=temperature, device=device, ranks=ranks)
 
