@@ -18,7 +18,8 @@ _TOLERANCE = 1e-4  # of features, relative to the largest
 
 def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     """The network as the content of an ONNX file."""
-    onnx, _ = (import_extra(library, "onnx", "Writing ONNX files") for library in ("onnx", "onnxscript"))
+    libraries = ("onnx", "onnxscript", "onnxruntime")
+    onnx, *_ = (import_extra(library, "onnx", "Writing ONNX files") for library in libraries)
     images = torch.zeros(2, info.channels, info.image_size, info.image_size)
     try:
         with contextlib.ExitStack() as quiet:
@@ -56,12 +57,10 @@ def onnx_bytes(network: nn.Module, info: BackboneInfo) -> bytes:
     return content
 
 
-def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> bool:
-    """Compare the features of onnxruntime with PyTorch's; False if onnxruntime is not installed."""
-    try:
-        import onnxruntime
-    except ImportError:
-        return False
+def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> None:
+    """Raise if onnxruntime gives other features than PyTorch."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
@@ -71,7 +70,6 @@ def check_onnx(content: bytes, network: nn.Module, info: BackboneInfo) -> bool:
 
     if not same_features(network, features, info, _TOLERANCE):
         raise RunError("onnxruntime gives other features than PyTorch; nothing was written.")
-    return True
 
 
 def _remove_source_locations(model: Any) -> None:
