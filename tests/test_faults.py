@@ -129,9 +129,9 @@ def test_killed_at_any_moment(npz, tmp_path):
     settings = settings_for(npz, train__epochs=8, record__knn_every=0)
     (tmp_path / "settings.yaml").write_text(settings_text(settings))
     lives = [
-        {"event": 28},  # right after it has its name
-        {"event": 9},  # written, not yet flushed
-        {"event": 13},  # flushed, not yet read back
+        {"event": 12},  # right after it has its name
+        {"event": 6},  # written, not yet flushed
+        {"event": 9},  # flushed, not yet renamed
         {"seconds": random.uniform(0.2, 0.5)},
         {},
     ]

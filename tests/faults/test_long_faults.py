@@ -19,7 +19,7 @@ from small_runs import tiny_settings
 pytestmark = pytest.mark.faults
 QUIET = Console(quiet=True)
 KILLS = 50
-EVENTS_OF_THREE_WRITES = 125
+EVENTS_OF_THREE_WRITES = 57
 
 
 def settings_for(location: Path, epochs: int = 3) -> Settings:

@@ -30,13 +30,6 @@ def test_a_half_written_file_is_known_as_one(tmp_path):
         assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_being_checked_is_still_its_writer_s(tmp_path):
-    file = tmp_path / "file"
-    with atomic_open(file, check=lambda _: write_atomically(file, b"other")) as stream:
-        stream.write(b"new")
-    assert file.read_bytes() == b"new" and list(tmp_path.iterdir()) == [file]
-
-
 def test_links_stay_links(tmp_path):
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")

@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import BinaryIO
 
 import pytest
 import torch
@@ -165,21 +164,22 @@ def test_a_defect_of_ours_is_not_taken_for_a_full_disk(saver, monkeypatch):
         saver.wait()
 
 
-def test_the_old_checkpoint_stays_until_the_new_one_has_been_read_back(tmp_path, monkeypatch):
+def test_the_old_checkpoint_stays_until_the_new_one_has_been_written(tmp_path, monkeypatch):
     saver, trainee, there = CheckpointSaver(tmp_path, keep=1, warn=print), Trainee(), []
-    original = checkpoint.has_valid_checksum
+    original = checkpoint.save_with_checksum
 
-    def looking(file: BinaryIO) -> bool:
+    def looking(*arguments: object) -> None:
+        original(*arguments)
         there.append([entry.name for entry in list_checkpoints(tmp_path)])
-        return original(file)
 
-    monkeypatch.setattr(checkpoint, "has_valid_checksum", looking)
+    monkeypatch.setattr(checkpoint, "save_with_checksum", looking)
     for _ in range(3):
         trainee.step()
         trainee.save(saver)
         saver.wait()
-    assert there == [[], ["step-000000001.safetensors"], ["step-000000002.safetensors"]]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["step-000000003.safetensors"]
+    names = [f"step-{step:09}.safetensors" for step in (1, 2, 3)]
+    assert there == [names[:1], names[:2], names[1:]]
+    assert [entry.name for entry in tmp_path.iterdir()] == names[2:]
 
 
 def test_what_killed_writers_left_is_cleared_away(tmp_path):

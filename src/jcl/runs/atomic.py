@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,8 +14,6 @@ from jcl.errors import RunError
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 _SPECIAL = "is a link, a pipe or a device; remove it"
-
-Check = Callable[[BinaryIO], object]
 
 
 def write_atomically(path: Path, content: bytes, *, follow_links: bool = False) -> None:
@@ -76,12 +74,11 @@ def remove_partial_files(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def atomic_open(path: Path, check: Check | None = None, *, follow_links: bool = False) -> Iterator[BinaryIO]:
+def atomic_open(path: Path, *, follow_links: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends without an error.
 
-    `check` gets the new file, once it is on the disk, and raises if it is not valid. With `follow_links`, for paths
-    that the user gives, missing folders are created, and links, pipes and devices such as /dev/stdout are written to
-    directly. Otherwise they are refused.
+    With `follow_links`, for paths that the user gives, missing folders are created, and links, pipes and devices such
+    as /dev/stdout are written to directly. Otherwise they are refused.
     """
     # A random name, because several processes may write the same file.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -94,15 +91,10 @@ def atomic_open(path: Path, check: Check | None = None, *, follow_links: bool = 
             path.parent.mkdir(parents=True, exist_ok=True)
         elif _is_special(path):
             raise OSError(errno.ELOOP, f"{path.name} {_SPECIAL}")
-        with partial.open("x+b") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            if check is not None:
-                with contextlib.suppress(OSError, AttributeError):  # not supported everywhere
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # have it read from the disk
-                file.seek(0)
-                check(file)
         partial.replace(path)  # a link that has just taken the place of the file is replaced, not followed
         folder = os.open(path.parent, os.O_RDONLY)
         try:
