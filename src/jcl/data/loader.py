@@ -1,6 +1,7 @@
 """Batches of images, in an order that is a function of (seed, epoch)."""
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -76,7 +77,7 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
                 self._store = ImageBatch.empty(len(source), canvas, stored)
         reader = ImageReader(source, canvas, substitute=True, window=None, seed=seed if windows else None)
         self._pool = DecodingPool(reader, workers, self._own_size, pinned=self._device.type == "cuda")
-        self._stream: Iterator[Decoded] = iter(())  # endless, so that workers do not pause between epochs
+        self._stream: Iterator[ImageBatch] = iter(())  # endless, so that workers do not pause between epochs
         self._stream_at: tuple[int, int] | None = None  # the epoch and step of its next batch
 
     def epoch(self, number: int, start: int = 0) -> Iterator[ImageBatch]:
@@ -133,37 +134,34 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             yield batch
 
     def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
-        if self._store is not None:
-            yield from self._stored_batches(self._store, epoch, start)
-            return
+        """The batches of an epoch; then, to complete the store, the images that it left out are decoded too."""
         if self._stream_at != (epoch, start):
-            self._stream = self._pool.decode(self._requests(epoch, start, endless=True))
+            self._stream = self._decode(self._requests(epoch, start))
         for step in range(start, self.steps_per_epoch):
             self._stream_at = None  # until the batch has been received
-            batch = _copy_from_workers(self._checked(next(self._stream), self._own_size), self._device)
+            batch = _copy_from_workers(next(self._stream), self._device)
             self._stream_at = (epoch, step + 1) if step + 1 < self.steps_per_epoch else (epoch + 1, 0)
             yield batch
+        if self._store is not None:
+            self._stream_at = None
+            for _ in self._decode(iter(_in_batches(_missing(self._store), self._own_size))):
+                pass
 
-    def _stored_batches(self, store: ImageBatch, epoch: int, start: int) -> Iterator[ImageBatch]:
-        """The batches of an epoch; then decode the images that it left out, to complete the store."""
-        requests = list(self._requests(epoch, start, endless=False))
-        for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
+    def _decode(self, requests: Iterator[list[int]]) -> Iterator[ImageBatch]:
+        wanted, requests = itertools.tee(requests)
+        for indices, decoded in zip(wanted, self._pool.decode(requests), strict=True):
             batch = self._checked(decoded, len(indices))
-            store.put(indices, batch)
-            yield _copy_from_workers(batch, self._device)
-        requests = _in_batches(_missing(store), self._own_size)
-        for indices, decoded in zip(requests, self._pool.decode(requests), strict=True):
-            store.put(indices, self._checked(decoded, len(indices)))
+            if self._store is not None:
+                self._store.put(indices, batch)
+            yield batch
 
-    def _requests(self, epoch: int, start: int, endless: bool) -> Iterator[list[int]]:
-        """This rank's indices of each batch from a step on, to the end of its epoch or without end."""
+    def _requests(self, epoch: int, start: int) -> Iterator[list[int]]:
+        """This rank's indices of each batch from a step on, without end."""
         while True:
             for indices in self._order(epoch, start, torch.device("cpu")):
                 # Images kept in memory have the same window in every epoch.
                 windows_of = 0 if self._store is not None else epoch * len(self._source)
                 yield (windows_of + self._ranks.share(indices)).tolist()
-            if not endless:
-                return
             epoch, start = epoch + 1, 0
 
     def _checked(self, decoded: Decoded, requested: int) -> ImageBatch:
