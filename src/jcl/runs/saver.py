@@ -30,23 +30,18 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         self._written: Future[Path] | None = None  # until `report` has looked at it
         self._snapshot: Snapshot | None = None
         self._failing = False
-        self._identity: int | None = None
-        self._identity = self._find_identity()
+        self._id_file = folder.parent / RUN_ID
+        self._identified = self._id_file.exists()
         remove_partial_files(folder)
 
     @property
     def moved(self) -> bool:
         """Whether the run folder, which `folder` is in, was moved, removed or emptied since training began."""
-        return self._find_identity() != self._identity
-
-    def _find_identity(self) -> int | None:
-        """The inode of the file with the id of the run."""
         try:
-            return (self._folder.parent / RUN_ID).stat().st_ino
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError:  # a network file system may be unavailable for a while
-            return self._identity
+            self._id_file.stat()
+        except OSError as error:  # another error: a network file system may be unavailable for a while
+            return self._identified and isinstance(error, FileNotFoundError | NotADirectoryError)
+        return False
 
     def warn_of_full_disk(self, learner: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Warn if there is no space for two checkpoints, one of which may exist already."""
