@@ -8,6 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jcl.commands.finetune import load_classifier as load_classifier
     from jcl.commands.pretrain import pretrain as pretrain
     from jcl.commands.pretrain import resume as resume
     from jcl.commands.run import Run as Run
@@ -35,6 +36,7 @@ _HOME = {
     "KeyQueue": "jcl.core.queue",
     "JclError": "jcl.errors",
     "load_backbone": "jcl.export",
+    "load_classifier": "jcl.commands.finetune",
     "Run": "jcl.commands.run",
     "pretrain": "jcl.commands.pretrain",
     "resume": "jcl.commands.pretrain",

@@ -66,8 +66,8 @@ def test_a_folder_changes_no_figure_and_holds_what_was_found(weights, npz, unbro
     found = probed(weights, npz, None)
     assert found.classes == read_classes(ProbeFolder(unbroken))
     assert found.figures | {"seconds": 0} == ProbeFolder(unbroken).summary() | {"seconds": 0}
-    layer, metadata = read_tensors(ProbeFolder(unbroken).classifier_file)
-    assert json.loads(metadata["classes"]) == ["0", "1", "2"] and layer["weight"].shape == (3, 128)
+    layer, names = ProbeFolder(unbroken).load_classifier()
+    assert names == ("0", "1", "2") and layer["weight"].shape == (3, 128)
 
 
 def test_checkpoints_hold_the_layer_and_not_the_frozen_backbone(unbroken):

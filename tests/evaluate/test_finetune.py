@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from jcl.commands.finetune import resume_finetuning
+from jcl.commands.finetune import load_classifier, resume_finetuning
 from jcl.core.encoder import backbone_parts, build_backbone
 from jcl.errors import Interrupted, RunError, SettingsError
 from jcl.evaluate.folders import FinetuneFolder
@@ -126,14 +126,13 @@ def test_it_learns_writes_everything_and_can_be_loaded(weights, tmp_path):
     assert summary["labels_used"] == 64 and summary["batch_size"] == 8 and summary["steps"] == 96
     losses = [line["loss"] for line in lines(folder)]
     assert len(losses) == 96 and sum(losses[:8]) > sum(losses[-8:])
-    layer, metadata = read_tensors(folder.classifier_file)
-    assert json.loads(metadata["classes"]) == ["0", "1", "2", "3"]
+    network, names = load_classifier(folder.path)
+    assert names == ("0", "1", "2", "3") and not network.training
     views = torch.from_numpy(pixels[64:]).permute(0, 3, 1, 2) / 255
     views = (views - torch.tensor(IMAGENET_MEAN)[:, None, None]) / torch.tensor(IMAGENET_STD)[:, None, None]
     with torch.no_grad():
+        share = (network(views).argmax(1) == torch.from_numpy(labels[64:])).double().mean().item()
         features = load_backbone(folder.backbone_file)(views)
-        logits = torch.nn.functional.linear(features, layer["weight"], layer["bias"])
-    share = (logits.argmax(1) == torch.from_numpy(labels[64:])).double().mean().item()
     assert 100 * share == pytest.approx(summary["finetune_top1"]) and features.shape == (32, 128)
     assert not torch.equal(features, load_backbone(weights)(views))
 
@@ -145,7 +144,7 @@ def test_few_labels_are_listed_by_name(weights, image_folder, tmp_path):
     assert len(names) == 6 == folder.summary()["labels_used"] and folder.summary()["test_held_out"]
     assert all((image_folder / name).is_file() for name in names)
     assert sum(name.startswith("cats/") for name in names) == 3
-    assert json.loads(read_tensors(folder.classifier_file)[1]["classes"]) == ["cats", "dogs"]
+    assert folder.load_classifier()[1] == ("cats", "dogs")
 
 
 def test_labels_of_images_that_cannot_be_read_are_not_counted_as_used(weights, image_folder, tmp_path):

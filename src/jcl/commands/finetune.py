@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from torch import nn
 
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data, untrained_backbone
 from jcl.console import STDERR, pluralize, print_line
@@ -16,7 +17,7 @@ from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, FinetuneSettings
-from jcl.export import save_backbone
+from jcl.export import load_backbone, save_backbone
 from jcl.runs.folder import new_folder
 from jcl.runs.lock import lock_folder
 from jcl.settings.commands import FinetuneOptions
@@ -87,6 +88,20 @@ def resume_finetuning(path: Path, *, workers: int, console: Console = STDERR) ->
     folder.refuse_links()
     with lock_folder(folder.path, warn=partial(print_line, console)), folder.resumable():
         return work.run(folder, resumed=True)
+
+
+def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load the network of a finished fine-tuning and the names of its classes.
+
+    The network is in eval mode. It takes images (n, channels, h, w), normalized by `network.backbone.info`, and returns
+    logits (n, classes).
+    """
+    folder = FinetuneFolder(path)
+    tensors, names = folder.load_classifier()
+    classes, width = tensors["weight"].shape
+    network = Classifier(load_backbone(folder.backbone_file), width, classes, frozen=False, seed=0)
+    network.fc.load_state_dict(tensors)
+    return network.eval(), names
 
 
 class _Finetuning:

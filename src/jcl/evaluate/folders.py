@@ -5,25 +5,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from jcl.errors import RunError
 from jcl.runs.atomic import write_atomically
-from jcl.runs.checkpoint import to_safetensors
+from jcl.runs.checkpoint import read_tensors, to_safetensors
 from jcl.runs.folder import TrainingFolder
 from jcl.runs.json_object import describe_differences
 from jcl.settings.detection import DetectionSettings
 from jcl.settings.schema import validated
 
+_CLASSIFIER_FORMAT = "jcl-classifier-1"
+
 
 class ClassifierFolder(TrainingFolder):
-    """The folder of a training whose result is a linear layer, in `classifier.safetensors`: `weight` and `bias`, and
-    the names of the classes in the metadata."""
+    """The folder of a training whose result is a linear layer, in `classifier.safetensors`."""
 
     def save_classifier(self, layer: nn.Linear, class_names: tuple[str, ...]) -> None:
         tensors = {name: value.detach().cpu().contiguous() for name, value in layer.state_dict().items()}
-        metadata = {"format": "jcl-classifier-1", "classes": json.dumps(class_names)}
+        metadata = {"format": _CLASSIFIER_FORMAT, "classes": json.dumps(class_names)}
         write_atomically(self.classifier_file, to_safetensors(tensors, metadata))
+
+    def load_classifier(self) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+        """The layer's `weight` (c, d) and `bias` (c,), and the names of the classes."""
+        tensors, metadata = read_tensors(self.classifier_file)
+        if metadata.get("format") != _CLASSIFIER_FORMAT or not {"weight", "bias"} <= tensors.keys():
+            raise RunError(f"{self.classifier_file} is not a classifier written by `jcl finetune` or `jcl linear`.")
+        return tensors, tuple(json.loads(metadata["classes"]))
 
 
 class FinetuneFolder(ClassifierFolder):
