@@ -78,7 +78,6 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert "no run or weights file" in refused("embed", tmp_path / "missing", npz, "-o", "f.npz")
     assert "There is no folder" in refused("embed", run_folder, tmp_path / "missing", "-o", "f.npz")
     assert "use --split train or test or all" in refused("embed", run_folder, npz, "-o", "f.npz", "--split", "val")
-    assert "--precision" in refused("embed", run_folder, npz, "-o", "f.npz", "--precision", "half", exit_code=2)
     assert "no feature file" in refused("neighbours", "--row", 0, "--index", "f.npz")
     assert "not a feature file" in refused("neighbours", "--row", 0, "--index", "mine.npz")
     assert "must end in .png" in refused("neighbours", "--row", 0, "--index", "f.npz", "-o", "near.jpg")

@@ -220,9 +220,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_trained(tmp_path,
         small_plan(npz)
     with pytest.raises(SettingsError, match="num_keys"):
         small_plan(npz, "num_keys=1,2", method="moco-v2", method__num_keys=1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SettingsError, match="launcher"):
-        small_plan(npz, "num_keys=1")
 
 
 @pytest.mark.parametrize(

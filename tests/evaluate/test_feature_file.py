@@ -30,7 +30,6 @@ INFO = FeatureInfo(
     backbone="tiny_cnn",
     image_size=16,
     feature_width=5,
-    precision="float32",
     data="/photos",
 )
 NAMES = ["cats/a.png", "größe/naïve café.jpg", "狗 [x]/犬.webp", "🐈/x\ufffdy.png", "plain", "", "a/b/c.png"]

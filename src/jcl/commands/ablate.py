@@ -21,7 +21,6 @@ from jcl.data import ImageData, ImageSource
 from jcl.data.loader import refuse_large_batch
 from jcl.data.source import fingerprint
 from jcl.distributed.device import choose_device
-from jcl.distributed.launch import launch_environment
 from jcl.errors import Interrupted, JclError, RunError, SettingsError, first_line
 from jcl.evaluate.classification import classification_task
 from jcl.evaluate.features import all_skipped
@@ -71,8 +70,6 @@ class Plan:
 
 def plan_ablation(options: AblateOptions, console: Console) -> Plan:
     """Check all values and the data, and plan the cells: all combinations or, with `each_alone`, one axis at a time."""
-    if launch_environment().world_size > 1:
-        raise SettingsError("`jcl ablate` starts its own processes; run it without a launcher such as torchrun.")
     given, alone = options.values(), options.each_alone
     axes: Axes = planning.parse_axes(options.over, given, alone=alone)
     if not axes:

@@ -29,7 +29,6 @@ from jcl.settings.commands import EmbedOptions, NeighboursOptions
 
 DRAWN: Final = 16  # queries in a picture at most, and neighbors of each
 _CANVAS: Final = 256  # size in pixels at which images of a picture are decoded
-_PRECISIONS: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) -> tuple[dict[str, Any], dict[str, str]]:
@@ -47,7 +46,6 @@ def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) ->
         backbone=target.info.backbone,
         image_size=target.info.image_size,
         feature_width=target.info.feature_width,
-        precision=options.precision,
         data=absolute_location(options.data),
     )
     counts, skipped = dict.fromkeys(sources, 0), dict[str, str]()
@@ -63,7 +61,6 @@ def embed(options: EmbedOptions, *, progress: ProgressCallback = no_progress) ->
                 source,
                 batch_size=options.batch_size,
                 device=target.device,
-                precision=_PRECISIONS[options.precision],
                 workers=options.worker_count,
                 skipped=unreadable,
             )
@@ -163,7 +160,6 @@ def _extract(files: Sequence[str], table: FeatureTable, options: NeighboursOptio
         loaded.network,
         FolderImages(Path(), Listing(files), class_names=None, channels=loaded.info.channels),
         device=choose_device(options.device),
-        precision=_PRECISIONS.get(table.info.precision, torch.float32),
         strict=True,
     )
     return features.values

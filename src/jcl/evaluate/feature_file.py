@@ -34,7 +34,6 @@ class FeatureInfo(BaseModel):
     backbone: str
     image_size: PositiveInt
     feature_width: PositiveInt
-    precision: str
     data: str  # as for `open_data`, with an absolute path
 
 

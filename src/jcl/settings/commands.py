@@ -197,7 +197,6 @@ class EmbedOptions(WorkersOptions, DeviceOptions, ForceOptions, JsonOptions):
     out: Path = option(..., "File to write, .npz or .parquet.", "-o", "--out")
     split: str = option("all", "train, test or all.")
     batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
-    precision: Literal["float32", "bfloat16"] = option("float32", "Precision of the network.", panel=HARDWARE)
 
 
 class NeighboursOptions(DeviceOptions, ForceOptions, JsonOptions):
