@@ -56,12 +56,9 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
             return DetectionJob(settings, context, options.worker_count, start)
 
         job = fail_together(ranks, prepare)
-        with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
-            folder = DetectionFolder(path)
-            cleanup = folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext()
-            with cleanup, folder.resumable():
-                context.on_first(lambda: folder.create(settings))
-                return _train(job, folder, options.pictures)
+        with context.starting(wanted, numbered=numbered) as folder, folder.resumable():
+            context.on_first(lambda: folder.create(settings))
+            return _train(job, folder, options.pictures)
 
 
 def resume_detection(path: Path, options: DetectOptions, *, console: Console = STDERR) -> DetectionFolder:

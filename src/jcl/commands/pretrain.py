@@ -1,6 +1,5 @@
 """Pre-training from settings to a finished run folder: `jcl.pretrain` and `jcl.resume`."""
 
-import contextlib
 import json
 import socket
 from dataclasses import replace
@@ -126,10 +125,10 @@ def _begin(
 
     own, choices = fail_together(ranks, resolve_all)
     settings = _broadcast(own, ranks)  # other machines may resolve "auto" differently
-    wanted = RunFolder(ranks.broadcast_bytes(str(wanted.path).encode()).decode())
 
     def ready() -> RunTraining:
-        refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
+        if ranks.first:
+            refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
         if ranks.first and not numbered:
             wanted.refuse_occupied()
         return RunTraining(settings, data, context)
@@ -140,14 +139,12 @@ def _begin(
 
     training = fail_together(ranks, ready)
     loaded = training.load_initial(init)
-    with context.new_folder(wanted.path, numbered=numbered) as path, context.locked(path):
-        folder = RunFolder(path)
-        with folder.cleanup_unless_started() if ranks.first else contextlib.nullcontext():
-            context.on_first(create)
-            _announce(context, settings, data, choices, folder)
-            for line in loaded:
-                context.log(f"  {line}")
-            return training.run(folder, label)
+    with context.starting(wanted, numbered=numbered) as folder:
+        context.on_first(create)
+        _announce(context, settings, data, choices, folder)
+        for line in loaded:
+            context.log(f"  {line}")
+        return training.run(folder, label)
 
 
 def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSettings:

@@ -21,7 +21,7 @@ from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import read_moco_checkpoint
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import list_checkpoints, load_weights, read_learner
-from jcl.runs.folder import RunFolder, TrainingFolder, new_folder
+from jcl.runs.folder import Folder, RunFolder, TrainingFolder, new_folder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.runs.lock import lock_folder
 from jcl.runs.metrics import read_metrics
@@ -167,12 +167,15 @@ class RunContext:
         return fail_together(self.ranks, lambda: work() if self.ranks.first else None)
 
     @contextlib.contextmanager
-    def new_folder(self, wanted: Path, *, numbered: bool) -> Iterator[Path]:
-        """Create a folder like the function `new_folder`, on the first rank only; all ranks get its path."""
+    def starting(self, wanted: Folder, *, numbered: bool) -> Iterator[Folder]:
+        """Create the folder of a training as `new_folder` does, lock it, and clean it up if nothing is trained."""
         with contextlib.ExitStack() as stack:
-            folder = new_folder(wanted, numbered=numbered)
-            path = self.on_first(lambda: stack.enter_context(folder))
-            yield Path(self.ranks.broadcast_bytes(str(path).encode()).decode())
+            path = self.on_first(lambda: stack.enter_context(new_folder(wanted.path, numbered=numbered)))
+            folder = type(wanted)(self.ranks.broadcast_bytes(str(path).encode()).decode())
+            stack.enter_context(self.locked(folder.path))
+            if self.ranks.first:
+                stack.enter_context(folder.cleanup_unless_started())
+            yield folder
 
     def folder_to_continue(self, find: Callable[[], TrainingFolder | None], asked: bool = False) -> Path | None:
         """The folder to resume, found by the first rank, if `asked` or if a launcher has restarted all; else None."""
