@@ -11,7 +11,7 @@ from image_files import noise_image
 from shard_files import by_pixels, opened
 
 from jcl.data import UNLABELLED, ArrayImages, ImageData, open_data, write_shards
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError
 
 
 def test_round_trip_keeps_pixels_and_labels(folder: Path, tmp_path: Path):
@@ -106,11 +106,6 @@ def test_shards_can_be_written_anew(shards: Path, tmp_path: Path):
     write_shards(open_data(str(shards)), tmp_path / "anew", images_per_shard=5)
     assert by_pixels(opened(tmp_path / "anew")) == by_pixels(opened(shards))
     assert len(list((tmp_path / "anew").glob("train-*.tar"))) == 5
-
-
-def test_empty_shards_are_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(SettingsError, match="images_per_shard"):
-        write_shards(open_data(str(folder)), tmp_path / "more", images_per_shard=0)
 
 
 def test_nothing_is_overwritten(folder: Path, shards: Path, tmp_path: Path):

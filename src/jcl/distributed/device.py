@@ -43,8 +43,6 @@ def to_device(network: Network, device: torch.device) -> Network:
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on GPUs that support it; on most CPUs bfloat16 is slower than float32."""
-    if name not in ("auto", "float32", "bfloat16"):
-        raise SettingsError(f"Unknown precision {name!r}; use auto, float32 or bfloat16.")
     if name == "auto":
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32

@@ -19,7 +19,7 @@ from jcl.cores import cpu_cores
 from jcl.data.encoded import EncodedImages
 from jcl.data.shards.index import ShardSet
 from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names, pixel_format
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError
 from jcl.random import SHARD_ORDER, permutation
 
 _Stored = tuple[bytes, str, int]  # content, extension and label of an image in a shard
@@ -50,8 +50,6 @@ def write_shards(
     images of every class. Unreadable images are left out and reported. The same data gives the same bytes. Everything
     is written into `OUT.partial`, then renamed to `out`.
     """
-    if images_per_shard < 1:
-        raise SettingsError(f"images_per_shard must be at least 1, got {images_per_shard}.")
     sources = {"train": data.train} | ({} if data.test is None else {"val": data.test})
     total = sum(map(len, sources.values()))
     partial = _new_folder(out)
