@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from jcl.commands.compare import Comparison
     from jcl.commands.embed import Matches
     from jcl.commands.probes import LinearReport
-    from jcl.evaluate.knn import KnnResult
     from jcl.settings import commands, detection
 
 _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
@@ -26,17 +25,17 @@ def knn(options: commands.KnnOptions) -> dict[str, Any]:
     from jcl.commands.probes import measure_knn
 
     with progress_bar("features") as progress:
-        results = measure_knn(options, progress=progress)
+        results, figures = measure_knn(options, progress)
     best = results[0]
-    columns = {"top1": "top-1"} | _top5(len(best.classes)) | {"untrained_top1": "untrained top-1"}
-    rows = [
-        [str(result.k), f"{result.temperature:g}", *(_percent(getattr(result, name)) for name in columns)]
-        for result in results
-    ]
-    out.print(text_table(["k", "temperature", *columns.values()], rows))
+    columns = {"top1": "top-1"} | _top5(len(best.classes))
+    rows = []
+    for result in results:
+        untrained = figures.get(f"untrained_knn_top1_k{result.k}_t{result.temperature:g}")
+        values = [*(getattr(result, name) for name in columns), untrained]
+        rows.append([str(result.k), f"{result.temperature:g}", *map(_percent, values)])
+    out.print(text_table(["k", "temperature", *columns.values(), "untrained top-1"], rows))
     if any(result.neighbours < result.k for result in results):
         echo(f"Only the {pluralize(best.bank, 'image')} of the bank can vote, fewer than k.")
-    figures = _knn_figures(results)
     print_test(figures, "knn_top1", f"The bank has {pluralize(best.bank, 'image')}. ")
     return figures
 
@@ -48,20 +47,6 @@ def _top5(classes: int) -> dict[str, str]:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} %"
-
-
-def _knn_figures(results: list[KnnResult]) -> dict[str, Any]:
-    """The first result under the plain names, every result under names with its k and temperature."""
-    from jcl.commands.inputs import accuracy_figures
-
-    first = results[0]
-    figures = accuracy_figures("knn", first, first.untrained_top1)
-    for result in results:
-        figures[f"knn_top1_k{result.k}_t{result.temperature:g}"] = result.top1
-        figures[f"knn_top5_k{result.k}_t{result.temperature:g}"] = result.top5
-        if result.untrained_top1 is not None:
-            figures[f"untrained_knn_top1_k{result.k}_t{result.temperature:g}"] = result.untrained_top1
-    return figures | {"classes": len(first.classes)} | first.run_state
 
 
 @command("linear", group=EVALUATE)

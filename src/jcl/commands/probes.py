@@ -18,7 +18,6 @@ from jcl.distributed.device import to_device
 from jcl.errors import DataError, SettingsError
 from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
-from jcl.evaluate.features import OF_TEST
 from jcl.evaluate.folders import ProbeFolder
 from jcl.evaluate.knn import KnnResult, evaluate_knn
 from jcl.evaluate.linear import LEARNING_RATES, WEIGHT_DECAYS, LinearResult, ProbeGrid, linear_probe
@@ -32,8 +31,11 @@ from jcl.settings.schema import TrainSettings
 RANK_TIMEOUT = 1800.0  # seconds that ranks wait for each other while features are extracted
 
 
-def measure_knn(options: KnnOptions, *, progress: ProgressCallback = no_progress) -> list[KnnResult]:
-    """Weighted kNN of frozen features on labeled data (default: the run's); ranks share the images and queries."""
+def measure_knn(options: KnnOptions, progress: ProgressCallback) -> tuple[list[KnnResult], dict[str, Any]]:
+    """Weighted kNN of frozen features on labeled data (default: the run's); ranks share the images and queries.
+
+    Returns the results, and figures with plain names: the first result, and every result by its k and temperature.
+    """
     with run_context(options.device, RANK_TIMEOUT, STDERR) as context:
         ranks, device = context.ranks, context.device
         target = open_target(options.weights, options.data, str(device), context.console)
@@ -53,14 +55,19 @@ def measure_knn(options: KnnOptions, *, progress: ProgressCallback = no_progress
                 data, features, k=k, temperature=options.temperature, device=device, ranks=ranks, skipped=skipped
             )
 
-        results = [replace(one, run_state=target.run_state) for one in measure(target)]
-        for of_test in (False, True):
-            warn_skipped(context.console, {n: why for n, why in skipped.items() if n.endswith(OF_TEST) == of_test})
-        if options.no_untrained:
-            return results
-        about = [[*k], options.temperature]
-        found = target.untrained(lambda network: [one.top1 for one in measure(network)], ranks, knn=about)
-        return [replace(one, untrained_top1=top1) for one, top1 in zip(results, found, strict=True)]
+        results = measure(target)
+        warn_skipped(context.console, skipped)
+        untrained: list[float] = []
+        if not options.no_untrained:
+            about = [[*k], options.temperature]
+            untrained = target.untrained(lambda network: [one.top1 for one in measure(network)], ranks, knn=about)
+        figures = accuracy_figures("knn", results[0], untrained[0] if untrained else None)
+        for number, result in enumerate(results):
+            name = f"k{result.k}_t{result.temperature:g}"
+            figures |= {f"knn_top1_{name}": result.top1, f"knn_top5_{name}": result.top5}
+            if untrained:
+                figures[f"untrained_knn_top1_{name}"] = untrained[number]
+        return results, figures | {"classes": len(results[0].classes)} | target.run_state
 
 
 @dataclass(frozen=True)
@@ -193,12 +200,12 @@ class LinearProbe:
         return self.options.epochs if self.options.protocol == "fast" else None
 
     def _description(self) -> dict[str, Any]:
-        """Everything the paper's figures depend on; weights and data by name and digest."""
+        """Everything the paper's figures depend on; weights and data, which may move, by their digests."""
         target = self.target
         network = hashlib.sha256((weights_digest(target.backbone) + target.info.to_text()).encode()).hexdigest()
         return {
-            "weights": f"{self.options.weights.resolve().name} ({network[:16]})",
-            "data": f"{target.data.name} ({fingerprint(self.task.train)}, {fingerprint(self.task.test)})",
+            "weights": network[:16],
+            "data": f"{fingerprint(self.task.train)} {fingerprint(self.task.test)}",
             **self.train.model_dump(include={"lr", "epochs", "batch_size", "seed"}),
             "least_crop": self.options.least_crop,
         }

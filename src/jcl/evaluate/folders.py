@@ -78,10 +78,7 @@ class ProbeFolder(ClassifierFolder):
         self.refuse_other_kinds()
         if not self.settings_file.exists():
             return
-        stored = self.stored_settings()
-        moved = {name for name in ("weights", "data") if _digest(stored.get(name)) == _digest(probe[name])}
-        differences = describe_differences(stored, {**probe, **{name: stored[name] for name in moved}})
-        if differences:
+        if differences := describe_differences(self.stored_settings(), probe):
             problem = f"The linear probe in {self.path} was started with {differences}"
             raise RunError(f"{problem}; repeat that command to continue it, or choose another folder with --out.")
 
@@ -118,8 +115,3 @@ class DetectionFolder(TrainingFolder):
 
 def _lines(names: list[str]) -> bytes:
     return "".join(f"{name}\n" for name in names).encode()
-
-
-def _digest(described: Any) -> str:
-    """The digest at the end of a description of weights or data, whose names may change."""
-    return str(described).rpartition(" (")[2]

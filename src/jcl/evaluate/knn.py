@@ -6,9 +6,8 @@ Ties between neighbors go to the lower bank row, ties between classes to the low
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,6 @@ class KnnResult(classification.Scores):
     neighbours: int
     bank: int
     classes: tuple[int, ...]
-    untrained_top1: float | None = None  # of the untrained network, if that was measured too
-    run_state: dict[str, Any] = field(default_factory=dict)  # `finished` and `epoch` of the run, if it is one
 
 
 def knn_accuracy(
