@@ -9,7 +9,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from jcl.console import join_words, pluralize
@@ -80,9 +79,9 @@ def draw_curves(points: Sequence[Point]) -> Figure:
         best = _best(points, metric)
         found = "" if best is None else f"best at {describe(best.values)}: {best.mean(metric):.2f} %"
         style.format_axes(axes, title, style.plain(found, 70))
-        _draw_panel(axes, name, [(metric, curve) for curve in curves.values()])
+        _draw_panel(axes, name, {label: (metric, curve) for label, curve in curves.items()})
     if others:
-        _add_legend(figure, list(curves))
+        style.add_legend(figure, columns=4)
     return figure
 
 
@@ -99,19 +98,22 @@ def draw_each_alone(points: Sequence[Point], center: Mapping[str, Any]) -> Figur
         found = [f"{title.split()[0]} at {format_value(each.values[name])}" for title, each in best.items() if each]
         subtitle = style.plain(f"best: {', '.join(found)}" if found else "", 46)
         style.format_axes(axes, style.plain(_label(name), 32), subtitle)
-        values = _draw_panel(axes, name, [(metric, line) for metric in _METRICS])
-        if center[name] in values:
-            axes.axvline(values.index(center[name]), color=style.MUTED, linewidth=0.9, linestyle=":", zorder=1)
-    center_line = Line2D([], [], color=style.MUTED, linewidth=1.2, linestyle=":")
-    _add_legend(figure, list(_METRICS.values()), {"value in the other panels": center_line})
+        values = _draw_panel(axes, name, {title: (metric, line) for metric, title in _METRICS.items()})
+        look: dict[str, Any] = {"color": style.MUTED, "linewidth": 0.9, "linestyle": ":", "zorder": 1}
+        axes.axvline(values.index(center[name]), label="value in the other panels", **look)
+    style.add_legend(figure, columns=4)
     return figure
 
 
-def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Point]]]) -> list[Any]:
+def _draw_panel(axes: Axes, name: str, curves: Mapping[str, tuple[str, Sequence[Point]]]) -> list[Any]:
     """Curves over the values of a setting, shifted so that error bars do not overlap; returns the values."""
-    values = distinct_values(point.values[name] for _, curve in curves for point in curve)
+    values = distinct_values(point.values[name] for _, curve in curves.values() for point in curve)
     shift = min(_OFFSET, 2 * _OFFSET / len(curves)) * len(values)
-    for number, (color, (metric, curve)) in enumerate(zip(_colors(len(curves)), curves, strict=True)):
+    shades = colormaps["viridis"]  # for more curves than the palette has colors
+    many = [to_hex(shades(number / len(curves))) for number in range(len(curves))]
+    colors = style.PALETTE if len(curves) <= len(style.PALETTE) else many
+    for number, (label, (metric, curve)) in enumerate(curves.items()):
+        color = colors[number]
         offset = shift * (number - (len(curves) - 1) / 2)
         measured = [(values.index(point.values[name]) + offset, point) for point in curve if point.each(metric)]
         measured.sort(key=lambda pair: pair[0])
@@ -123,7 +125,7 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
         axes.scatter([at for at, _ in seeds], [value for _, value in seeds], 14, color, alpha=0.4, linewidth=0)
         axes.plot(
             x, means, color=color, linewidth=1.9, linestyle="-" if all(map(is_number, values)) else "none", marker="o",
-            markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
+            label=label, markersize=6.5, zorder=3, markeredgecolor=style.PAPER, markeredgewidth=1.0, clip_on=False,
         )  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.margins(y=0.12)
@@ -137,15 +139,3 @@ def _draw_panel(axes: Axes, name: str, curves: Sequence[tuple[str, Sequence[Poin
     axes.set_xlim(-0.5, len(values) - 0.5)
     style.label_axes(axes, style.plain(_label(name), 60))
     return values
-
-
-def _colors(count: int) -> list[str]:
-    shades = colormaps["viridis"]  # for more curves than the palette has colors
-    many = [to_hex(shades(number / count)) for number in range(count)]
-    return list(style.PALETTE[:count]) if count <= len(style.PALETTE) else many
-
-
-def _add_legend(figure: Figure, names: Sequence[str], others: Mapping[str, Line2D] | None = None) -> None:
-    colors = zip(names, _colors(len(names)), strict=True)
-    lines = {name: Line2D([], [], color=color, linewidth=2.4) for name, color in colors}
-    style.add_legend(figure, lines | dict(others or {}), columns=4)

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -28,23 +25,22 @@ _MAX_BINS = 80
 Values = NDArray[np.float64]
 
 
-def _histogram(axes: Axes, values: Values, edges: Values, color: str) -> None:
+def _histogram(axes: Axes, values: Values, edges: Values, color: str, label: str = "") -> None:
     """The percentage of values in each bin."""
     shares = np.histogram(values, edges)[0] / len(values) * 100
     axes.stairs(shares, edges, fill=True, facecolor=to_rgba(color, 0.27), linewidth=0)
-    axes.stairs(shares, edges, color=color, linewidth=1.5)
+    axes.stairs(shares, edges, color=color, linewidth=1.5, label=label)
 
 
 def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str = "") -> Path:
     """Histograms of similarity and variance of each image's views, as a PNG 1500 pixels wide."""
     figure, (left, right) = style.new_panels(10, 4.5)
-    colors = dict(zip(spreads, style.colours_for(list(spreads)), strict=True))
     # Rounded, because differences as small as rounding errors cannot be divided into bins.
-    similarity = {colors[name]: spread.similarity.double().numpy().round(12) for name, spread in spreads.items()}
-    variance = {colors[name]: spread.variance.double().numpy().round(12) for name, spread in spreads.items()}
+    similarity = {name: spread.similarity.double().numpy().round(12) for name, spread in spreads.items()}
+    variance = {name: spread.variance.double().numpy().round(12) for name, spread in spreads.items()}
     _draw_spreads(left, similarity, "Similarity of an image's views", "mean cosine similarity of all pairs of views")
     _draw_spreads(right, variance, "Variance of an image's views", "mean variance of a coordinate of the unit feature")
-    style.add_legend(figure, {name: Line2D([], [], color=color, lw=2.4) for name, color in colors.items()}, columns=5)
+    style.add_legend(figure, columns=5)
     title = "Similarity of the views of an image"
     if len(spreads) == 2:
         (name, first), (other_name, other) = spreads.items()
@@ -56,11 +52,11 @@ def plot_spreads(spreads: Mapping[str, ViewSpread], path: Path, *, subtitle: str
 
 
 def _draw_spreads(axes: Axes, values: Mapping[str, Values], title: str, label: str) -> None:
-    """A histogram and a dashed median for each color."""
+    """A histogram and a dashed median for each name."""
     bins = min(_MAX_BINS, max(12, round(1.5 * math.sqrt(min(map(len, values.values()))))))
     edges = np.histogram_bin_edges(np.concatenate(list(values.values())), bins)
-    for color, own in values.items():
-        _histogram(axes, own, edges, color)
+    for (name, own), color in zip(values.items(), style.colours_for(list(values)), strict=True):
+        _histogram(axes, own, edges, color, name.lstrip("_"))  # matplotlib hides labels that start with _
         axes.axvline(float(np.median(own)), color=color, linewidth=1.2, linestyle="--")
     style.format_axes(axes, title, f"medians {', '.join(f'{np.median(own):.4g}' for own in values.values())}")
     axes.set_xlim(edges[0], edges[-1])
@@ -81,9 +77,8 @@ def plot_gaussian_bound(results: Sequence[tuple[GaussianCase, BoundRow]], path: 
         range_of_losses = f"Eq. 4 from {min(losses):.3g} to {max(losses):.3g}"
         style.format_axes(axes, f"d = {key[0]}, temperature {key[1]:g}", range_of_losses)
         style.label_axes(axes, "spread of the keys" if key[0] == dimensions[-1] else "", "above Eq. 4")
+    style.add_legend(figure, columns=8)
     scales = list(results[0][1].closed)
-    errors = Line2D([], [], color=style.FAINT, linewidth=8)
-    _bound_legend(figure, scales, "Eq. 4, two standard errors", errors, style.INK)
     scale = 1.0 if 1.0 in scales else min(scales)
     most = max(row.gap(scale) for _, row in results)
     title = f"For Gaussian keys, Eq. 8 at scale {scale:g} is at most {most:.2g} above Eq. 4"
@@ -95,29 +90,25 @@ def _draw_gaps(axes: Axes, rows: Mapping[float, BoundRow]) -> None:
     """Gaps over the spread, on a log scale if all are positive; the sampling error of Eq. 4 is shaded."""
     spreads, found = list(rows), list(rows.values())
     for scale, color in _scale_colors(list(found[0].closed)):
-        axes.plot(spreads, [row.gap(scale) for row in found], color=color, clip_on=False, **_POINTS)
-    axes.plot(spreads, [row.jensen - row.infinite for row in found], color=style.INK, linewidth=1.6, linestyle=":")
+        gaps_of_scale = [row.gap(scale) for row in found]
+        axes.plot(spreads, gaps_of_scale, color=color, clip_on=False, label=f"Eq. 8, scale {scale:g}", **_POINTS)
+    jensen = [row.jensen - row.infinite for row in found]
+    axes.plot(spreads, jensen, color=style.INK, linewidth=1.6, linestyle=":", label="Eq. 7, Jensen")
     gaps = [row.gap(scale) for row in found for scale in row.closed]
     noise = [2 * row.infinite_error for row in found]
+    look: dict[str, Any] = {"color": style.FAINT, "linewidth": 0, "zorder": 0, "label": "Eq. 4, two standard errors"}
     if min(gaps) > 0:
         axes.set_yscale("log")
         axes.set_ylim(min([*gaps, *noise]) / 2, max([*gaps, *noise]) * 2)
-        axes.fill_between(spreads, axes.get_ylim()[0], noise, color=style.FAINT, linewidth=0, zorder=0)
+        axes.fill_between(spreads, axes.get_ylim()[0], noise, **look)
     else:  # scales below 1
         axes.axhline(0, color=style.MUTED, linewidth=1)
-        axes.fill_between(spreads, [-value for value in noise], noise, color=style.FAINT, linewidth=0, zorder=0)
+        axes.fill_between(spreads, [-value for value in noise], noise, **look)
     axes.xaxis.set_major_locator(MaxNLocator(6))
 
 
 def _scale_colors(scales: Sequence[float]) -> list[tuple[float, str]]:
     return list(zip(scales, itertools.cycle(style.PALETTE), strict=False))
-
-
-def _bound_legend(figure: Figure, scales: Sequence[float], name: str, infinite: Artist, jensen: str) -> None:
-    entries = {name: infinite, "Eq. 7, Jensen": Line2D([], [], color=jensen, linewidth=1.8, linestyle=":")}
-    for scale, color in _scale_colors(scales):
-        entries[f"Eq. 8, scale {scale:g}"] = Line2D([], [], color=color, linewidth=2.4)
-    style.add_legend(figure, entries, columns=8)
 
 
 def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
@@ -139,8 +130,7 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         style.label_axes(axes, "training step", label)
     _draw_skewness(skewness, bounds.steps[-1].normality, reference)
-    line = Line2D([], [], color=style.INK, lw=2.4)
-    _bound_legend(figure, list(rows[0].closed), "Eq. 4, infinitely many keys", line, style.MUTED)
+    style.add_legend(figure, columns=8)
     gap = f"At the end Jensen's bound is {rows[-1].jensen - rows[-1].infinite:.2g} above Eq. 4"
     title = f"{gap}, and {rejected[-1]:.0f} % of images have non-Gaussian keys"
     subtitle = f"{style.plain(name, 60)}: {bounds.keys} views of each of {pluralize(bounds.images, 'image')} as keys"
@@ -150,13 +140,14 @@ def plot_training_bound(bounds: RunBounds, path: Path, *, name: str) -> Path:
 
 def _draw_losses(axes: Axes, steps: Sequence[int], rows: Sequence[BoundRow]) -> None:
     for scale, color in _scale_colors(list(rows[0].closed)):
-        axes.plot(steps, [row.closed[scale] for row in rows], color=color, clip_on=False, **_POINTS)
-    jensen = [row.jensen for row in rows]
-    axes.plot(steps, jensen, color=style.MUTED, linewidth=1.6, linestyle=":", marker=".", zorder=4)
+        closed = [row.closed[scale] for row in rows]
+        axes.plot(steps, closed, color=color, clip_on=False, label=f"Eq. 8, scale {scale:g}", **_POINTS)
+    look: dict[str, Any] = {"color": style.MUTED, "linewidth": 1.6, "linestyle": ":", "marker": ".", "zorder": 4}
+    axes.plot(steps, [row.jensen for row in rows], label="Eq. 7, Jensen", **look)
     infinite = np.array([row.infinite for row in rows])
     error = 2 * np.array([row.infinite_error for row in rows])
     axes.fill_between(steps, infinite - error, infinite + error, color=style.INK, alpha=0.2, linewidth=0)
-    axes.plot(steps, infinite, color=style.INK, clip_on=False, **_POINTS)
+    axes.plot(steps, infinite, color=style.INK, clip_on=False, label="Eq. 4, infinitely many keys", **_POINTS)
     axes.margins(y=0.08)
 
 
@@ -180,32 +171,27 @@ def plot_cost(report: CostReport, path: Path) -> Path:
     _draw_cost(taken, report, lambda cost: cost.milliseconds / (1000 if seconds else 1))
     style.format_axes(memory, "Memory", f"peak of a step in {'GiB' if gib else 'MiB'}")
     style.format_axes(taken, "Time", f"{'seconds' if seconds else 'milliseconds'} per step")
-    methods = dict.fromkeys(cell.method for cell in report.cells)
-    entries = {METHODS[method].title: Line2D([], [], linewidth=2.2, **_look(method)) for method in methods}
-    if len(costs) < len(report.cells):
-        cross = Line2D([], [], color=style.INK, marker="x", linestyle="", markersize=6)
-        entries["out of memory or killed"] = cross
-    style.add_legend(figure, entries, columns=5)
+    style.add_legend(figure, columns=5)
     title = style.plain(f"Cost of more keys: {report.describe()}", 85)
     style.write_title(figure, title, style.plain(report.finding(), 140))
     return style.save(figure, path)
 
 
-def _look(method: str) -> dict[str, Any]:
-    return {"color": METHODS[method].colour, "linestyle": _DASHES.get(method, "-")}
-
-
 def _draw_cost(axes: Axes, report: CostReport, value: Callable[[StepCost], float]) -> None:
     top = max((value(cell.cost) for cell in report.cells if cell.cost is not None), default=1.0)
     for method in dict.fromkeys(cell.method for cell in report.cells):
-        look, measured = _look(method), report.measured(method)
+        look: dict[str, Any] = {"color": METHODS[method].colour, "linestyle": _DASHES.get(method, "-")}
+        look["label"], measured = METHODS[method].title, report.measured(method)
         if method == BASELINE:
             for _, cost in measured:
                 axes.axhline(value(cost), linewidth=1.4, **look)
             continue
         axes.plot([keys for keys, _ in measured], [value(cost) for _, cost in measured], **(_POINTS | look))
-        missing = [cell.keys for cell in report.cells if cell.method == method and cell.cost is None]
-        axes.plot(missing, [top * 1.08] * len(missing), "x", color=look["color"], markersize=6, markeredgewidth=1.6)
+    missing = [cell for cell in report.cells if cell.cost is None]
+    colors = [METHODS[cell.method].colour or style.INK for cell in missing]
+    if missing:
+        places = [cell.keys for cell in missing], [top * 1.08] * len(missing)
+        axes.scatter(*places, c=colors, marker="x", label="out of memory or killed")
     keys = sorted({cell.keys for cell in report.cells})
     margin = 0.04 * max(keys[-1] - keys[0], 1)
     axes.set_xticks(keys, [str(number) for number in keys])

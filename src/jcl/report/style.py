@@ -6,11 +6,10 @@ classes and files go through `plain`, and math parsing is off, so a `$` in a fil
 
 import functools
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -118,11 +117,12 @@ def label_axes(axes: Axes, x: str, y: str = "") -> None:
     axes.set_ylabel(y, **look)
 
 
-def add_legend(figure: Figure, entries: Mapping[str, Artist], *, columns: int) -> None:
-    """A legend below the title, at the left."""
+def add_legend(figure: Figure, *, columns: int) -> None:
+    """A legend of what is labeled in the first panel, below the title, at the left."""
     width, height = figure.get_size_inches()
+    handles, names = figure.axes[0].get_legend_handles_labels()
     legend = figure.legend(
-        list(entries.values()), [plain(name, 32) for name in entries], loc="upper left",
+        handles, [plain(name, 32) for name in names], loc="upper left",
         bbox_to_anchor=(0.22 / width, 1 - 0.7 / height), ncols=columns, frameon=False, borderaxespad=0, borderpad=0,
         handlelength=2.0, columnspacing=1.6, fontsize=SIZES["label"] + 0.5, labelcolor=INK,
     )  # fmt: skip
