@@ -60,7 +60,6 @@ def test_a_run_is_exported(call, refused, run):
     images = torch.randn(2, 3, 16, 16)
     assert torch.equal(jcl.load_backbone("deep/out.safetensors")(images), jcl.load_backbone(run)(images))
     assert "tiny_cnn" in refused("export", run, "--to", "torchvision", "-o", "out.pth")
-    assert "to export" in refused("export", run, "--to", "safetensors", "-o", run / "backbone.safetensors", "--force")
 
 
 def test_wrong_input_is_a_sentence(call, refused, run, checkpoint):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from jcl.data import ImageSource, open_data
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError
 from jcl.evaluate.classification import classification_task, hold_out_split
 from jcl.evaluate.features import Features
 from jcl.evaluate.knn import evaluate_knn, knn_accuracy
@@ -224,24 +224,16 @@ def test_tiny_temperature_decides_like_the_nearest_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "words"),
+    ("changes", "words"),
     [
-        ({"k": []}, SettingsError, "at least 1"),
-        ({"k": [0]}, SettingsError, "at least 1"),
-        ({"temperature": [0.0]}, SettingsError, "above 0"),
-        ({"temperature": [float("nan")]}, SettingsError, "above 0"),
-        ({"temperature": [0.1, float("nan")]}, SettingsError, "above 0"),
-        ({"chunk": 0}, SettingsError, "chunk"),
-        ({"train_labels": torch.full((90,), -1)}, DataError, "bank has no labeled rows"),
-        ({"test_labels": torch.zeros(3)}, DataError, "test set has 25 rows"),
-        ({"test_features": torch.zeros(25, 5)}, DataError, "same width"),
-        ({"test_features": torch.full((25, 6), float("nan"))}, DataError, "NaN"),
+        ({"train_labels": torch.full((90,), -1)}, "bank has no labeled rows"),
+        ({"test_features": torch.full((25, 6), float("nan"))}, "NaN"),
     ],
 )
-def test_bad_input_is_named(changes: dict[str, object], error: type[Exception], words: str) -> None:
+def test_bad_input_is_named(changes: dict[str, object], words: str) -> None:
     names = ["train_features", "train_labels", "test_features", "test_labels"]
     arguments = dict(zip(names, random_problem(seed=0), strict=True)) | changes
-    with pytest.raises(error, match=words):
+    with pytest.raises(DataError, match=words):
         knn_accuracy(**arguments)  # type: ignore[arg-type]
 
 
@@ -259,11 +251,9 @@ def test_leave_out_split_parts_the_rows_of_each_class(count: int, classes: int, 
     assert torch.equal(bank, again[0]) and torch.equal(queries, again[1])
 
 
-def test_leave_out_split_follows_the_seed_and_needs_two_rows() -> None:
+def test_leave_out_split_follows_the_seed() -> None:
     labels = torch.zeros(1000, dtype=torch.int64)
     assert not torch.equal(hold_out_split(labels, 1)[1], hold_out_split(labels, 2)[1])
-    with pytest.raises(DataError, match="two labeled images"):
-        hold_out_split(torch.tensor([-1, 3]), 0)
 
 
 @pytest.mark.gpu

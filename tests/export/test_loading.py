@@ -1,6 +1,5 @@
 """Backbones that other programs trained: taken bit for bit, from each way of naming them."""
 
-import shutil
 from collections import OrderedDict
 
 import pytest
@@ -252,8 +251,4 @@ def test_what_is_there_is_kept(tmp_path):
         import_backbone(tmp_path / "weights.pth", tmp_path / "folder.safetensors")
     assert out.read_bytes() == b"precious"
     import_backbone(tmp_path / "weights.pth", out, force=True)
-    copy = tmp_path / "copy.safetensors"
-    shutil.copy(out, copy)
-    with pytest.raises(RunError, match="to import"):
-        import_backbone(copy, copy, force=True)
-    assert_same_bits(jcl.load_backbone(copy), body(sample_resnet()))
+    assert_same_bits(jcl.load_backbone(out), body(sample_resnet()))

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from jcl.data import ArrayImages
-from jcl.errors import DataError, RunError, SettingsError
+from jcl.errors import DataError, RunError
 from jcl.studies.distribution import (
     DistributionReport,
     Viewer,
@@ -116,9 +116,6 @@ def test_features_without_a_direction_are_refused() -> None:
 
 
 def test_too_little_to_compare_is_refused() -> None:
-    viewer, sampler = Viewer("one", network(), RECIPE), ViewSampler(seed=0, device=CPU)
-    with pytest.raises(SettingsError, match="at least two"):
-        view_spreads([viewer], images(), torch.arange(11), sampler, 1)
     with pytest.raises(DataError, match="1"):
         sample_rows(images(1), 50, 0)
     with pytest.raises(DataError, match="At least two"):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from jcl.data import ImageData, ImageSource
 from jcl.distributed.device import choose_precision
 from jcl.distributed.group import ALONE, Ranks
-from jcl.errors import SettingsError
 from jcl.evaluate import classification
 from jcl.evaluate.features import Features, FeatureSettings, all_skipped, extract_over_ranks
 from jcl.evaluate.neighbours import DEFAULT_CHUNK, Neighbours, neighbour_chunks
@@ -53,8 +52,6 @@ def knn_accuracy(
     """
     bank, bank_labels = classification.labelled_rows(train_features, train_labels, "bank")
     queries, query_labels = classification.labelled_rows(test_features, test_labels, "test set")
-    if not (k and temperature and min(k) >= 1 and all(each > 0 for each in temperature)):
-        raise SettingsError(f"k must be at least 1 and temperatures above 0, not {list(k)} and {list(temperature)}.")
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = classification.class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError
 
 DEFAULT_CHUNK = 4096
 _GRID = 2.0**26
@@ -49,26 +49,15 @@ def neighbour_chunks(
     Working memory is a small multiple of chunk x (chunk + k + d) numbers. Chunks are moved to `device` (default: that
     of the queries) one by one, so a large bank can stay on the host.
     """
-    _check(queries, bank, k, chunk)
+    # In parts, to save memory.
+    if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
+        raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
     target = torch.device(device) if device is not None else queries.device
     dtype = torch.float32 if target.type == "mps" else torch.float64  # MPS has no float64
     return (
         _search(unit_rows(queries[start : start + chunk].to(target), dtype), bank, min(k, len(bank)), chunk)
         for start in range(0, len(queries), chunk)
     )
-
-
-def _check(queries: Tensor, bank: Tensor, k: int, chunk: int) -> None:
-    if k < 1 or chunk < 1:
-        raise SettingsError(f"k and chunk must be at least 1, but k is {k} and chunk is {chunk}.")
-    if len(queries) == 0 or len(bank) == 0:
-        raise DataError(f"Nearest neighbors need rows, but got {len(queries)} queries and {len(bank)} bank rows.")
-    if queries.shape[1:] != bank.shape[1:] or queries.dim() != 2:
-        shapes = f"{tuple(queries.shape)} and {tuple(bank.shape)}"
-        raise DataError(f"Queries and bank must have the same width, but are {shapes}; use one backbone for both.")
-    # In parts, to save memory.
-    if not all(bool(part.isfinite().all()) for table in (queries, bank) for part in torch.split(table, chunk)):
-        raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
 
 
 def _search(queries: Tensor, bank: Tensor, k: int, chunk: int) -> Neighbours:

@@ -54,13 +54,9 @@ def export_backbone(
     names the network as in `load_backbone`.
     """
     source, out = expand_user(source), expand_user(out)
-    if target not in TARGETS:
-        raise SettingsError(f"Unknown export target {target!r}; choose one of {', '.join(TARGETS)}.")
     suffix = f".{target}" if target in _ANY_BACKBONE else _SUFFIXES.get(target)
     if suffix and out.suffix != suffix:
         raise SettingsError(f"{out} must end in {suffix} for {target}.")
-    if out.resolve() in (source.resolve(), RunFolder(source).backbone_file.resolve()):
-        raise RunError(f"{out} is the backbone to export; choose another file with -o.")
     if target == "hf":
         name = hub_name(out) or str(out)
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
@@ -97,8 +93,6 @@ def import_backbone(
     source, out = expand_user(source), expand_user(out)
     if out.suffix != ".safetensors":
         raise SettingsError(f"{out} must end in .safetensors.")
-    if source.exists() and out.resolve() == source.resolve():
-        raise RunError(f"{out} is the file to import; choose another file with -o.")
     refuse_overwrite(out, force=force)
     loaded = open_backbone(source, backbone, image_size)
     save_backbone(loaded.network, loaded.info, out, follow_links=True)

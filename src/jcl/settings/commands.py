@@ -239,7 +239,7 @@ class ViewOptions(PlotOptions, SeedOptions, WorkersOptions, DeviceOptions):
 class DistributionOptions(NetworksOptions, ViewOptions):
     of: Literal["backbone", "projection"] = option("backbone", "Features of the backbone or of the projection head.")
     images: PositiveInt = option(32_768, "Number of images, drawn at random.")
-    views_per_image: PositiveInt = option(32, "Views of each image.")
+    views_per_image: Annotated[int, Field(ge=2)] = option(32, "Views of each image.")
     split: Literal["train", "test"] = option("train", "Images to use.")
     values: Path | None = option(
         None, "Also write the values of each image, as .csv.", metavar="FILE", panel=OUTPUT, ending=".csv"

@@ -25,7 +25,6 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
-from jcl.settings.commands import ProbeProtocol
 from jcl.settings.schema import Settings, affects_results, validated
 from jcl.signals import STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.cells import Cell, distinct_values, short_name
@@ -71,13 +70,9 @@ class CellFolder:
             write_object(self.plan_file, plan | {"settings": cell.settings.model_dump(mode="json")})
 
     def cell(self) -> Cell:
-        planned = read_object(self.plan_file)
-        try:
-            values, seed, settings = dict(planned["values"]), int(planned["seed"]), dict(planned["settings"])
-        except (KeyError, TypeError, ValueError):
-            raise RunError(f"{self.plan_file} is not a cell plan; remove it and run `jcl ablate` again.") from None
-        protocol: ProbeProtocol = "paper" if planned.get("protocol") == "paper" else "fast"
-        return Cell(values, seed, validated(Settings, settings, str(self.plan_file)), protocol)
+        plan = read_object(self.plan_file)
+        settings = validated(Settings, plan["settings"], str(self.plan_file))
+        return Cell(plan["values"], plan["seed"], settings, plan["protocol"])
 
     def result(self) -> dict[str, Any] | None:
         return read_object(self.result_file) if self.result_file.exists() else None

@@ -103,13 +103,11 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
 
 
 def full_name(name: str) -> str:
-    """A setting's dotted name; the section may be omitted if the name is unambiguous."""
+    """A setting's dotted name; the section may be omitted."""
     known = setting_names()
     if name in known:
         return name
     found = [each for each in known if short_name(each) == name]
-    if len(found) > 1:
-        raise SettingsError(f"{name!r} is ambiguous: use {' or '.join(found)}.")
     if not found:
         set_value({}, name, None)  # raises, and suggests the nearest name
     return found[0]

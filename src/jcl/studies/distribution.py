@@ -24,7 +24,7 @@ from jcl.console import ProgressCallback, no_progress, plain_names, pluralize
 from jcl.data import ImageBatch, ImageSource, read_all
 from jcl.data.source import select_images
 from jcl.distributed.device import autocast, choose_precision
-from jcl.errors import DataError, RunError, SettingsError
+from jcl.errors import DataError, RunError
 from jcl.evaluate.features import FeatureSettings, evaluation_mode
 from jcl.evaluate.quality import QualityFeatures
 from jcl.random import IMAGE_CHOICE, permutation
@@ -139,8 +139,6 @@ def view_spreads(
     viewers: Sequence[Viewer], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int
 ) -> tuple[list[ViewSpread], Tensor]:
     """The spread of `views` views of the images `rows`, the same for each viewer, and the rows that were read."""
-    if views < 2:
-        raise SettingsError(f"--views-per-image must be at least two, but got {views}.")
     found: list[list[Tensor]] = [[] for _ in viewers]
     samples, widths = [], [0] * len(viewers)
     with contextlib.ExitStack() as modes:

@@ -121,8 +121,6 @@ def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
 
 
 def _files_in_folder(folder: Path, task: Task, coco: CocoSettings) -> CocoFiles:
-    if not folder.is_dir():
-        raise DataError(f"No folder {folder}; --coco takes the folder with COCO's annotations and images.")
     kind, annotations = _ANNOTATION_FILES[task], folder / "annotations"
     train, val = (sorted(annotations.glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
     if len(train) > 1 or len(val) > 1:
@@ -181,10 +179,7 @@ def hold_out(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
 
 
 def overfit_subset(train: CocoDataset, dataset: CocoDataset, count: int) -> tuple[CocoDataset, CocoDataset]:
-    """The same `count` images to train on and, with all their annotations, to test on."""
-    if count > len(train.images):
-        images = pluralize(len(train.images), "training image")
-        raise DataError(f"--overfit {count} needs more images: {train.file} has {images}.")
+    """The same images to train on and, with all their annotations, to test on; `count` of them, or all."""
     drawn = _draw(DETECTION_OVERFIT, train, count)
     return _select(train, drawn, True), _select(dataset, drawn, True)
 
