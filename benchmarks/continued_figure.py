@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from jcl.errors import JclError, RunError
 from jcl.report import style
@@ -33,8 +32,7 @@ def main() -> None:
     figure, panels = style.new_panels(10, 4.2, columns=len(files))
     for axes, found in zip(panels, files, strict=True):
         draw(axes, found, colors)
-    entries = {TITLES.get(name, name): Line2D([], [], color=color, linewidth=2.2) for name, color in colors.items()}
-    style.add_legend(figure, entries, columns=len(entries))
+    style.add_legend(figure, columns=len(names))
     style.write_title(
         figure, "Continued pre-training", "Epoch 0 of the runs with --init is the accuracy of the weights"
     )
@@ -50,7 +48,7 @@ def read_rows(file: Path) -> dict[str, Any]:
 
 def draw(axes: Axes, found: dict[str, Any], colors: dict[str, str]) -> None:
     for name, row in found["rows"].items():
-        axes.plot(row["epochs"], row["knn_top1"], color=colors[name], linewidth=1.8)
+        axes.plot(row["epochs"], row["knn_top1"], color=colors[name], linewidth=1.8, label=TITLES.get(name, name))
         axes.plot(row["epochs"][-1:], row["knn_top1"][-1:], "o", color=colors[name], markersize=5)
     style.format_axes(axes, found["data"], "kNN top-1 in percent against epochs")
 

@@ -118,11 +118,12 @@ def label_axes(axes: Axes, x: str, y: str = "") -> None:
 
 
 def add_legend(figure: Figure, *, columns: int) -> None:
-    """A legend of what is labeled in the first panel, below the title, at the left."""
+    """A legend of what is labeled in the panels, below the title, at the left."""
     width, height = figure.get_size_inches()
-    handles, names = figure.axes[0].get_legend_handles_labels()
+    labeled = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    entries = {name: handle for panel in labeled for handle, name in panel}
     legend = figure.legend(
-        handles, [plain(name, 32) for name in names], loc="upper left",
+        list(entries.values()), [plain(name, 32) for name in entries], loc="upper left",
         bbox_to_anchor=(0.22 / width, 1 - 0.7 / height), ncols=columns, frameon=False, borderaxespad=0, borderpad=0,
         handlelength=2.0, columnspacing=1.6, fontsize=SIZES["label"] + 0.5, labelcolor=INK,
     )  # fmt: skip
