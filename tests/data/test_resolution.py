@@ -20,8 +20,7 @@ from jcl.data.check import check_data, survey_headers
 from jcl.data.decode import decode
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
-from jcl.settings.resolved import DataFacts, ResolvedSettings
-from jcl.settings.schema import validated
+from jcl.settings.resolved import DataFacts
 from jcl.train.build import run_view_recipe
 from jcl.views.parameters import draw_parameters
 
@@ -168,18 +167,6 @@ def test_evaluation_uses_the_centre(panoramas: Path):
     source = open_data(str(panoramas)).train
     (batch,) = read_all(source, canvas=20, batch_size=6)
     assert torch.equal(batch.pixels[0, :, :10], source.read(0)[:, :, 90:110])
-
-
-def test_a_run_from_before_there_were_windows_goes_on_as_it_began(panoramas: Path):
-    settings, _ = resolve(build_settings("photos"), DataFacts(1000, 300, decoded=False))
-    assert settings.data.windows
-    stored = settings.model_dump()
-    del stored["data"]["windows"]
-    stored["data"]["canvas"] = 320
-    before = validated(ResolvedSettings, stored, "settings.yaml").data
-    assert (before.canvas, before.windows) == (320, False)
-    batch = batches_of(panoramas, 0, windows=before.windows)[0]
-    assert batch.sizes.tolist() == [[1, 20]] * 3
 
 
 @pytest.mark.parametrize("recipe", ["imagenet-paper", "imagenet-official", "imagenet100-ablation", "photos", "folder"])

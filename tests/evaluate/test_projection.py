@@ -39,7 +39,7 @@ def test_tsne_keeps_groups_together() -> None:
     assert torch.equal(positions, tsne(features))
 
 
-@pytest.mark.parametrize("count", [1, 2, 4, 5, 9])
+@pytest.mark.parametrize("count", [3, 4, 5, 9])
 def test_few_rows(count: int) -> None:
     features, _ = groups(count)
     components, positions = principal_components(features), tsne(features)

@@ -41,7 +41,10 @@ def run_demo(folder: Path | None, seed: int) -> Demo:
     data = open_data("demo")
     print_line(STDERR, f"Training two runs on {data.train.description}.")
     with new_folder(folder or Path("runs/demo"), numbered=folder is None) as path:
-        runs = _train(path, seed)
+        runs = {}
+        for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
+            settings = build_settings("demo", method=method, values={"train.seed": seed})
+            runs[name] = pretrain(settings, path / method, label=name)
         run = runs["JCL"]  # both start from the same encoder
         record = run.settings.record
         pixels = partial(FeatureSettings(run.settings.views.image_size).extract, nn.Flatten(), device=CPU)
@@ -55,14 +58,6 @@ def run_demo(folder: Path | None, seed: int) -> Demo:
         paths, page = [run.path for run in runs.values()], path / "report.html"
         write_report(paths, page, names=list(runs), title=title, note=note)
     return Demo(accuracies, runs, page, time.perf_counter() - started)
-
-
-def _train(folder: Path, seed: int) -> dict[str, Run]:
-    runs = {}
-    for name, method in (("MoCo v2", "moco-v2"), ("JCL", "jcl")):
-        chosen = build_settings("demo", method=method, values={"train.seed": seed})
-        runs[name] = pretrain(chosen, folder / method, label=name)
-    return runs
 
 
 def _draw_figures(folder: Path, run: Run, accuracies: dict[str, float], data: ImageData) -> None:

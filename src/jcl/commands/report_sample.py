@@ -193,13 +193,11 @@ def _label(source: ImageSource, sample: int) -> str | None:
 
 
 def principal_components(features: Tensor) -> Tensor:
-    """The first two principal components (n, 2) of unit rows (n, d) in float64; their largest entry is positive."""
+    """The first two principal components (n > 1, 2) of unit rows (n, d) in float64; their largest entry is positive."""
     rows = unit_rows(features.cpu())
     centered = rows - rows.mean(0)
     _, _, directions = torch.linalg.svd(centered, full_matrices=False)
-    components = torch.zeros(len(rows), 2, dtype=torch.float64)
-    found = centered @ directions[:2].T
-    components[:, : found.shape[1]] = found
+    components = centered @ directions[:2].T
     largest = components.gather(0, components.abs().argmax(0, keepdim=True))
     return components * torch.where(largest < 0, -1.0, 1.0)
 

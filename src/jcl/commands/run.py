@@ -18,7 +18,7 @@ from jcl.errors import RunError
 from jcl.evaluate.classification import Scores
 from jcl.export import load_backbone
 from jcl.export.backbone_file import BackboneInfo
-from jcl.export.loading import read_moco_checkpoint
+from jcl.export.loading import checkpoint_run, read_moco_checkpoint
 from jcl.paths import expand_user, suggest_path
 from jcl.runs.checkpoint import list_checkpoints, load_weights, read_learner
 from jcl.runs.folder import Folder, RunFolder, TrainingFolder, new_folder
@@ -118,19 +118,16 @@ def open_trained(path: Path) -> TrainedRun:
     """Open a run folder, one checkpoint file in it, or a checkpoint of MoCo's or JCL's authors."""
     if not path.exists():
         raise RunError(f"There is no run or checkpoint at {path}{suggest_path(path)}")
-    folder = RunFolder(path if path.is_dir() else path.resolve().parent.parent)
-    found = list_checkpoints(folder.checkpoints)
-    if path.is_dir():
-        settings = folder.settings()
-        if not found:
+    run = checkpoint_run(path) or path
+    if run.is_dir():
+        settings, checkpoints = RunFolder(run).settings(), list_checkpoints(RunFolder(run).checkpoints)
+        if not checkpoints:
             raise RunError(f"The run in {path} has no checkpoint yet.")
-        return TrainedRun(path, settings, tuple(found))
-    if path.resolve() in found:
-        return TrainedRun(path, folder.settings(), (path,))
-    found_in_file = read_moco_checkpoint(path)
-    if found_in_file is None:
+        return TrainedRun(path, settings, (path,) if run != path else tuple(checkpoints))
+    found = read_moco_checkpoint(path)
+    if found is None:
         raise RunError(f"{path} has no projection head, key encoder or queue; give a run or a checkpoint of MoCo.")
-    return TrainedRun(path, _settings_of_import(*found_in_file), (path,), found_in_file[1])
+    return TrainedRun(path, _settings_of_import(*found), (path,), found[1])
 
 
 def _settings_of_import(info: BackboneInfo, state: Mapping[str, Tensor]) -> ResolvedSettings:
