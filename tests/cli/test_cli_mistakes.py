@@ -120,15 +120,6 @@ def test_a_similar_path_is_suggested(refused, pretrained, image_folder, command)
     assert refused(*words, exit_code=1).endswith(f"did you mean {meant}?")
 
 
-def test_a_class_folder_alone_is_noticed(call, tmp_path):
-    photos = write_image_folder(tmp_path / "photos")
-    code, out, _ = call("check", photos / "cats")
-    assert code == 0 and out.count(f"give {photos}.") == 1
-    assert str(photos) not in call("check", photos)[1]
-    (photos / "notes").mkdir()  # not a class
-    assert f"give {photos}." not in call("check", photos / "cats")[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
