@@ -197,7 +197,7 @@ def principal_components(features: Tensor) -> Tensor:
     rows = unit_rows(features.cpu())
     centered = rows - rows.mean(0)
     _, _, directions = torch.linalg.svd(centered, full_matrices=False)
-    components = centered @ directions[:2].T
+    components: Tensor = centered @ directions[:2].T
     largest = components.gather(0, components.abs().argmax(0, keepdim=True))
     return components * torch.where(largest < 0, -1.0, 1.0)
 
