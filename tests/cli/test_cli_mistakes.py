@@ -107,6 +107,15 @@ def test_a_run_that_diverges_at_once_does_not_occupy_its_folder(call, npz, tmp_p
     assert call(*tiny, "--set", "record.report=false")[0] == 0
 
 
+@pytest.mark.parametrize("command", ["knn", "linear", "finetune", "embed -o f.npz"])
+def test_swapped_arguments_are_noticed(refused, pretrained, image_folder, command):
+    name, *options = command.split()
+    said = refused(name, image_folder, pretrained, *options, exit_code=2)
+    assert f"`jcl {name} {pretrained} {image_folder}`" in said
+    weights = pretrained / "backbone.safetensors"
+    assert f"`jcl {name} {weights} cifar10`" in refused(name, "cifar10", weights, *options, exit_code=2)
+
+
 @pytest.mark.parametrize(
     "command", ["check {data}", "pretrain {data}", "knn {run} {data}", "knn {typo}", "resume {typo}", "bound {typo}"]
 )

@@ -234,7 +234,9 @@ def test_bound_refuses(refused, runs, tmp_path):
     assert "--dimensions" in refused("bound", "--dimensions", "8.5")
     for name, wrong in (("dimensions", "1"), ("spreads", "0,1.5"), ("spreads", "0.5,0"), ("temperatures", "nan")):
         assert f"--{name}" in refused("bound", f"--{name}", wrong)
+    assert "--draws" in refused("bound", run, "--draws", 500)
     assert "--temperatures" in refused("bound", run, "--temperatures", "0.1")
+    assert "--batch-size" in refused("bound", "--batch-size", 7)
     assert "--temperatures" in refused("bound", "--temperatures", "0")
 
 

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import jcl
-from jcl.cli.printing import out, write_json
+from jcl.cli.printing import out, refuse_swapped, write_json
 from jcl.cores import start_forkserver
 from jcl.distributed.launch import is_launched, launch
 from jcl.errors import SettingsError
@@ -129,7 +129,8 @@ def _run(function: CommandFunction, options: Options) -> None:
     _check_json_file(json_file)
     _check_outputs(options)
     alone = (devices := getattr(options, "devices", 1)) == 1 or is_launched()
-    data = getattr(options, "data", None)
+    if isinstance(data := getattr(options, "data", None), str):
+        refuse_swapped(getattr(options, "weights", None), data)
     if alone and data and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
         start_forkserver()  # now, so that it imports torch while this process does
     if not alone:

@@ -153,6 +153,7 @@ def bound(options: commands.BoundOptions) -> None:
     from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
+    options.refuse_unused_options()
     if options.run is None:
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
         _print_gaussian_bound(results, f"{options.draws:,} for each of {images}")

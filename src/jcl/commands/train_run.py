@@ -12,6 +12,8 @@ from torch import Tensor
 
 from jcl.commands.run import Run, RunContext, class_accuracies, write_classes
 from jcl.console import pluralize, shell_quote
+from jcl.core.encoder import backbone_traits
+from jcl.core.method import METHODS
 from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint
@@ -111,11 +113,9 @@ class RunTraining:
             with trainer.writing_to(folder, record.keep, tensorboard=record.tensorboard, tracker=tracker):
                 trainer.run()
         except torch.OutOfMemoryError as error:
-            parts = 2 * settings.train.accumulate
-            remedy = f"use --accumulate {parts}, or a smaller --batch-size or --image-size"
-            if folder.checkpoints.exists():
-                remedy = f"set train.accumulate to {parts} in {folder.settings_file}, then {folder.how_to_resume}"
-            raise OutOfMemory(f"{memory_problem(error)}; {remedy}.") from None
+            problem = memory_problem(error)
+            remedy = self._memory_remedy(folder)
+            raise OutOfMemory(f"{problem}; {remedy}, or free memory that other programs hold.") from None
         finally:
             self.loader.close()
             if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
@@ -177,6 +177,19 @@ class RunTraining:
             for encoder in (learner.query_encoder, learner.key_encoder):
                 encoder.get_submodule("backbone").load_state_dict(tensors, strict=False)
         return lines
+
+    def _memory_remedy(self, folder: RunFolder) -> str:
+        """What needs less memory, with the same results if possible."""
+        settings = self.settings
+        batch, accumulate = settings.train.batch_size, 2 * settings.train.accumulate
+        groups = settings.model.bn_groups if backbone_traits(settings.model.backbone).batch_norm else batch
+        if METHODS[settings.method.name].gradient_through_keys or batch % accumulate or batch < 2 * accumulate:
+            return f"use --batch-size {max(2, batch // 2)}"
+        if groups % accumulate:
+            return f"use --accumulate {accumulate} --set model.bn_groups={accumulate}"
+        if folder.checkpoints.exists():
+            return f"set train.accumulate to {accumulate} in {folder.settings_file}, then {folder.how_to_resume}"
+        return f"use --accumulate {accumulate}, which gives the same results"
 
     def _restore(self, folder: RunFolder) -> Progress:
         """Load the newest good checkpoint; the first rank reads it and sends it to the others."""

@@ -91,6 +91,8 @@ def checkpoint_run(path: Path) -> Path | None:
 def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
     prefix = "model.query_encoder.backbone."
     tensors, metadata = read_tensors(path)
+    if "step" not in metadata:
+        raise RunError(f"{path} is not a checkpoint of this tool; give the run folder or another file.")
     tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
