@@ -267,20 +267,21 @@ class RollCall:
 
     def describe_other_ranks(self) -> str:
         """Report, and return a sentence that names the ranks that do not; takes a few seconds."""
-        found: list[str] = []
+        silent: list[list[str]] = []
         # In a thread, because a store whose process is stopped never answers.
-        thread = threading.Thread(target=self._call, args=(found,), daemon=True)
+        thread = threading.Thread(target=self._call, args=(silent,), daemon=True)
         thread.start()
         thread.join(timeout=3 * ANSWER_SECONDS)
-        if not found:
+        if not silent:
             return "The state of the other ranks is unknown: the machine of rank 0 does not answer."
-        return f"No answer from {list_some(found[1:], 4)}." if found[1:] else found[0]
+        return f"No answer from {list_some(silent[0], 4)}." if silent[0] else "All ranks are alive."
 
-    def _call(self, found: list[str]) -> None:
+    def _call(self, silent: list[list[str]]) -> None:
+        """Append the names of the silent ranks, unless the store does not answer."""
         self.report()
         time.sleep(ANSWER_SECONDS)
         with contextlib.suppress(RuntimeError):
-            silent = [rank for rank in range(self._ranks.count) if not self._store.check([f"report of {rank}"])]
-            known = [rank for rank in silent if self._store.check([f"host of {rank}"])]
+            ranks = [rank for rank in range(self._ranks.count) if not self._store.check([f"report of {rank}"])]
+            known = [rank for rank in ranks if self._store.check([f"host of {rank}"])]
             hosts = {rank: f" (on {self._store.get(f'host of {rank}').decode()})" for rank in known}
-            found += ["All ranks are alive.", *(f"rank {rank}{hosts.get(rank, '')}" for rank in silent)]
+            silent.append([f"rank {rank}{hosts.get(rank, '')}" for rank in ranks])

@@ -63,8 +63,9 @@ def _acquire(file: Path, mode: int = os.O_RDONLY) -> int:
         if error.errno == errno.EBADF and mode == os.O_RDONLY:
             return _acquire(file, os.O_RDWR)
         raise
-    if file.exists() and os.path.samestat(file.stat(), os.fstat(descriptor)):
-        return descriptor
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(file.stat(), os.fstat(descriptor)):
+            return descriptor
     os.close(descriptor)  # its last owner has just removed it
     return _acquire(file, mode)
 
