@@ -275,7 +275,6 @@ def test_data_that_changed_in_between_is_noticed(weights, image_folder, tmp_path
         ({"train": {"layer_decay": 1.5}}, "layer_decay"),
         ({"head_lr": -1.0}, "head_lr"),
         ({"label_smoothing": 1.0}, "label_smoothing"),
-        ({"labels": "many"}, "--labels"),
         ({"train": {"lr": 0.0}}, "train.lr"),
     ],
 )

@@ -112,7 +112,7 @@ def test_one_panel_per_setting(settings):
 def test_tick_labels_do_not_overlap(values):
     center = CENTER | {TAU: values[0]}
     figure = draw_each_alone(around(center, temperature=values[1:]), center)
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     axes = next(axes for axes in panels_of(figure) if axes.get_xlabel().startswith("temperature"))
     boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
     assert len(boxes) == len(values) and all(one.x1 < two.x0 for one, two in itertools.pairwise(boxes))

@@ -18,7 +18,6 @@ from functools import partial
 from typing import Self
 
 import torch
-from pydantic import field_validator
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,7 +26,7 @@ from jcl.console import print_line, warn_skipped
 from jcl.core.encoder import backbone_parts
 from jcl.data import BatchLoader, ImageBatch
 from jcl.distributed.device import autocast, choose_precision
-from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, label_amount, scores
+from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
@@ -56,12 +55,6 @@ class FinetuneSettings(Section):
     label_smoothing: Fraction = 0.0
     jitter: bool = False
     train: TrainSettings
-
-    @field_validator("labels")
-    @classmethod
-    def _check_labels(cls, text: str) -> str:
-        label_amount(text)
-        return text
 
 
 class Classifier(nn.Module):

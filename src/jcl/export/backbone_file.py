@@ -5,30 +5,25 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 import torch
-from pydantic import Field, FiniteFloat, PositiveInt, TypeAdapter
+from pydantic import ConfigDict, PositiveInt, TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
-from jcl.core import MAX_CHANNELS
 from jcl.core.encoder import Stem
 from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import to_safetensors
 from jcl.settings.resolved import ResolvedSettings
+from jcl.settings.schema import PerChannel, PositivePerChannel
 
 FORMAT = "jcl-backbone-1"
 INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries
 
 
-Channels = Annotated[tuple[FiniteFloat, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
-PositiveFinite = Annotated[FiniteFloat, Field(gt=0)]
-PositiveChannels = Annotated[tuple[PositiveFinite, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
-
-
-@pydantic_dataclass(frozen=True)
+@pydantic_dataclass(frozen=True, config=ConfigDict(allow_inf_nan=False))
 class BackboneInfo:
     """What is needed to rebuild a network and to preprocess its images."""
 
@@ -36,8 +31,8 @@ class BackboneInfo:
     stem: Stem
     image_size: PositiveInt
     feature_width: int
-    mean: Channels
-    std: PositiveChannels
+    mean: PerChannel
+    std: PositivePerChannel
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):

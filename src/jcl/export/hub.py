@@ -15,12 +15,12 @@ import jcl
 from jcl.core.method import METHODS
 from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
-from jcl.export.backbone_file import BackboneInfo, Channels, PositiveChannels
+from jcl.export.backbone_file import BackboneInfo
 from jcl.paths import hub_name, read_file
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
-from jcl.settings.schema import Settings
+from jcl.settings.schema import PerChannel, PositivePerChannel, Settings
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
@@ -41,8 +41,8 @@ def read_hub_config(folder: Path) -> dict[str, Any]:
         return {
             "architecture": f"timm/{name}" if isinstance(name, str) else None,
             "image_size": int(size[-1] if isinstance(size, list) else size) if size else None,
-            "mean": TypeAdapter(Channels).validate_python(preprocessing.get("mean", IMAGENET_MEAN)),
-            "std": TypeAdapter(PositiveChannels).validate_python(preprocessing.get("std", IMAGENET_STD)),
+            "mean": TypeAdapter(PerChannel).validate_python(preprocessing.get("mean", IMAGENET_MEAN)),
+            "std": TypeAdapter(PositivePerChannel).validate_python(preprocessing.get("std", IMAGENET_STD)),
         }
     except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError):
         raise RunError(f"{file} is not a model description as timm writes it.") from None

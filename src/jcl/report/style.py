@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
@@ -64,9 +63,7 @@ def _characters() -> frozenset[int]:
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty white figure, in inches; its size in pixels is that times DPI."""
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
-    FigureCanvasAgg(figure)
-    return figure
+    return Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER)
 
 
 def new_panels(

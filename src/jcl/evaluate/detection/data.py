@@ -99,8 +99,15 @@ def coco_module(name: str) -> Any:
 
 def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     """Locate the files: COCO's own layout, one annotation file beside images/, or explicit paths, which win."""
-    if coco.folder is not None:
-        found = _files_in_folder(coco.folder, task, coco)
+    folder, kind = coco.folder, _ANNOTATION_FILES[task]
+    if folder is not None:
+        train, val = (sorted((folder / "annotations").glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
+        if len(train) > 1 or len(val) > 1:
+            raise DataError(f"{folder} has several {kind} files. Choose with --train-json, --val-json and --images.")
+        found = CocoFiles(folder / f"{kind}.json", folder / "images", None, folder / "images")
+        if train and val:
+            images = [folder / file.stem.removeprefix(f"{kind}_") for file in (train[0], val[0])]
+            found = CocoFiles(train[0], images[0], val[0], images[1])
     elif coco.train_json is not None and coco.images is not None:
         found = CocoFiles(coco.train_json, coco.images, None, coco.images)
     else:
@@ -113,26 +120,12 @@ def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
     )
     for file in (files.train_json, files.val_json):
         if file is not None and not file.is_file():
-            raise DataError(f"No annotation file {file}. Give it with --train-json or --val-json.")
-    for folder in (files.train_images, files.val_images):
-        if not folder.is_dir():
-            raise DataError(f"No image folder {folder}. Give it with --images or --val-images.")
+            usual = f"annotations/{kind}_train*.json and {kind}_val*.json"
+            raise DataError(f"No annotation file {file}, nor {usual}. Give it with --train-json or --val-json.")
+    for image_folder in (files.train_images, files.val_images):
+        if not image_folder.is_dir():
+            raise DataError(f"No image folder {image_folder}. Give it with --images or --val-images.")
     return files
-
-
-def _files_in_folder(folder: Path, task: Task, coco: CocoSettings) -> CocoFiles:
-    kind, annotations = _ANNOTATION_FILES[task], folder / "annotations"
-    train, val = (sorted(annotations.glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
-    if len(train) > 1 or len(val) > 1:
-        raise DataError(f"{annotations} has several {kind} files. Choose with --train-json, --val-json and --images.")
-    if train and val:
-        images = [folder / file.stem.removeprefix(f"{kind}_") for file in (train[0], val[0])]
-        return CocoFiles(train[0], images[0], val[0], images[1])
-    single = folder / f"{kind}.json"
-    if not single.is_file() and coco.train_json is None:
-        usual = f"annotations/{kind}_train*.json and annotations/{kind}_val*.json"
-        raise DataError(f"{folder} has neither {usual} nor {kind}.json. Give --train-json and --val-json.")
-    return CocoFiles(single, folder / "images", None, folder / "images")
 
 
 def load_coco(files: CocoFiles, task: Task) -> tuple[CocoDataset, CocoDataset]:
