@@ -48,11 +48,6 @@ def test_bars_are_as_long_as_their_values(tmp_path: Path) -> None:
     assert path.read_bytes() == again.read_bytes()
 
 
-def test_a_missing_value_has_no_bar(tmp_path: Path) -> None:
-    path = plot_comparison({"JCL": math.nan, "MoCo v2": 0.0}, tmp_path / "bars.png", **TITLES, chance=10.0)
-    assert count(path, style.BLUE) == 0 and count(path, style.INK) > 50
-
-
 def test_odd_names_are_drawn_as_text(tmp_path: Path) -> None:
     scores = {name: 10.0 * number for number, name in enumerate(ODD_NAMES)}
     path = plot_comparison(scores, tmp_path / "bars.png", title="$", subtitle="$_$", chance=0.0)

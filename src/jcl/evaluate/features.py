@@ -133,18 +133,15 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     if ranks.count == 1 or len(source) < ranks.count:
         return extract(source)
     own = torch.arange(ranks.rank * len(source) // ranks.count, (ranks.rank + 1) * len(source) // ranks.count)
-    values, rows, skipped, error = torch.empty(0, 0), own[:0], dict[str, str](), None
     try:
         found = extract(select_images(source, own))
-        values, rows, skipped = found.values, own[found.samples], found.skipped
-    except NoReadableImages as caught:  # other ranks may have read theirs, and wait for this one
-        error, skipped = caught, caught.skipped
-    width = max(ranks.gather_objects(values.shape[1]))
-    if error is not None and width == 0:
-        raise error
-    for skipped_by_rank in ranks.gather_objects(skipped):
-        skipped = skipped | skipped_by_rank
-    values, samples = ranks.gather_uneven(values.reshape(-1, width)), ranks.gather_uneven(rows)
+    except NoReadableImages as error:  # other ranks may have read theirs, and wait for this one
+        found = Features(torch.empty(0, 0), own[:0], own[:0], error.skipped)
+    skipped = {name: why for part in ranks.gather_objects(found.skipped) for name, why in part.items()}
+    width = max(ranks.gather_objects(found.values.shape[1]))
+    if width == 0:
+        raise NoReadableImages(source.description, skipped)
+    values, samples = ranks.gather_uneven(found.values.reshape(-1, width)), ranks.gather_uneven(own[found.samples])
     return Features(values, labels_of(source, samples), samples, skipped)
 
 

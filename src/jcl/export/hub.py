@@ -13,10 +13,9 @@ from pydantic import TypeAdapter
 
 import jcl
 from jcl.core.method import METHODS
-from jcl.data.named import KNOWN_SETS
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo
-from jcl.paths import hub_name, read_file
+from jcl.paths import read_file
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number
 from jcl.runs.metrics import read_metrics
@@ -157,14 +156,13 @@ Not stated: it depends on the training images. Add `license:` at the top of this
 
 def _training(settings: Settings, folder: RunFolder) -> str:
     data = settings.data.location
-    if data not in KNOWN_SETS and not (hub_name(data) and "hf:/" not in data):
-        data = Path(data).name or data  # without the local path
-    data = f"`{' '.join(data.split()).replace('`', chr(39))}`"  # literally: no markup or HTML
+    if Path(data).is_absolute():
+        data = Path(data).name  # without the local path
     summary = METHODS[settings.method.name].summary.rstrip(".")
     sections = settings.model_dump(mode="json", include={"recipe", "method", "train", "views", "model"})
     text = f"""## Training
 
-Pre-trained without labels on {data} with {settings.method.name} ({summary}).
+Pre-trained without labels on `{data}` with {settings.method.name} ({summary}).
 
 ```yaml
 {yaml.safe_dump(sections, sort_keys=False).replace("```", "")}```"""

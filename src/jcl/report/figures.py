@@ -1,6 +1,5 @@
 """Figures as PNG files: bars that compare methods, images with their nearest neighbors or their views."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,10 @@ def plot_comparison(scores: Mapping[str, float], path: Path, *, title: str, subt
     height = 1.15 + 0.46 * len(scores)
     figure = style.new_figure(8, height)
     axes = figure.add_axes((0.19, 0.42 / height, 0.75, 0.46 * len(scores) / height))
-    lengths = [value if math.isfinite(value) else 0.0 for value in scores.values()]
+    lengths = list(scores.values())
     axes.barh(range(len(scores)), lengths, height=0.66, color=style.colours_for(list(scores)), linewidth=0)
-    for row, (length, value) in enumerate(zip(lengths, scores.values(), strict=True)):
-        text = f"{value:.1f} %" if math.isfinite(value) else "not measured"
-        style.write(axes, text, (length, row), (5, 0), size="panel", va="center_baseline", fontweight="bold")
+    for row, value in enumerate(lengths):
+        style.write(axes, f"{value:.1f} %", (value, row), (5, 0), size="panel", va="center_baseline", fontweight="bold")
     axes.set_yticks(range(len(scores)), [style.plain(name, 22) for name in scores], parse_math=False)
     axes.set_ylim(len(scores) - 0.5, -0.5)
     axes.set_xlim(0, max([*lengths, 1.0]) * 1.12)
