@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -110,11 +109,9 @@ def signals_blocked() -> Iterator[None]:
 
 def stop_with_parent() -> None:
     """Stop this process, as by SIGTERM, when the process named by `STARTED_BY` is gone; kill it if it does not."""
-    parent, named = os.getppid(), os.environ.get(STARTED_BY, "")
-    if not named:
+    parent = os.getppid()
+    if os.environ.get(STARTED_BY) != str(parent):  # not set, or inherited from a process in between
         return
-    if named != str(parent):
-        sys.exit(f"Error: The environment variable {STARTED_BY} names another process than the parent; unset it.")
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -1,6 +1,5 @@
 """What the parser of the command line refuses, told as other errors are."""
 
-import os
 import subprocess
 import sys
 
@@ -61,11 +60,3 @@ def test_what_a_launcher_would_set_may_be_set_to_nothing(call, monkeypatch):
         monkeypatch.setenv(name, "")
     code, _, err = call("resume", "nowhere")
     assert code == 1 and err.startswith("Error: ") and "nowhere" in err
-
-
-@pytest.mark.parametrize(("parent", "code"), [("1", 1), ("", 0)])
-def test_only_the_parent_may_be_named_as_the_parent(parent, code):
-    command = [sys.executable, "-m", "jcl", "--version"]
-    done = subprocess.run(command, env=os.environ | {"JCL_STARTED_BY": parent}, capture_output=True, text=True)
-    assert done.returncode == code and ("JCL_STARTED_BY" in done.stderr) == bool(parent)
-    assert done.stderr.count("\n") == code

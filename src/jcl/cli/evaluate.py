@@ -13,7 +13,6 @@ from jcl.errors import DataError
 if TYPE_CHECKING:
     from jcl.commands.compare import Comparison
     from jcl.commands.embed import Matches
-    from jcl.commands.probes import LinearReport
     from jcl.settings import commands, detection
 
 _DETECTION_FIGURES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
@@ -62,7 +61,14 @@ def linear(options: commands.LinearOptions) -> dict[str, Any]:
     with bar as progress:
         report = measure_linear(options, progress=progress)
     figures = report.figures
-    _print_linear(report)
+    chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
+    columns = {"top1": "top-1"} | _top5(figures["classes"])
+    row = [figures["protocol"], *(_percent(figures[f"linear_{name}"]) for name in columns), *chosen]
+    out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
+    trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
+    print_test(figures, "linear_top1", f"Trained on {trained} of {classes}. ")
+    if report.edges:
+        echo(f"The best values are at the edge of the grid: {' and '.join(report.edges)}. Try --lr and --weight-decay.")
     if options.per_class:
         rows = [(name, f"{images:,}", _percent(top1)) for name, (images, top1) in report.classes.items()]
         out.print(text_table(["class", "test images", "top-1"], rows))
@@ -151,18 +157,6 @@ def _print_best(found: Comparison, measure: str, title: str) -> None:
         more = [f"fewer than {CLEAR:.1%} (others)"] if len(unclear) > 3 else []
         verdict = f"no clear difference. {best.name} is better in {join_words(unclear[:3] + more)} of"
     echo(f"{title}: {verdict} {RESAMPLES} random halves of the images.")
-
-
-def _print_linear(report: LinearReport) -> None:
-    figures = report.figures
-    chosen = [f"{figures[name]:g}" for name in ("lr", "weight_decay")]
-    columns = {"top1": "top-1"} | _top5(figures["classes"])
-    row = [figures["protocol"], *(_percent(figures[f"linear_{name}"]) for name in columns), *chosen]
-    out.print(text_table(["protocol", *columns.values(), "learning rate", "weight decay"], [row]))
-    trained, classes = pluralize(figures["train_images"], "image"), pluralize(figures["classes"], "class", "classes")
-    print_test(figures, "linear_top1", f"Trained on {trained} of {classes}. ")
-    if report.edges:
-        echo(f"The best values are at the edge of the grid: {' and '.join(report.edges)}. Try --lr and --weight-decay.")
 
 
 @command("embed", group=EVALUATE)

@@ -274,7 +274,8 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console = STDER
     if workers is not None and settings.data.workers == "auto":
         settings = with_values(settings, {"data.workers": workers})
     try:
-        run = _train(path, settings, console)
+        begun = RunFolder(path).holds_run()
+        run = resume(path, console=console) if begun else pretrain(settings, path, console=console)
         accuracies, skipped = _evaluate(run, console)
         if cell.protocol == "paper":
             accuracies |= _paper_probe(run, accuracies["linear_top1"], console)
@@ -287,13 +288,6 @@ def run_cell(path: Path, *, workers: int | None = None, console: Console = STDER
         folder.fail(str(error) if isinstance(error, JclError) else f"{type(error).__name__}: {first_line(error)}")
         raise
     return result
-
-
-def _train(path: Path, settings: Settings, console: Console) -> Run:
-    """Start or resume the run of the cell and finish it."""
-    if RunFolder(path).holds_run():
-        return resume(path, console=console)
-    return pretrain(settings, path, console=console)
 
 
 def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
