@@ -216,9 +216,13 @@ def test_finetune_refuses(refused, call, pretrained, npz, tmp_path):
     assert "train.lr" in refused("finetune", pretrained, "--lr", 0)
     assert "is a file" in refused("finetune", pretrained, "--out", tmp_path / "file")
     assert "holds no fine-tuning" in refused("finetune", "--resume", tmp_path / "nothing")
-    assert "remove RUN_OR_WEIGHTS" in refused("finetune", pretrained, "--resume", tmp_path / "nothing")
+    assert "RUN_OR_WEIGHTS does not go with --resume" in refused(
+        "finetune", pretrained, "--resume", tmp_path / "nothing"
+    )
     for option, value in (("--epochs", 50), ("--lr", 1), ("--labels", "10%")):  # one of them is what is usual anyway
-        assert f"remove {option}" in refused("finetune", "--resume", tmp_path / "nothing", option, value)
+        assert f"{option} does not go with --resume" in refused(
+            "finetune", "--resume", tmp_path / "nothing", option, value
+        )
     shutil.copytree(pretrained, tmp_path / "copy")
     assert "already holds a run" in refused("finetune", pretrained, "--out", tmp_path / "copy")
     (tmp_path / "mine").mkdir()

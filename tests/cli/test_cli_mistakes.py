@@ -56,12 +56,15 @@ def test_a_checkpoint_is_evaluated_on_the_images_of_its_run(call, unfinished):
         assert call(*command, other)[0] == 1
 
 
-def test_linked_and_damaged_checkpoints(call, refused, pretrained, tmp_path):
+def test_linked_foreign_and_damaged_checkpoints(call, refused, pretrained, tmp_path):
     run = shutil.copytree(pretrained, tmp_path / "run")
     newest = max((run / "checkpoints").glob("step-*"))
     (tmp_path / "latest.safetensors").symlink_to(newest)
     assert call("compare", tmp_path / "latest.safetensors", "--images", 8, "--views-per-image", 2)[0] == 0
+    foreign = shutil.copy(run / "backbone.safetensors", run / "checkpoints/step-000000001.safetensors")
+    assert foreign.name in refused("compare", foreign, exit_code=1)
     (run / "backbone.safetensors").unlink()
+    foreign.unlink()
     for checkpoint in (run / "checkpoints").glob("step-*"):
         checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     assert newest.name in refused("compare", run, exit_code=1)

@@ -88,7 +88,7 @@ def finetune(options: commands.FinetuneOptions) -> dict[str, Any]:
     from jcl.commands.finetune import resume_finetuning
 
     if options.resume is not None:
-        options.refuse_with("resume", {"workers", "json_file"})
+        options.refuse_others("resume", "workers", "json_file")
         folder = resume_finetuning(options.resume, workers=options.worker_count)
     else:
         folder = run_finetuning(options)

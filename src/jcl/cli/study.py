@@ -153,13 +153,14 @@ def bound(options: commands.BoundOptions) -> None:
     from jcl.report.study_plots import plot_gaussian_bound, plot_training_bound
     from jcl.studies.bound import gaussian_metrics
 
-    options.refuse_unused_options()
     if options.run is None:
+        options.refuse(("keys", "batch_size", "workers", "device", "precision"), "needs a run")
         results, images = bound_of_gaussian_keys(options), pluralize(options.images or 16, "image")
         _print_gaussian_bound(results, f"{options.draws:,} for each of {images}")
         subtitle = f"{options.draws:,} keys per image, {images}, {options.negatives:,} negatives"
         _save(options, gaussian_metrics(results), partial(plot_gaussian_bound, results, subtitle=subtitle))
         return
+    options.refuse(("dimensions", "spreads", "negatives", "draws"), "is for Gaussian keys, without a run")
     with progress_bar("images") as progress:
         bounds = bound_along_training(options, options.run, progress)
     _print_run_bound(bounds)

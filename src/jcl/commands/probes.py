@@ -90,10 +90,9 @@ def measure_linear(
     exactly. `progress(done, total)` reports the feature extraction of `fast`.
     """
     fast = options.protocol == "fast"
-    for name in ("out", "compile", "least_crop") if fast else ():
-        if getattr(options, name) != LinearOptions.model_fields[name].default:
-            raise SettingsError(f"{options.flag(name)} needs --protocol paper.")
-    if not fast and (len(options.lr) > 1 or any(options.weight_decay)):
+    if fast:
+        options.refuse(("out", "compile", "least_crop"), "needs --protocol paper")
+    elif len(options.lr) > 1 or any(options.weight_decay):
         raise SettingsError("--protocol paper takes one --lr and no weight decay; use --protocol fast for a grid.")
     train = supervised.paper_settings(
         lr=options.lr[0] if options.lr and not fast else 30.0,

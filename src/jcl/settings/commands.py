@@ -262,15 +262,6 @@ class BoundOptions(ViewOptions):
     images: PositiveInt | None = option(None, "Images (default: 256 of a run, 16 with Gaussian keys).")
     keys: PositiveInt = option(256, "Views of each image of a run that serve as keys.")
 
-    def refuse_unused_options(self) -> None:
-        """Raise if an option was given that only the other kind of keys uses."""
-        gaussian = ("dimensions", "spreads", "negatives", "draws")
-        of_run = ("keys", "batch_size", "workers", "device", "precision")
-        for name in of_run if self.run is None else gaussian:
-            if name in self.model_fields_set:
-                needs = "needs a run" if self.run is None else "is for Gaussian keys, without a run"
-                raise SettingsError(f"{self.flag(name)} {needs}.")
-
 
 class CostOptions(PlotOptions, DeviceOptions):
     keys: Listed[PositiveInt] = option("1,2,4,8,16,32", "Numbers of keys M.", metavar="LIST")

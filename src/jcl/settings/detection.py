@@ -160,11 +160,11 @@ class DetectOptions(CocoSettings, _SettingsOptions, WorkersOptions, DeviceOption
 
     def check(self) -> None:
         """Raise if options are missing or exclude each other."""
-        unrelated = {"workers", "devices", "pictures", "json_file"}
+        unrelated = ("workers", "devices", "pictures", "json_file")
         if self.resume is not None:
-            self.refuse_with("resume", unrelated)
+            self.refuse_others("resume", *unrelated)
         elif self.eval_only is not None:
-            self.refuse_with("eval_only", {*unrelated, *CocoSettings.model_fields, "out", "device"})
+            self.refuse_others("eval_only", *unrelated, *CocoSettings.model_fields, "out", "device")
         elif not {"task", "init"} <= self.values.keys():
             raise SettingsError("Give --task and --init, as in: jcl detect --task box --coco coco/ --init runs/photos.")
         if {"schedule", "iterations"} <= self.model_fields_set:

@@ -4,7 +4,7 @@
 named after it (`batch_size` is `--batch-size`) unless it is declared with `argument`.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -73,10 +73,16 @@ class Options(Section):
         """What messages call a field."""
         return cli_field(cls.model_fields[name]).names(name)[-1]
 
-    def refuse_with(self, name: str, allowed: Set[str]) -> None:
+    def refuse(self, names: Iterable[str], why: str) -> None:
+        """Raise if one of these options was given."""
+        for name in names:
+            if name in self.model_fields_set:
+                raise SettingsError(f"{self.flag(name)} {why}.")
+
+    def refuse_others(self, name: str, *allowed: str) -> None:
         """Raise if an option was given with `name`, which takes the settings from a folder."""
-        if others := self.model_fields_set - {name, *allowed}:
-            raise SettingsError(f"{self.flag(name)} uses the settings of the folder; remove {self.flag(min(others))}.")
+        others = sorted(self.model_fields_set - {name, *allowed})
+        self.refuse(others, f"does not go with {self.flag(name)}, which uses the settings of the folder")
 
 
 class SharedOptions(Options):
