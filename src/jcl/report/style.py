@@ -4,15 +4,14 @@ Figures are built without pyplot, so there is no global state and they can be dr
 classes and files go through `plain`, and math parsing is off, so a `$` in a file name is a dollar sign.
 """
 
-import functools
 import io
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from jcl.core.registry import METHODS
 from jcl.runs.atomic import write_atomically
@@ -46,19 +45,12 @@ def colours_for(names: Sequence[str]) -> list[str]:
 
 
 def plain(text: str, limit: int = 40) -> str:
-    """Text on one line, shortened in the middle if too long, with a box for characters that the font lacks."""
+    """Text on one line, shortened in the middle if too long."""
     line = "".join(char for char in " ".join(text.split()) if char.isprintable())
-    line = "".join(char if ord(char) in _characters() else "□" for char in line)
     if len(line) <= limit:
         return line
     head = (limit - 1) // 2
     return f"{line[:head]}…{line[len(line) - (limit - 1 - head) :]}"
-
-
-@functools.cache
-def _characters() -> frozenset[int]:
-    """The characters of the default font; matplotlib warns about all others."""
-    return frozenset(get_font(findfont(FontProperties())).get_charmap())
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -139,6 +131,7 @@ def write_title(figure: Figure, title: str, subtitle: str = "") -> None:
 def save(figure: Figure, path: Path, *, follow_links: bool = True) -> Path:
     """Write a PNG atomically; equal figures give equal files."""
     picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
+    with warnings.catch_warnings(action="ignore"):  # about characters that the font lacks
+        figure.savefig(picture, format="png", dpi=DPI, facecolor=PAPER, metadata={"Software": None})
     write_atomically(path, picture.getvalue(), follow_links=follow_links)
     return path
