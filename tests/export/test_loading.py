@@ -231,13 +231,6 @@ def test_an_image_size_for_networks_built_for_one(tmp_path):
     assert jcl.load_backbone(out)(images(64)).shape == (3, 192)
 
 
-@pytest.mark.parametrize("size", [100_000, -5])
-def test_an_image_size_that_no_memory_holds(tmp_path, size):
-    torch.save(sample_resnet().state_dict(), tmp_path / "w.pth")
-    with pytest.raises(RunError, match="image size"):
-        import_backbone(tmp_path / "w.pth", tmp_path / "out.safetensors", image_size=size)
-
-
 def test_what_is_there_is_kept(tmp_path):
     torch.save(sample_resnet().state_dict(), tmp_path / "weights.pth")
     out = tmp_path / "out.safetensors"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from pydantic import ConfigDict, PositiveInt, TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor, nn
 
@@ -17,7 +17,7 @@ from jcl.evaluate.features import FeatureSettings
 from jcl.runs.atomic import write_atomically
 from jcl.runs.checkpoint import to_safetensors
 from jcl.settings.resolved import ResolvedSettings
-from jcl.settings.schema import PerChannel, PositivePerChannel
+from jcl.settings.schema import ImageSize, PerChannel, PositivePerChannel
 
 FORMAT = "jcl-backbone-1"
 INFO_KEY = "jcl"  # holds the `BackboneInfo` in files for other libraries
@@ -29,7 +29,7 @@ class BackboneInfo:
 
     backbone: str
     stem: Stem
-    image_size: PositiveInt
+    image_size: ImageSize
     feature_width: int
     mean: PerChannel
     std: PositivePerChannel

@@ -31,7 +31,6 @@ _HEADS = ("fc", "head", "heads", "classifier", "linear")
 _WRAPPERS = ("module", "model", "_orig_mod")
 LIBRARIES = ("imagenet", "timm")  # values of `model.init` that are not paths
 _ADVICE = " Without a network, give --init a weights file."
-_MAX_IMAGE_SIZE = 4096  # larger images exhaust the memory before the network can refuse them
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +144,6 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
     name = backbone or network_name(weights)
     described, stem = weights.info or weights, stem_of(weights)
     size = image_size or described.image_size or _default_size(name, stem)
-    if not 1 <= size <= _MAX_IMAGE_SIZE:
-        remedy = f"use `jcl import` with an --image-size from 1 to {_MAX_IMAGE_SIZE:,}"
-        raise RunError(f"Invalid image size {size:,} for {weights.path}; {remedy}.")
     network, width = build_backbone(name, stem=stem, image_size=size, channels=len(described.mean))
     expected = network.state_dict()
     prefix = _prefix(weights, tensors, expected, name)

@@ -10,7 +10,17 @@ from jcl.errors import SettingsError
 from jcl.settings import options
 from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, SharedOptions, argument, option
 from jcl.settings.recipes import build_settings, parse_assignments, recipe_names
-from jcl.settings.schema import BatchSize, Count, NotNegative, Positive, PositiveInt, Precision, Seed, Settings
+from jcl.settings.schema import (
+    BatchSize,
+    Count,
+    ImageSize,
+    NotNegative,
+    Positive,
+    PositiveInt,
+    Precision,
+    Seed,
+    Settings,
+)
 
 Number = TypeVar("Number")
 Listed = Annotated[  # numbers separated by commas
@@ -276,7 +286,7 @@ class ImportOptions(ForceOptions):
     file: Path = argument("FILE", "Weights of MoCo, JCL, torchvision, timm, lightly, solo-learn or detectron2.")
     out: Path = option(..., "Backbone file to write.", "-o", "--out", metavar="OUT.safetensors")
     backbone: str | None = option(None, _BACKBONE)
-    image_size: PositiveInt | None = option(None, "Image size in pixels (default: the usual one of the network).")
+    image_size: ImageSize | None = option(None, "Image size in pixels (default: the usual one of the network).")
 
 
 class ExportOptions(ForceOptions):

@@ -37,6 +37,7 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 HueShift = Annotated[float, Field(ge=0.0, le=0.5)]
 Triple = tuple[float, float, float]
 Channels = Annotated[int, Field(ge=1, le=MAX_CHANNELS)]
+ImageSize = Annotated[int, Field(ge=1, le=4096)]  # larger images exhaust the memory
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
 PositivePerChannel = Annotated[tuple[Positive, ...], Field(min_length=1, max_length=MAX_CHANNELS)]
 ViewName = Literal["moco-v2", "moco-v1", "small", "no-color", "microscopy", "aerial", "none"]

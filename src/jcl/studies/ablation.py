@@ -25,7 +25,7 @@ from jcl.evaluate.classification import VALIDATION_SHARE
 from jcl.runs.atomic import append_to, make_folder, refuse_links
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import describe_differences, format_value, read_object, write_object
-from jcl.settings.schema import Settings, affects_results, validated
+from jcl.settings.schema import Settings, validated
 from jcl.signals import STARTED_BY, STOP_SIGNALS, StopRequest
 from jcl.studies.cells import Cell, distinct_values, short_name
 
@@ -96,19 +96,15 @@ class AblationFolder:
 
     def require_same_study(self, study: Mapping[str, Any]) -> None:
         """Raise if the folder holds anything other than the beginning of this study."""
-        if self.path.exists() and not self.path.is_dir():
-            raise RunError(f"{self.path} is a file; choose a folder with --out.")
         if not self.study_file.exists():
             if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
                 raise RunError(f"{self.path} is not empty and holds no ablation; choose another folder with --out.")
             return
         existing = read_object(self.study_file)
-        if sorted(existing.get("over", [])) != sorted(study["over"]):
-            over = " and ".join(map(str, existing.get("over", [])))
+        if sorted(existing["over"]) != sorted(study["over"]):
+            over = " and ".join(existing["over"])
             raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
-        settings = {name: value for name, value in existing.get("settings", {}).items() if affects_results(name)}
-        before = settings | existing.get("data", {}) | {"protocol": existing.get("protocol", "fast")}
-        now = study["settings"] | study["data"] | {"protocol": study["protocol"]}
+        before, now = (each["settings"] | each["data"] | {"protocol": each["protocol"]} for each in (existing, study))
         if differences := describe_differences(before, now):
             remedy = "Use the same settings and data, or choose another folder with --out"
             raise RunError(f"The ablation in {self.path} was started with {differences}. {remedy}.")

@@ -83,9 +83,7 @@ def parse_axes(texts: Sequence[str], given: Mapping[str, Any], *, alone: bool = 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
     """Parse `--over`: "num_keys=1,2,3" or "train.milestones=[60, 80],[120, 160]"."""
-    name, sign, listed = text.partition("=")
-    if not sign:
-        raise SettingsError(f"--over takes NAME=VALUE,VALUE,..., but got {text!r}.")
+    name, _, listed = text.partition("=")
     name = full_name(name.strip())
     if name in _FIXED:
         raise SettingsError(f"--over {name} is not possible: {_FIXED[name]}.")
@@ -95,10 +93,8 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
         values = parse_yaml(f"[{listed}]")
     except yaml.YAMLError:
         values = None
-    if not isinstance(values, list):
-        raise SettingsError(f"--over cannot parse the values in {text!r}; write them as 1,2,3.")
-    if not values:
-        raise SettingsError(f"--over {name} has no values; give some, as in --over {name}=1,2,3.")
+    if not isinstance(values, list) or not values:
+        raise SettingsError(f"--over takes NAME=VALUE,VALUE,..., such as {name}=1,2,3, but got {text!r}.")
     return name, values
 
 

@@ -150,8 +150,6 @@ def view_spreads(
                 found[number].append(torch.stack(spread_of(features)))
                 widths[number] = features.shape[2]
             samples.append(batch.samples)
-    if not samples:
-        raise DataError(f"None of {pluralize(len(rows), 'image')} could be read ({source.description}).")
     spreads = []
     for viewer, parts, width in zip(viewers, found, widths, strict=True):
         similarity, variance = torch.cat(parts, dim=1).cpu()
