@@ -18,7 +18,7 @@ import jcl
 from jcl.console import join_words, pluralize, unique_names
 from jcl.report import style, tables
 from jcl.report.charts import PLOT_AREA, SPEED, map_chart, training_chart, training_charts, view_histograms
-from jcl.report.contents import RunContents
+from jcl.report.contents import RunContents, SampleResults
 from jcl.report.remarks import remarks
 from jcl.settings.resolved import ResolvedSettings, describe_views
 
@@ -111,7 +111,7 @@ def view_names(settings: ResolvedSettings) -> list[str]:
 
 
 def _describe(index: int, run: RunContents) -> dict[str, Any]:
-    method, sample = run.settings.method, run.sample
+    method, sample = run.settings.method, run.sample or SampleResults(0, 0, from_test_set=False)
     top1, contrastive = run.accuracy("knn_top1"), run.last("train").get("contrastive_accuracy")
     if top1 is not None:
         headline = tables.percent(top1.value), "kNN accuracy of the frozen features"
@@ -137,9 +137,9 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "headline": headline,
         "facts": {name: write(value) for name, (value, write) in facts.items() if value is not None},
         "remarks": remarks(run),
-        "map": map_chart(run.name, sample.feature_map) if sample and sample.feature_map else None,
-        "neighbours": sample.neighbours if sample else (),
-        "labelled": any(row.query.label is not None for row in sample.neighbours) if sample else False,
-        "spread": sample.spread if sample else None,
+        "map": map_chart(run.name, sample.feature_map) if sample.feature_map else None,
+        "neighbours": sample.neighbours,
+        "labelled": any(row.query.label is not None for row in sample.neighbours),
+        "spread": sample.spread,
         "view_names": view_names(run.settings),
     }

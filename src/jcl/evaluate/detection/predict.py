@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import io
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,9 @@ def predict(detector: nn.Module, dataset: CocoDataset, kinds: Sequence[str], har
                 (output,) = detector([pixels.to(device).float() / 255])
             for kind, entries in results.items():
                 entries += to_coco(kind, output, image_id, category_ids)
-    if ranks.count > 1:
-        for kind, entries in results.items():
-            results[kind] = [entry for part in ranks.gather_objects(entries) for entry in part]
     # Sorted, so that the results do not depend on the number of ranks.
-    return {kind: sorted(entries, key=lambda entry: entry["image_id"]) for kind, entries in results.items()}
+    everything = {kind: itertools.chain(*ranks.gather_objects(entries)) for kind, entries in results.items()}
+    return {kind: sorted(entries, key=lambda entry: entry["image_id"]) for kind, entries in everything.items()}
 
 
 def _read(image: CocoImage, _iteration: int) -> tuple[int, Tensor]:
