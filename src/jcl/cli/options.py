@@ -129,10 +129,11 @@ def _run(function: CommandFunction, options: Options) -> None:
     _check_json_file(json_file)
     _check_outputs(options)
     alone = (devices := getattr(options, "devices", 1)) == 1 or is_launched()
-    if isinstance(data := getattr(options, "data", None), str):
-        refuse_swapped(getattr(options, "weights", None), data)
+    data = getattr(options, "data", None)
     if alone and data and isinstance(options, RunOptions | WorkersOptions) and Path(data).is_dir():
         start_forkserver()  # now, so that it imports torch while this process does
+    if data:
+        refuse_swapped(getattr(options, "weights", None), data)
     if not alone:
         launch(sys.argv[1:], devices)
         return

@@ -106,7 +106,7 @@ def measure_linear(
     target = open_target(options.weights, options.data, options.device, console)
     probe = LinearProbe(options, train, grid, target, classification_task(target.data), console)
     if fast:
-        return probe.report_fast(progress)
+        return replace(probe, grid_epochs=options.epochs).report_fast(progress)
     if options.out is None:
         return probe.report_paper()
     refuse_inside_data(options.out, target.location)
@@ -123,6 +123,7 @@ class LinearProbe:
     target: EvaluationTarget
     task: ClassificationTask
     console: Console
+    grid_epochs: int | None = None
 
     def report_fast(self, progress: ProgressCallback) -> LinearReport:
         started, task = time.perf_counter(), self.task
@@ -192,11 +193,7 @@ class LinearProbe:
         )
         inputs = (train.values, train.labels, test.values, test.labels)
         seed, device = self.options.seed, self.target.device
-        return linear_probe(*inputs, grid=self.grid, epochs=self._grid_epochs, seed=seed, device=device)
-
-    @property
-    def _grid_epochs(self) -> int | None:
-        return self.options.epochs if self.options.protocol == "fast" else None
+        return linear_probe(*inputs, grid=self.grid, epochs=self.grid_epochs, seed=seed, device=device)
 
     def _description(self) -> dict[str, Any]:
         """Everything the paper's figures depend on; weights and data, which may move, by their digests."""
@@ -218,7 +215,7 @@ class LinearProbe:
 
         if not options.no_untrained:
             with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
-                about = [asdict(self.grid), self._grid_epochs, options.seed]
+                about = [asdict(self.grid), self.grid_epochs, options.seed]
                 untrained = self.target.untrained(measure, linear=about)[0]
         return {
             **accuracy_figures("linear", scores, untrained),
