@@ -91,13 +91,13 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
 
         job, progress = fail_together(ranks, prepare)
         results, figures = job.evaluate()
+        summary = job.summary(figures, progress)
+        del summary["train_images"]  # belongs to the test data, which may be another dataset
         if output is not None and ranks.first:
             make_folder(output.path)
             output.write_results(results)
-            summary = job.summary(figures, progress)
-            del summary["train_images"]  # belongs to the test data, which may be another dataset
             output.write_summary(summary)
-        return {"task": settings.task, "label": settings.label, "iterations": progress.step, **figures}
+        return summary
 
 
 def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext) -> DetectionFolder:

@@ -38,8 +38,6 @@ from jcl.train.profile import faster_options
 from jcl.train.step import TrainingStep
 from jcl.train.trainer import Trainer
 
-_SECTIONS = ("views.", "model.", "method.", "train.")
-
 
 class RunTraining:
     """The training of a run. Invalid settings raise as it is made, before anything is written."""
@@ -213,7 +211,8 @@ class RunTraining:
 
     def _compare_with_checkpoint(self, progress: Progress) -> None:
         """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
-        names = [name for name in setting_names() if name.startswith(_SECTIONS) and affects_results(name)]
+        sections = ("views.", "model.", "method.", "train.")
+        names = [name for name in setting_names() if name.startswith(sections) and affects_results(name)]
         names.remove("model.bn_groups")  # adapted to the number of ranks
         before, now = progress.settings, values_of(self.settings, names)
         both = [name for name in names if name in before]  # versions may differ in the settings they have
