@@ -3,12 +3,17 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 from jcl import signals
 
 
 def main() -> None:
     """Run the command line; a signal during its import leaves no traceback either."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch cannot be imported
+        sys.exit("Error: The current folder no longer exists; change to another one.")
     gc.set_threshold(20_000)  # importing torch makes half a million objects: fewer collections save 0.3 s
     signals.stop_with_parent()
     if os.environ.get("WORLD_SIZE", "1") == "1":  # a rank that waits for others in C++ could not answer

@@ -87,6 +87,8 @@ def test_refusals(call, refused, run_folder, photos, npz, tmp_path):
     assert "no row 99" in refused("neighbours", "--row", 99, "--index", "mine.npz")
     asked = Path("asked.png")
     asked.write_text("mine")
+    assert "is an input" in refused("neighbours", asked, "--index", "mine.npz", "-o", asked, "--force")
+    assert "is an input" in refused("embed", run_folder, npz, "-o", npz, "--force")
     one_row = ("neighbours", "--row", 0, "--index", "mine.npz", "-o")
     assert "asked.png already exists" in refused(*one_row, asked)
     Path("folder.png").mkdir()

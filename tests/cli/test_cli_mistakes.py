@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,13 @@ def test_only_an_unfinished_run_is_to_be_continued(refused, pretrained, unfinish
     tiny = ("--backbone", TINY_BACKBONE, "--device", "cpu")
     assert "jcl resume" not in refused("pretrain", npz, *tiny, "--out", pretrained, exit_code=1)
     assert f"`jcl resume {unfinished}`" in refused("pretrain", npz, *tiny, "--out", unfinished, exit_code=1)
+
+
+def test_a_current_folder_that_is_gone_is_named(tmp_path):
+    program = (
+        "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.executable, [sys.executable, '-m', 'jcl', 'recipes'])"
+    )
+    (tmp_path / "gone").mkdir()
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, cwd=tmp_path / "gone", capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and "current folder" in ended.stderr and ended.stderr.count("\n") == 1

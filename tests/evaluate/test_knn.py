@@ -251,9 +251,11 @@ def test_leave_out_split_parts_the_rows_of_each_class(count: int, classes: int, 
     assert torch.equal(bank, again[0]) and torch.equal(queries, again[1])
 
 
-def test_leave_out_split_follows_the_seed() -> None:
+def test_leave_out_split_follows_the_seed_and_needs_two_rows() -> None:
     labels = torch.zeros(1000, dtype=torch.int64)
     assert not torch.equal(hold_out_split(labels, 1)[1], hold_out_split(labels, 2)[1])
+    with pytest.raises(DataError, match="two labeled images"):
+        hold_out_split(torch.tensor([-1, 3]), 0)
 
 
 @pytest.mark.gpu

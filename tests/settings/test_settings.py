@@ -3,6 +3,8 @@ import yaml
 
 from jcl.errors import SettingsError
 from jcl.settings.recipes import build_settings, describe_settings
+from jcl.settings.resolve import resolve
+from jcl.settings.resolved import DataFacts, ResolvedSettings
 from jcl.settings.schema import (
     Settings,
     read_settings,
@@ -167,3 +169,9 @@ def test_every_setting_is_described():
 def test_a_dumped_recipe_is_plain_yaml():
     values = yaml.safe_load(yaml.safe_dump(build_settings("cifar10").model_dump(mode="json")))
     assert validated(Settings, values, "there") == build_settings("cifar10")
+
+
+def test_a_run_from_before_there_were_windows_goes_on_without_them():
+    stored = resolve(build_settings("photos"), DataFacts(1000, 300, decoded=False))[0].model_dump()
+    assert stored["data"].pop("windows")
+    assert not validated(ResolvedSettings, stored, "settings.yaml").data.windows

@@ -143,12 +143,17 @@ def _run(function: CommandFunction, options: Options) -> None:
 
 
 def _check_outputs(options: Options) -> None:
-    """Raise, before any work, if an output file has the wrong extension, or exists and --force is not given."""
+    """Raise, before any work, if an output is an input, has the wrong extension, or exists without --force."""
     from jcl.runs.atomic import refuse_overwrite
     from jcl.settings.options import cli_field
 
+    out = getattr(options, "out", None)
     for name, field in type(options).model_fields.items():
         path, ending = getattr(options, name), cli_field(field).ending
+        if out and path and cli_field(field).positional:
+            inputs = [Path(each) for each in (path if isinstance(path, tuple) else (path,))]
+            if out.is_file() and any(each.is_file() and out.samefile(each) for each in inputs):
+                raise SettingsError(f"{out} is an input of this command; choose another --out.")
         if ending and path is not None:
             if path.suffix.lower() != ending:
                 raise SettingsError(f"{path} must end in {ending}.")

@@ -169,7 +169,9 @@ def hold_out_split(labels: Tensor, seed: int = 0, *, limit: int = 10_000) -> tup
     are about `limit` test images. Evaluations keep the default seed, so that their results differ by the training and
     not by the test images.
     """
-    labeled = max(1, int((labels >= 0).sum()))
+    labeled = int((labels >= 0).sum())
+    if labeled < 2:
+        raise DataError(f"At least two labeled images are needed to hold one out for testing, but got {labeled}.")
     train, test = _split_classes(labels, seed, TEST_SPLIT, min(0.1, limit / labeled))
     return (train, test) if len(test) else (train[1:], train[:1])  # all classes have one image
 

@@ -11,6 +11,7 @@ from jcl.views.recipe import LOCAL_SCALE
 class ResolvedDataSettings(schema.DataSettings):
     channels: schema.Channels = 3
     canvas: schema.PositiveInt
+    windows: bool = False  # of runs that started before this setting existed
     workers: schema.Count
 
 

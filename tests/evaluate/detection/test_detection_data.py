@@ -183,6 +183,12 @@ def test_broken_json_and_other_categories(instances, tmp_path):
         read(instances)
 
 
+def test_a_test_set_without_objects_is_refused_before_training(instances, tmp_path):
+    other = edit(write_coco(tmp_path / "other"), lambda content: content.update(annotations=[]))
+    with pytest.raises(DataError, match="nothing to test --task box"):
+        load_coco(CocoFiles(instances, instances.parent / "images", other, other.parent / "images"), "box")
+
+
 def test_testing_masks_needs_all_outlines(instances):
     edit(instances, lambda content: content["annotations"][0].pop("segmentation"))
     folder = instances.parent / "images"

@@ -138,6 +138,8 @@ def load_coco(files: CocoFiles, task: Task) -> tuple[CocoDataset, CocoDataset]:
         if odd := sorted({*train.categories} ^ {*val.categories}, key=attrgetter("id")):
             name = f"{odd[0].name!r} (id {odd[0].id})"
             raise DataError(f"{train.file} and {val.file} have different categories, such as {name}.")
+        if not any(entry.get("num_keypoints", 1) for image in val.images for entry in image.annotations):
+            raise DataError(f"{val.file} has nothing to test --task {task} on.")
     bare = [entry for image in val.images for entry in image.annotations if not entry.get("segmentation")]
     if task == "mask" and bare:
         raise DataError(f"{len(bare):,} test objects in {val.file} have no segmentation. Remove them from the file.")
