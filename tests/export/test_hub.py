@@ -41,6 +41,14 @@ def test_a_run_is_described(run, npz):
     assert 'timm.create_model("local-dir:PATH_OF_THIS_FOLDER", pretrained=True)' in card
 
 
+def test_a_password_in_the_location_of_the_data_is_not_published(run, npz, tmp_path):
+    folder = shutil.copytree(run.path, tmp_path / "shards")
+    settings = (folder / "settings.yaml").read_text().replace(str(npz), "https://me:word@host/photos.tar?key=mine")
+    (folder / "settings.yaml").write_text(settings)
+    card = model_card("resnet18", INFO, folder)
+    assert "`https://host/photos.tar`" in card and "word" not in card and "mine" not in card
+
+
 def test_accuracies_are_listed_if_there_are_any(run, tmp_path):
     folder = tmp_path / "unfinished"
     shutil.copytree(run.path, folder)

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 import jcl
 from jcl.core.method import METHODS
+from jcl.data.shards.fetch import without_secrets
 from jcl.errors import RunError
 from jcl.export.backbone_file import BackboneInfo
 from jcl.paths import read_file
@@ -155,7 +156,7 @@ Not stated: it depends on the training images. Add `license:` at the top of this
 
 
 def _training(settings: Settings, folder: RunFolder) -> str:
-    data = settings.data.location
+    data = without_secrets(settings.data.location)
     if Path(data).is_absolute():
         data = Path(data).name  # without the local path
     summary = METHODS[settings.method.name].summary.rstrip(".")
