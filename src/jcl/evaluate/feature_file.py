@@ -74,7 +74,7 @@ def write_feature_file(file: Path, parts: Iterable[FeatureTable]) -> None:
 
 
 def read_feature_file(file: Path) -> FeatureTable:
-    """Read what `write_feature_file` wrote. The file is not trusted."""
+    """Read what `write_feature_file` wrote. Nothing in the file is executed."""
     read = _read_npz
     if _is_parquet(file):
         _import_pyarrow()
