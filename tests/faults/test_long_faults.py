@@ -37,7 +37,7 @@ def assert_ends_as_if_unbroken(tmp_path: Path, run: Path) -> None:
 @pytest.mark.parametrize("seed", [0])
 def test_killed_at_fifty_random_moments(npz, tmp_path, seed):
     """One run, killed after anything from no time at all to a few epochs; half of the lives end inside a write."""
-    (tmp_path / "settings.yaml").write_text(settings_text(settings_for(npz, epochs=250)))
+    (tmp_path / "settings.yaml").write_text(settings_text(settings_for(npz, epochs=600)))
     chance = random.Random(seed)
     lives = [
         {"seconds": chance.uniform(0.0, 1.2)} if number % 2 else {"event": chance.randint(1, 300)}
