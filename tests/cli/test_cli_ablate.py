@@ -90,6 +90,9 @@ def test_one_cell_by_hand(call, npz, tmp_path):
     assert "The loss is not finite" in json.loads((too_fast / "failure.json").read_text())["error"]
     code, _, err = call("ablate-cell", tmp_path / "nowhere")
     assert code == 1 and "cell.json" in err and not (tmp_path / "nowhere").exists()
+    (too_fast / "cell.json").write_text('{"values": 3}')
+    code, _, err = call("ablate-cell", too_fast)
+    assert code == 1 and "cell.json" in err
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ def test_few_images_to_train_on_and_to_test_with(call, coco):
     assert "on 5 images" in err and "5 images" in out
     figures = json.loads(Path("few.json").read_text())
     assert figures["tested_on_training_images"] and figures["train_images"] == figures["test_images"] == 5
+    code, _, err = call(*options, "--overfit", 500, "--out", "many")
+    assert code == 1 and "500" in err
 
 
 def test_from_a_backbone_to_a_table(call, coco, backbone_file):

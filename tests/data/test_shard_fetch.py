@@ -128,6 +128,9 @@ def test_agrees_with_the_shell():
 @pytest.mark.parametrize(
     "pattern",
     [
+        "{0..999999999}.tar",
+        "{0..9999}{0..9999}{0..9999}",
+        "{0.." + "9" * 5000 + "}",
         "{a," * 1200 + "}" * 1200,
         "{open-{a,b}.tar",
     ],

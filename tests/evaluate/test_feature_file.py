@@ -208,6 +208,11 @@ def test_changed_bytes_never_show_a_trace(tmp_path, kind):
     "change",
     [
         {"names": None},
+        {"features": np.zeros((6, 5), np.float32)},
+        {"features": np.zeros(7, np.float32)},
+        {"features": np.zeros((7, 5), np.int64)},
+        {"labels": np.full(7, 3)},
+        {"labels": np.full(7, -2)},
         {"info": np.array("{}")},
         {"info": np.array(INFO.model_dump_json().replace("features-1", "features-9"))},
     ],

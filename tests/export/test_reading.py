@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import math
+import os
 import pickle
 import zipfile
 
@@ -192,3 +193,10 @@ def test_a_zip_file_that_says_it_is_torchs(tmp_path):
         archive.writestr("archive/version", b"3\n")
     with pytest.raises(RunError, match=r"a\.pth"):
         jcl.load_backbone(tmp_path / "a.pth")
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    """Nobody may ever write into it."""
+    os.mkfifo(tmp_path / "weights.pth")
+    with pytest.raises(RunError, match="not a regular file"):
+        read_weights(tmp_path / "weights.pth")

@@ -175,3 +175,11 @@ def test_a_run_from_before_there_were_windows_goes_on_without_them():
     stored = resolve(build_settings("photos"), DataFacts(1000, 300, decoded=False))[0].model_dump()
     assert stored["data"].pop("windows")
     assert not validated(ResolvedSettings, stored, "settings.yaml").data.windows
+
+
+def test_aliases_which_could_fill_the_memory_are_refused(tmp_path):
+    """Each line holds the one before ten times: expanded, these would be a billion values."""
+    lines = ["l0: &l0 [0]", *(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]" for n in range(1, 10))]
+    (tmp_path / "settings.yaml").write_text("\n".join(lines))
+    with pytest.raises(SettingsError, match="alias"):
+        read_settings(tmp_path / "settings.yaml", Settings)

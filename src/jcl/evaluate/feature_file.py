@@ -82,9 +82,14 @@ def read_feature_file(file: Path) -> FeatureTable:
     if not file.is_file():
         raise DataError(f"There is no feature file {file}; write one with `jcl embed`.")
     try:
-        return read(file)
+        table = read(file)
+        labels = table.labels
+        classes = np.iinfo(np.int64).max if table.class_names is None else len(table.class_names)
+        if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < classes):
+            raise ValueError("labels without a class")
     except Exception:  # NumPy, Arrow and pydantic refuse damaged files in many ways
         raise DataError(f"{file} is not a feature file, or is damaged; write it again with `jcl embed`.") from None
+    return table
 
 
 def _is_parquet(file: Path) -> bool:
@@ -108,14 +113,20 @@ def _write_npz(stream: BinaryIO, parts: Iterable[FeatureTable]) -> None:
 
 def _read_npz(file: Path) -> FeatureTable:
     with np.load(file, allow_pickle=False) as content:
-        return FeatureTable(
-            content["features"],
-            content["names"].tolist(),
-            content["labels"],
-            content["split"].tolist(),
-            tuple(content["class_names"].tolist()) or None,
-            FeatureInfo.model_validate_json(str(content["info"])),
-        )
+        arrays = [content[key] for key in ("features", "names", "labels", "split", "class_names", "info")]
+    features, names, labels, split, class_names, info = arrays
+    columns = all(array.shape == features.shape[:1] for array in (names, labels, split))
+    kinds = [array.dtype.kind for array in arrays]
+    if features.ndim != 2 or not columns or class_names.ndim != 1 or kinds != list("fUiUUU"):
+        raise ValueError("arrays of the wrong shape or type")
+    return FeatureTable(
+        features.astype(np.float32, copy=False),
+        names.tolist(),
+        labels.astype(np.int64),
+        split.tolist(),
+        tuple(class_names.tolist()) or None,
+        FeatureInfo.model_validate_json(str(info)),
+    )
 
 
 def _concatenate(parts: Sequence[FeatureTable]) -> FeatureTable:

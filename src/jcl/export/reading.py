@@ -44,6 +44,8 @@ def read_weights(path: Path) -> WeightsFile:
     """All tensors of a weights file or hub folder."""
     if path.is_dir():
         return _read_hub_folder(path)
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} cannot be read: not a regular file.")  # opening a pipe would block
     try:
         with path.open("rb") as file:
             start = file.read(16)

@@ -245,9 +245,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def parse_yaml(text: str) -> Any:
     """Plain data from YAML; all errors are `yaml.YAMLError`."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except Exception as error:  # numbers and dates raise their own errors, for example for the 99th of a month
         raise yaml.YAMLError(str(error) or type(error).__name__) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain data only, without aliases, a few of which can expand to fill the memory."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not supported")
+        return super().compose_node(parent, index)
 
 
 def settings_text(settings: Settings) -> str:

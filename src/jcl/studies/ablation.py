@@ -71,6 +71,8 @@ class CellFolder:
 
     def cell(self) -> Cell:
         plan = read_object(self.plan_file)
+        if missing := {"values", "seed", "settings", "protocol"} - plan.keys():
+            raise RunError(f"{self.plan_file} has no {min(missing)}; remove it and run `jcl ablate` again.")
         settings = validated(Settings, plan["settings"], str(self.plan_file))
         return Cell(plan["values"], plan["seed"], settings, plan["protocol"])
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlparse
@@ -23,6 +24,8 @@ from jcl.console import pluralize
 from jcl.data.shards.index import read_description
 from jcl.errors import DataError
 from jcl.paths import expand_user
+
+SHARD_LIMIT: Final = 250_000  # a pattern of more shards than this is taken for a mistake
 
 # Schemes of fsspec that only transfer files: some others open archives or templates, or run commands.
 _SCHEMES: Final = ("http", "https", "ftp", "sftp", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
@@ -53,10 +56,15 @@ def find_shards(location: str, folder: Path, download: bool, progress: Callable[
 
 def expand_braces(pattern: str) -> list[str]:
     """Expand `{a,b}` and `{0000..0127}` as a shell does."""
+    ranges = re.findall(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", pattern)  # `braceexpand` makes a list of each
     try:
-        return list(braceexpand(pattern, escape=False))
+        too_many = any(abs(int(end) - int(first)) > SHARD_LIMIT * (int(step or 1) or 1) for first, end, step in ranges)
+        names = [] if too_many else list(islice(braceexpand(pattern, escape=False), SHARD_LIMIT + 1))
     except (ValueError, RecursionError):
         raise DataError(f"The braces in the pattern {pattern[:80]} are not balanced.") from None
+    if too_many or len(names) > SHARD_LIMIT:
+        raise DataError(f"The pattern {pattern[:80]} expands to more than {SHARD_LIMIT:,} shards; check its ranges.")
+    return names
 
 
 def _matching(pattern: str) -> list[str]:

@@ -174,7 +174,10 @@ def hold_out(dataset: CocoDataset) -> tuple[CocoDataset, CocoDataset]:
 
 
 def overfit_subset(train: CocoDataset, dataset: CocoDataset, count: int) -> tuple[CocoDataset, CocoDataset]:
-    """The same images to train on and, with all their annotations, to test on; `count` of them, or all."""
+    """The same `count` images to train on and, with all their annotations, to test on."""
+    if count > len(train.images):
+        images = pluralize(len(train.images), "training image")
+        raise DataError(f"--overfit {count} needs more images: {train.file} has {images}.")
     drawn = _draw(DETECTION_OVERFIT, train, count)
     return _select(train, drawn, True), _select(dataset, drawn, True)
 
