@@ -141,10 +141,21 @@ def test_a_read_only_folder_is_read_but_not_written(pretrained, npz, stopped, tm
 
 
 class TestMetrics:
+    def test_damaged_lines_are_counted_and_the_file_is_kept(self, stopped, unbroken, console):
+        lines = (stopped / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        damaged = b"".join([lines[0], b'{"kind": "tr\xff\n', *lines[2:], b'{"kind"'])
+        (stopped / "metrics.jsonl").write_bytes(damaged)
+        again = resume(stopped, console=console)
+        (kept,) = stopped.glob("metrics.jsonl.damaged*")
+        said = console.export_text()
+        assert "1 damaged line" in said and kept.name in said and kept.read_bytes() == damaged
+        assert len(again.metrics) == len(unbroken.metrics) - 1
+
     def test_a_torn_line_after_the_checkpoint_is_no_loss(self, stopped, unbroken):
         with (stopped / "metrics.jsonl").open("ab") as file:
             file.write(b'{"kind": "tr')
         assert_same(resume(stopped, console=QUIET), unbroken)
+        assert not list(stopped.glob("metrics.jsonl.damaged*"))
 
     def test_a_checkpoint_finds_its_lines_on_the_disk(self, npz, tmp_path, monkeypatch):
         synced: list[str] = []
