@@ -253,7 +253,8 @@ def for_onnx(job: ExportJob) -> Content:
     content = onnx_bytes(job.network, job.info)
     check_onnx(content, job.network, job.info)
     shape = f"(batch, {job.info.channels}, {job.info.image_size}, {job.info.image_size})"
-    hint = f"images {shape} -> features (batch, {job.info.feature_width}), opset {OPSET}; onnxruntime gives the same"
+    features = f"features (batch, {job.info.feature_width})"
+    hint = f"images {shape} -> {features}, opset {OPSET}; onnxruntime gives the same features as PyTorch"
     return content, hint, _preprocessing(job.info)
 
 
