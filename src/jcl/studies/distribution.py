@@ -76,19 +76,22 @@ class ViewSampler:
             done += len(batch)
             self.progress(done, len(rows))
 
-    def features(self, network: nn.Module, recipe: ViewRecipe, batch: ImageBatch, numbers: range) -> Tensor:
-        """Features (n, v, d) of these v views of n images, with as many views in a forward pass as fit."""
+    def features(
+        self, networks: Sequence[nn.Module], recipe: ViewRecipe, batch: ImageBatch, numbers: range
+    ) -> list[Tensor]:
+        """Features (n, v, d) of these v views of n images for each network, with as many views in a pass as fit."""
         maker = ViewMaker(
             *(recipe, self.seed, _STEP, batch.pixels, batch.sizes, batch.samples),
             dtype=self.precision,
             memory_format=torch.channels_last if self.device.type == "cuda" else torch.contiguous_format,
         )
-        parts = []
+        parts: list[list[Tensor]] = [[] for _ in networks]
         for chunk in torch.split(torch.tensor(numbers), max(1, self.batch_size // len(batch))):
             rows = torch.arange(len(batch), device=self.device).repeat_interleave(len(chunk))
             views = maker(rows, chunk.to(self.device).repeat(len(batch)))
-            parts.append(self.encode(network, views).view(len(batch), len(chunk), -1))
-        return torch.cat(parts, dim=1)
+            for network, own in zip(networks, parts, strict=True):
+                own.append(self.encode(network, views).view(len(batch), len(chunk), -1))
+        return [torch.cat(own, dim=1) for own in parts]
 
     def encode(self, network: nn.Module, images: Tensor) -> Tensor:
         """Features (n, d) of n images, in the network's precision."""
@@ -141,14 +144,20 @@ def view_spreads(
     """The spread of `views` views of the images `rows`, the same for each viewer, and the rows that were read."""
     found: list[list[Tensor]] = [[] for _ in viewers]
     samples, widths = [], [0] * len(viewers)
+    by_recipe: dict[ViewRecipe, list[int]] = {}
+    for number, viewer in enumerate(viewers):
+        by_recipe.setdefault(viewer.recipe, []).append(number)
     with contextlib.ExitStack() as modes:
         for viewer in viewers:
             modes.enter_context(evaluation_mode(viewer.network))
         for batch in sampler.batches(source, rows, views):
-            for number, viewer in enumerate(viewers):
-                features = sampler.features(viewer.network, viewer.recipe, batch, range(views))
-                found[number].append(torch.stack(spread_of(features)))
-                widths[number] = features.shape[2]
+            for recipe, numbers in by_recipe.items():
+                networks = [viewers[number].network for number in numbers]
+                for number, features in zip(
+                    numbers, sampler.features(networks, recipe, batch, range(views)), strict=True
+                ):
+                    found[number].append(torch.stack(spread_of(features)))
+                    widths[number] = features.shape[2]
             samples.append(batch.samples)
     spreads = []
     for viewer, parts, width in zip(viewers, found, widths, strict=True):
@@ -169,7 +178,7 @@ def quality_features(
     with evaluation_mode(viewer.network.to(sampler.device)):
         for batch in sampler.batches(source, sample_rows(source, images, 0), views):
             crops = centre_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
-            views_of_batch = sampler.features(viewer.network, recipe, batch, range(views))
+            (views_of_batch,) = sampler.features([viewer.network], recipe, batch, range(views))
             found.append(torch.cat([sampler.encode(viewer.network, crops)[:, None], views_of_batch], dim=1))
     features = torch.cat(found).double()
     return QualityFeatures(features[:, 0], features[:, 1:])
