@@ -70,6 +70,9 @@ def test_a_finished_ablation_is_shown_again_and_another_one_refused(call, npz, t
     assert flat["seeds_temperature_0.3"] == 2 and flat["linear_top1_std_temperature_0.1"] is not None
     code, _, err = call(*command, "--seeds", "4,5", "--set", "train.epochs=2")
     assert code == 1 and "train.epochs" in err
+    (out / "study.json").write_text('{"over": ["method.temperature"]}')
+    code, _, err = call(*command, "--seeds", "4,5", "--set", "train.epochs=1")
+    assert code == 1 and "study.json" in err
 
 
 def test_one_cell_by_hand(call, npz, tmp_path):

@@ -103,6 +103,8 @@ class AblationFolder:
                 raise RunError(f"{self.path} is not empty and holds no ablation; choose another folder with --out.")
             return
         existing = read_object(self.study_file)
+        if missing := {"over", "settings", "data", "protocol"} - existing.keys():
+            raise RunError(f"{self.study_file} has no {min(missing)}; choose another folder with --out.")
         if sorted(existing["over"]) != sorted(study["over"]):
             over = " and ".join(existing["over"])
             raise RunError(f"{self.path} holds an ablation over {over}; choose another folder with --out.")
