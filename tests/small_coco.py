@@ -64,8 +64,8 @@ def _figure(draw: ImageDraw.ImageDraw, left: int, top: int, side: int) -> dict[s
     middle, waist = left + side // 2, top + side // 2
     draw.polygon([(middle, top), (left + side, waist), (middle, top + side), (left, waist)], fill=(200, 200, 200))
     points = [(middle, top + 4), (left + side - 5, waist), (left + 5, waist)]  # its left hand is at the right
-    for (x, y), colour in zip(points, [(255, 255, 0), (255, 0, 0), (0, 0, 255)], strict=True):
-        draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=colour)
+    for (x, y), color in zip(points, [(255, 255, 0), (255, 0, 0), (0, 0, 255)], strict=True):
+        draw.ellipse((x - 3, y - 3, x + 3, y + 3), fill=color)
     flat = [value for x, y in points for value in (x, y, 2)]
     return {"category_id": 1, "keypoints": flat, "num_keypoints": 3}
 

@@ -162,7 +162,7 @@ def test_profile_times_the_parts_of_a_step(call, npz):
     assert code == 0, err
     figures = json.loads(Path("profile.json").read_text())
     parts = {name: taken for name, taken in figures.items() if name.endswith("_ms") and name != "step_ms"}
-    assert set(parts) >= {"views_ms", "keys_ms", "query_ms", "loss_ms", "backward_ms", "optimiser_ms"}
+    assert set(parts) >= {"views_ms", "keys_ms", "query_ms", "loss_ms", "backward_ms", "optimizer_ms"}
     assert all(taken >= 0 for taken in parts.values()) and 0 < sum(parts.values()) <= 1.01 * figures["step_ms"]
     assert not Path("runs").exists()
 

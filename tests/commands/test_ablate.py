@@ -244,7 +244,7 @@ def test_a_cell_that_could_not_start_says_so_before_anything_is_trained(npz, tmp
     assert str(run.value) == str(planned.value)
 
 
-def test_each_setting_alone_shares_the_centre(npz, tmp_path):
+def test_each_setting_alone_shares_the_center(npz, tmp_path):
     over = ("num_keys=2,3", "temperature=0.1")
     plan = small_plan(npz, *over, alone=True, train__epochs=1, method__temperature=0.3)
     assert plan.center == {"method.num_keys": 2, "method.temperature": 0.3}
@@ -257,13 +257,13 @@ def test_each_setting_alone_shares_the_centre(npz, tmp_path):
     assert {path: when for path, when in moments(tmp_path / "out").items() if path in before} == before
 
 
-def test_a_centre_that_is_automatic_gets_a_place_among_the_values(npz):
+def test_a_center_that_is_automatic_gets_a_place_among_the_values(npz):
     plan = small_plan(npz, "queue_size=64", "temperature=0.1", alone=True, method__queue_size="auto")
     assert plan.center == {"method.queue_size": 256, "method.temperature": 0.2}
     assert [cell.settings.method.queue_size for cell in plan.cells] == [256, 64, 256]
 
 
-def test_the_centre_of_a_number_of_keys_has_one_query_as_its_other_values_have(npz):
+def test_the_center_of_a_number_of_keys_has_one_query_as_its_other_values_have(npz):
     automatic = {"method__num_keys": "auto", "method__num_queries": "auto"}
     plan = small_plan(npz, "num_keys=1,2", alone=True, **automatic)
     assert plan.center == {"method.num_keys": 5}  # with two queries it would be 3
@@ -274,9 +274,9 @@ def test_the_centre_of_a_number_of_keys_has_one_query_as_its_other_values_have(n
 def test_what_auto_becomes_is_trained_once(npz):
     plan = small_plan(npz, "queue_size=auto,64", "temperature=0.1,0.2", alone=True, method__queue_size="auto")
     assert plan.center is not None
-    centre = plan.center["method.queue_size"]
+    center = plan.center["method.queue_size"]
     sizes = [cell.values["method.queue_size"] for cell in plan.cells]
-    assert sorted(set(sizes)) == sorted({centre, 64}) and sizes.count(64) == 1
+    assert sorted(set(sizes)) == sorted({center, 64}) and sizes.count(64) == 1
 
 
 def test_a_grid_has_no_cell_for_auto_beside_the_value_that_it_becomes(npz):
@@ -294,7 +294,7 @@ def test_alone_auto_is_not_trained_beside_the_value_that_it_becomes(npz):
     assert [cell.values["method.queue_size"] for cell in plan.cells] == [64, 256]
 
 
-def test_alone_a_setting_is_judged_by_the_centre(npz):
+def test_alone_a_setting_is_judged_by_the_center(npz):
     """One key at the center: there is no covariance to see, though another panel has more keys."""
     over = ("num_keys=1,5", "covariance_scale=0,4")
     small_plan(npz, *over, method__num_keys=1)

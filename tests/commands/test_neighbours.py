@@ -147,7 +147,7 @@ def pixels_of(picture: Path) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
 
 
-def colours(pixels: np.ndarray, more_than: int = 0) -> set[int]:
+def colors(pixels: np.ndarray, more_than: int = 0) -> set[int]:
     """The colors of more than so many pixels, each as one number."""
     found, counts = np.unique(pixels.astype(np.int32) @ [65536, 256, 1], return_counts=True)
     return set(found[counts > more_than].tolist())
@@ -155,12 +155,12 @@ def colours(pixels: np.ndarray, more_than: int = 0) -> set[int]:
 
 def large_areas(picture: np.ndarray) -> set[int]:
     """The colors that fill much of a picture each."""
-    return colours(picture, 300)
+    return colors(picture, 300)
 
 
 def shows(areas: set[int], image: np.ndarray) -> bool:
     """Whether all sixteen colors of one of the test images are among them."""
-    return colours(image) <= areas
+    return colors(image) <= areas
 
 
 def test_the_picture_shows_query_and_neighbours(index, photos, tmp_path):

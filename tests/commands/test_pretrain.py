@@ -235,8 +235,8 @@ def test_where_rankme_fails_the_value_of_an_earlier_epoch_is_not_repeated(image_
 
 
 def test_labels_without_a_test_set_are_split(tmp_path):
-    np.savez(tmp_path / "labelled.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
-    run = pretrain(tiny_settings(tmp_path / "labelled.npz", train__epochs=1), tmp_path / "run", console=QUIET)
+    np.savez(tmp_path / "labeled.npz", x_train=drawn_pixels(40), y_train=np.arange(40) % 2)
+    run = pretrain(tiny_settings(tmp_path / "labeled.npz", train__epochs=1), tmp_path / "run", console=QUIET)
     assert run.summary["knn_top1"] in {25.0 * right for right in range(5)}  # four of the forty are asked about
 
 

@@ -99,8 +99,8 @@ def test_views_are_those_of_images_of_several_classes(tmp_path: Path) -> None:
     assert len({image.label for image in shown.images}) == len(shown.images) == 6
     numbers = [int(image.name.split()[-1]) for image in shown.images]
     assert all(image.label == f"class {labels[number]}" for image, number in zip(shown.images, numbers, strict=True))
-    unlabelled = example_views(settings, ImageData(data.name, replace(data.train, labels=None), None))
-    spread = [int(image.name.split()[-1]) for image in unlabelled.images]
+    unlabeled = example_views(settings, ImageData(data.name, replace(data.train, labels=None), None))
+    spread = [int(image.name.split()[-1]) for image in unlabeled.images]
     assert max(spread) - min(spread) > 60, "not the first images"
     local = with_values(settings, {"method.num_local_queries": 2, "views.local_size": 8})
     assert [view.shape[-1] for view in example_views(local, data).views[0]] == [

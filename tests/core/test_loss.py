@@ -27,8 +27,8 @@ def joint_oracle(query: Tensor, keys: Tensor, negatives: Tensor, temperature: fl
     losses = []
     for q, own_keys in zip(query.double(), keys.double(), strict=True):
         mu = sum(own_keys) / len(own_keys)
-        centred = own_keys - mu
-        covariance = centred.T @ centred / len(own_keys)
+        centered = own_keys - mu
+        covariance = centered.T @ centered / len(own_keys)
         positive = torch.exp(q @ mu / temperature + scale / (2 * temperature**2) * (q @ covariance @ q))
         total = positive.clone()
         for negative in negatives.double():
@@ -335,10 +335,10 @@ def test_gradient_of_eq_8_with_respect_to_the_similarities(scale: float) -> None
 def test_vanilla_is_jcl_with_one_minus_p_to_second_order() -> None:
     query, _, negatives = inputs(8, 5, 16, 40)
     directions = unit_rows(8, 5, 16, seed=9)
-    centre = query + 0.3 * unit_rows(8, 16, seed=10)
+    center = query + 0.3 * unit_rows(8, 16, seed=10)
 
     def difference(spread: float, scale: Tensor | float | None) -> float:
-        keys = F.normalize(centre[:, None] + spread * directions, dim=2)
+        keys = F.normalize(center[:, None] + spread * directions, dim=2)
         if scale is None:
             scale = 1 - positive_share(query, keys, negatives)
         joint = jcl.joint_contrastive_loss(query, keys, negatives, covariance_scale=scale, reduction="none")

@@ -21,7 +21,7 @@ def opened(file: Path, **arrays: object) -> ArrayImages:
 
 
 @pytest.mark.parametrize("images", [COLOUR, COLOUR.transpose(0, 3, 1, 2)], ids=["NHWC", "NCHW"])
-def test_colour_layouts(tmp_path: Path, images: np.ndarray):
+def test_color_layouts(tmp_path: Path, images: np.ndarray):
     train = opened(tmp_path / "a.npz", x_train=images)
     assert torch.equal(train.pixels, torch.from_numpy(COLOUR).permute(0, 3, 1, 2))
     assert train.labels is None

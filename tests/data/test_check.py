@@ -26,7 +26,7 @@ def test_folder(tmp_path: Path):
 
     report = check_data(open_data(str(tmp_path)))
     split = report.splits["train"]
-    assert split.images == 12 and split.figures["labelled"] == 12
+    assert split.images == 12 and split.figures["labeled"] == 12
     assert split.class_counts == {"cat": 6, "dog": 6}
     assert split.widths == (8, 40, 200) and split.heights == (50, 50, 100)
     assert split.kinds == {"PNG RGB": 10, "JPEG L": 1}
@@ -104,7 +104,7 @@ def test_nothing_readable(tmp_path: Path):
     (tmp_path / "a.png").write_bytes(b"")
     split = check_data(open_data(str(tmp_path))).splits["train"]
     assert split.unreadable == {"a.png": "the file is empty"} and split.widths == (0, 0, 0)
-    assert split.class_counts == {} and split.figures["labelled"] == 0
+    assert split.class_counts == {} and split.figures["labeled"] == 0
 
 
 def test_progress_counts_all_splits_together():

@@ -85,7 +85,7 @@ def test_alpha_is_shown_over_white():
     assert pixels[:, 1, 2].tolist() == [127, 127, 127]
 
 
-def test_transparent_palette_colour_is_shown_as_white():
+def test_transparent_palette_color_is_shown_as_white():
     image = Image.new("P", (4, 4), 1)
     image.putpalette([0, 0, 0, 200, 10, 10])
     image.putpixel((0, 0), 0)
@@ -127,7 +127,7 @@ def test_damaged_exif_does_not_matter():
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
 def test_first_frame_of_an_animation(format: str):
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("#ff0000", "#00ff00", "#0000ff")]
+    frames = [Image.new("RGB", (8, 8), color) for color in ("#ff0000", "#00ff00", "#0000ff")]
     options = {"lossless": True} if format == "WEBP" else {}
     content = saved(frames[0], format, save_all=True, append_images=frames[1:], **options)
     assert decode(content)[:, 4, 4].tolist() == [255, 0, 0]

@@ -15,7 +15,7 @@ import torch
 from image_files import write_images
 from torchvision import datasets
 
-from jcl.data import UNLABELLED, ArrayImages, open_data, open_demo
+from jcl.data import UNLABELED, ArrayImages, open_data, open_demo
 from jcl.data.named import absolute_location, class_list, default_root
 from jcl.errors import DataError
 
@@ -231,7 +231,7 @@ def test_cifar100(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert data.train.labels is not None and data.train.labels.tolist() == [99, 0, 5, 7]
 
 
-def test_stl10_trains_on_unlabelled_images_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_stl10_trains_on_unlabeled_images_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tmp_path / "stl10_binary"
     stored = {name: random_bytes(count, 3, 96, 96) for name, count in (("train", 2), ("unlabeled", 3), ("test", 2))}
     sums = {f"{name}_X.bin": write(folder / f"{name}_X.bin", pixels.tobytes()) for name, pixels in stored.items()}
@@ -243,7 +243,7 @@ def test_stl10_trains_on_unlabelled_images_too(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(datasets.STL10, "test_list", [[name, sums[name]] for name in ("test_X.bin", "test_y.bin")])
     data = open_data("stl10", root=tmp_path, download=False)
     assert isinstance(data.train, ArrayImages) and isinstance(data.test, ArrayImages)
-    assert data.train.labels is not None and data.train.labels.tolist() == [9, 0] + [UNLABELLED] * 3
+    assert data.train.labels is not None and data.train.labels.tolist() == [9, 0] + [UNLABELED] * 3
     # STL-10 stores columns before rows.
     expected = np.concatenate([stored["train"], stored["unlabeled"]]).transpose(0, 1, 3, 2)
     assert torch.equal(data.train.pixels, torch.from_numpy(np.ascontiguousarray(expected)))

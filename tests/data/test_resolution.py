@@ -90,7 +90,7 @@ def test_sixteen_bit_files_are_scaled_from_the_bits_in_use(tmp_path: Path, name:
 
 
 @pytest.mark.parametrize("largest", [4095, 65_535])
-def test_twelve_bit_colours_keep_their_range(largest: int):
+def test_twelve_bit_colors_keep_their_range(largest: int):
     values = np.random.default_rng(0).integers(0, largest, (5, 7, 3)).astype(np.uint16)
     values[0, 0] = largest
     scaled = values.astype(np.float64) * 255 / largest
@@ -163,7 +163,7 @@ def test_images_in_memory_keep_their_window(panoramas: Path):
     assert all(torch.equal(first[image], resumed[image]) for image in first)
 
 
-def test_evaluation_uses_the_centre(panoramas: Path):
+def test_evaluation_uses_the_center(panoramas: Path):
     source = open_data(str(panoramas)).train
     (batch,) = read_all(source, canvas=20, batch_size=6)
     assert torch.equal(batch.pixels[0, :, :10], source.read(0)[:, :, 90:110])

@@ -21,7 +21,7 @@ from jcl.data.source import RGB, NoReadableImages, PixelFormat, pixel_format
 from jcl.errors import DataError, SettingsError
 from jcl.settings.recipes import build_settings
 from jcl.settings.resolve import resolve
-from jcl.views import centre_views
+from jcl.views import center_views
 
 FLOAT = torch.float32
 
@@ -42,7 +42,7 @@ def test_values_reach_the_network_undistorted(tmp_path: Path, kind: str):
     with loader_for(source, canvas=64, batch_size=4) as loader:
         batch = next(iter(loader.epoch(0)))
     wanted = wanted[batch.samples][..., 2:-2, :]  # the center of 24 x 20
-    views = centre_views(batch.pixels, batch.sizes, 20, mean=facts.mean, std=facts.std).double().numpy()
+    views = center_views(batch.pixels, batch.sizes, 20, mean=facts.mean, std=facts.std).double().numpy()
     mean, std = (np.array(values)[:, None, None] for values in (facts.mean, facts.std))
     assert np.abs(views * std + mean - wanted).max() < (0.5 / 65_535 if dtype in (np.uint8, np.uint16) else 1e-3)
 

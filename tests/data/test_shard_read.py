@@ -12,7 +12,7 @@ import torch
 from image_files import noise_image, write_images
 from shard_files import names, opened, png, write_tar
 
-from jcl.data import UNLABELLED, BatchLoader, ImageSource, UnreadableImage, open_data, write_shards
+from jcl.data import UNLABELED, BatchLoader, ImageSource, UnreadableImage, open_data, write_shards
 from jcl.data.check import check_data
 from jcl.errors import DataError
 
@@ -95,7 +95,7 @@ def test_labels_from_cls_and_json(tmp_path: Path):
     }
     source = opened(write_tar(tmp_path / "s.tar", members))
     assert source.labels is not None and source.class_names is None
-    assert source.labels.tolist() == [7, 3, 2, UNLABELLED, UNLABELLED, UNLABELLED, 6]
+    assert source.labels.tolist() == [7, 3, 2, UNLABELED, UNLABELED, UNLABELED, 6]
 
 
 def test_class_names_as_labels(tmp_path: Path):
@@ -106,7 +106,7 @@ def test_class_names_as_labels(tmp_path: Path):
     assert data.train.class_names == ("ant", "zebra") and data.train.labels is not None
     assert data.train.labels.tolist() == [1, 0]
     assert data.test is not None and data.test.labels is not None
-    assert data.test.labels.tolist() == [1, UNLABELLED, 2] and data.test.class_names == ("ant", "zebra", "bee")
+    assert data.test.labels.tolist() == [1, UNLABELED, 2] and data.test.class_names == ("ant", "zebra", "bee")
 
 
 def test_names_that_read_like_numbers_in_one_split_stay_names(tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from image_files import noise_image
 from shard_files import by_pixels, opened
 
-from jcl.data import UNLABELLED, ArrayImages, ImageData, open_data, write_shards
+from jcl.data import UNLABELED, ArrayImages, ImageData, open_data, write_shards
 from jcl.errors import DataError
 
 
@@ -95,7 +95,7 @@ def test_arrays(tmp_path: Path):
 
 def test_labels_stay_away_where_there_are_none(tmp_path: Path):
     pixels = torch.randint(0, 256, (4, 3, 5, 5), dtype=torch.uint8)
-    some = ImageData("some", ArrayImages(pixels, torch.tensor([1, UNLABELLED, 0, UNLABELLED]), ("a", "b")))
+    some = ImageData("some", ArrayImages(pixels, torch.tensor([1, UNLABELED, 0, UNLABELED]), ("a", "b")))
     write_shards(some, tmp_path / "some")
     assert by_pixels(opened(tmp_path / "some")) == by_pixels(some.train)
     write_shards(ImageData("none", ArrayImages(pixels)), tmp_path / "none")

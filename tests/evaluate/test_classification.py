@@ -114,7 +114,7 @@ def test_a_task_without_a_test_set_holds_out_the_images_that_knn_does():
     assert len(task.train) == len(kept) == 54 and (task.train.labels >= 0).all()
 
 
-def test_a_task_with_a_test_set_uses_it_and_drops_unlabelled_training_images():
+def test_a_task_with_a_test_set_uses_it_and_drops_unlabeled_training_images():
     train = ArrayImages(torch.zeros(5, 3, 4, 4, dtype=torch.uint8), torch.tensor([7, -1, 2, 7, 2]))
     test = ArrayImages(torch.zeros(3, 3, 4, 4, dtype=torch.uint8), torch.tensor([7, -1, 4]))
     task = classification_task(ImageData("x", train, test))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from jcl.data import ArrayImages, open_data
 from jcl.evaluate.features import FeatureSettings
-from jcl.views import centre_views
+from jcl.views import center_views
 
 CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def test_features_equal_one_image_at_a_time() -> None:
     features = FeatureSettings(96).extract(backbone, images, batch_size=4, device=CPU)
     backbone.eval()
     for row, pixels in enumerate(images.pixels):
-        view = centre_views(pixels[None], torch.tensor([[20, 14]]), 96, 0.875)
+        view = center_views(pixels[None], torch.tensor([[20, 14]]), 96, 0.875)
         torch.testing.assert_close(features.values[row], backbone(view)[0].detach(), rtol=1e-5, atol=1e-6)
     assert features.values.shape == (11, 6) and features.values.dtype == torch.float32
     assert features.labels is not None and images.labels is not None
@@ -104,12 +104,12 @@ def test_bfloat16_is_close_to_float32_and_stored_as_float32() -> None:
     torch.testing.assert_close(half.values, single.values, rtol=0.05, atol=0.02)
 
 
-def test_small_views_are_not_cropped_and_normalised_as_asked() -> None:
+def test_small_views_are_not_cropped_and_normalized_as_asked() -> None:
     images = random_images()
     shown = FeatureSettings(10, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     features = shown.extract(nn.Flatten(), images, device=CPU)
     sizes = torch.tensor([[20, 14]]).expand(11, 2)
-    views = centre_views(images.pixels, sizes, 10, 1.0, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    views = center_views(images.pixels, sizes, 10, 1.0, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     torch.testing.assert_close(features.values, views.flatten(1))
 
 

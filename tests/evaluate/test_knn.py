@@ -65,9 +65,9 @@ def random_problem(
     seed: int, bank: int = 90, queries: int = 25, width: int = 6, classes: int = 8
 ) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(classes, width, generator=generator)
+    centers = torch.randn(classes, width, generator=generator)
     labels = torch.randint(classes, (bank + queries,), generator=generator)
-    features = centres[labels] + torch.randn(bank + queries, width, generator=generator)
+    features = centers[labels] + torch.randn(bank + queries, width, generator=generator)
     return features[:bank], labels[:bank], features[bank:], labels[bank:]
 
 
@@ -183,7 +183,7 @@ def test_k_beyond_the_bank_means_the_whole_bank() -> None:
     assert (beyond.top1, beyond.top5) == (whole.top1, whole.top5)
 
 
-def test_unlabelled_rows_are_left_out_on_both_sides() -> None:
+def test_unlabeled_rows_are_left_out_on_both_sides() -> None:
     bank, bank_labels, queries, labels = random_problem(seed=13)
     hidden_bank, hidden_queries = torch.arange(len(bank)) % 3 == 0, torch.arange(len(queries)) % 4 == 0
     masked = knn_accuracy(

@@ -18,11 +18,11 @@ SMALL_GRID = ProbeGrid((0.003, 0.03), (0.0, 1e-3, 1e-1))
 def draw(count: int, seed: int, *, classes: int = 6, width: int = 20, noise: float = 2.0):
     """Features around a center for each class, overlapping, each with an offset and a scale of its own, and labels."""
     fixed = torch.Generator().manual_seed(99)
-    centres = torch.randn(classes, width, generator=fixed)
+    centers = torch.randn(classes, width, generator=fixed)
     offset, scale = 10 * torch.randn(width, generator=fixed), torch.rand(width, generator=fixed) * 5 + 0.1
     own = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % classes
-    features = centres[labels] + noise * torch.randn(count, width, generator=own)
+    features = centers[labels] + noise * torch.randn(count, width, generator=own)
     return features * scale + offset, labels
 
 

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 PREPROCESSING = FeatureSettings(16, IMAGENET_MEAN, IMAGENET_STD)
 
 
-def coloured(count: int, seed: int) -> ArrayImages:
+def colored(count: int, seed: int) -> ArrayImages:
     """Noise of 16 px, brighter in one color: red, green or blue, which is the class."""
     own = torch.Generator().manual_seed(seed)
     labels = torch.arange(count) % 3
@@ -41,7 +41,7 @@ def coloured(count: int, seed: int) -> ArrayImages:
 
 @pytest.fixture
 def task():
-    return classification_task(ImageData("colours", coloured(60, 0), coloured(30, 1)))
+    return classification_task(ImageData("colors", colored(60, 0), colored(30, 1)))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def probe_task(task, network, train, device):
 
 def paper_probe(backbone, task, train, *, width=128, device=CPU):
     info = BackboneInfo("tiny_cnn", "imagenet", 16, width, IMAGENET_MEAN, IMAGENET_STD)
-    target = EvaluationTarget(backbone, info, ImageData("colours", task.train, task.test), device)
+    target = EvaluationTarget(backbone, info, ImageData("colors", task.train, task.test), device)
     options = LinearOptions(weights=Path("w"), workers=0, no_untrained=True)
     return LinearProbe(options, train, ProbeGrid(), target, task, QUIET).report_paper()
 

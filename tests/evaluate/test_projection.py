@@ -13,8 +13,8 @@ from jcl.evaluate.neighbours import unit_rows
 def groups(count: int = 120, classes: int = 6) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(count) % classes
-    centres = 2 * torch.randn(classes, 24, generator=generator)
-    return centres[labels] + torch.randn(count, 24, generator=generator), labels
+    centers = 2 * torch.randn(classes, 24, generator=generator)
+    return centers[labels] + torch.randn(count, 24, generator=generator), labels
 
 
 def of_own_class(positions: Tensor, labels: Tensor) -> float:

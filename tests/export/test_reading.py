@@ -108,7 +108,7 @@ def test_things_that_hold_no_weights(tmp_path):
 
 
 @pytest.mark.parametrize("std", [[0, 1, 1], [-1, 1, 1], [math.nan, 1, 1]])
-def test_images_could_not_be_normalised_as_the_file_says(tmp_path, std):
+def test_images_could_not_be_normalized_as_the_file_says(tmp_path, std):
     file = sample_file(tmp_path, "tiny_cnn", 32)
     weights, info = load_file(file), open_backbone(file).info
     damaged = json.dumps(json.loads(info.to_text()) | {"std": std})

@@ -14,8 +14,8 @@ def pixels(path: Path) -> NDArray[np.uint8]:
         return np.asarray(image.convert("RGB"))
 
 
-def count(picture: Path | NDArray[np.uint8], colour: tuple[int, ...] | str) -> int:
+def count(picture: Path | NDArray[np.uint8], color: tuple[int, ...] | str) -> int:
     """Pixels of exactly this color."""
-    wanted = np.round(np.array(to_rgb(colour)) * 255) if isinstance(colour, str) else np.array(colour)
+    wanted = np.round(np.array(to_rgb(color)) * 255) if isinstance(color, str) else np.array(color)
     found = pixels(picture) if isinstance(picture, Path) else picture
     return int((found == wanted.astype(np.uint8)).all(axis=2).sum())

@@ -123,7 +123,7 @@ def test_text_is_escaped() -> None:
     assert tags.count("script") == 2 and "&lt;script&gt;&amp;" in page and "\\u003cscript\\u003e\\u0026" in page
 
 
-def test_classes_are_told_apart_by_colour_and_shape() -> None:
+def test_classes_are_told_apart_by_color_and_shape() -> None:
     marks = class_marks([f"class {number:02}" for number in range(12)])
     assert len({(mark.style, mark.shape) for mark in marks.values()}) == 12
     many = class_marks([*("common",) * 5, *(f"rare {number}" for number in range(30)), None])

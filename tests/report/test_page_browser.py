@@ -57,8 +57,8 @@ def test_it_renders_without_complaint(browser: Browser, page: Path, width: int, 
     assert browser.run("window.hacked === undefined")
     assert browser.complaints == []
     assert all(address.startswith(("file:", "data:")) for address in browser.requested)
-    colour = browser.run("getComputedStyle(document.body).backgroundColor")
-    assert (colour == "rgb(18, 22, 27)") is dark
+    color = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert (color == "rgb(18, 22, 27)") is dark
     browser.picture(tmp_path / "page.png", whole=False)
     assert (tmp_path / "page.png").stat().st_size > 10_000
 

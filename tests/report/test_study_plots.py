@@ -37,13 +37,13 @@ def size(path: Path) -> tuple[int, int]:
         return image.size
 
 
-def spread(centre: float, images: int = 400, seed: int = 0) -> ViewSpread:
+def spread(center: float, images: int = 400, seed: int = 0) -> ViewSpread:
     noise = 0.05 * torch.randn(images, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    similarity = (centre + noise).clamp(0, 1)
+    similarity = (center + noise).clamp(0, 1)
     return ViewSpread(similarity, (1 - similarity) / 64, 32, 64)
 
 
-def test_histograms_in_the_colours_of_the_methods(tmp_path: Path) -> None:
+def test_histograms_in_the_colors_of_the_methods(tmp_path: Path) -> None:
     path = plot_spreads({"JCL": spread(0.8), "MoCo v2": spread(0.5, seed=1)}, tmp_path / "a" / "f.png", subtitle="x")
     assert size(path)[0] == 1500
     assert count(path, style.BLUE) > 300 and count(path, style.ORANGE) > 300 and count(path, style.GREEN) == 0
@@ -89,7 +89,7 @@ def test_bound_along_training(steps: list[int], tmp_path: Path) -> None:
         keys=40,
     )
     path = plot_training_bound(bounds, tmp_path / "f.png", name="runs/$x")
-    assert min(count(path, colour) for colour in (style.RED, style.BLUE, style.ORANGE)) > 20
+    assert min(count(path, color) for color in (style.RED, style.BLUE, style.ORANGE)) > 20
 
 
 def test_cost_marks_what_did_not_fit(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_cost_marks_what_did_not_fit(tmp_path: Path) -> None:
     fitting += [Cell(method, keys, StepCost(2**30 * keys, 10.0 * keys)) for method in methods for keys in (1, 2, 4)]
     whole = plot(fitting, "whole.png")
     assert size(whole)[0] == 1500
-    assert min(count(whole, colour) for colour in (style.BLUE, style.RED, style.GREEN, style.ORANGE)) > 30
+    assert min(count(whole, color) for color in (style.BLUE, style.RED, style.GREEN, style.ORANGE)) > 30
     some = plot([*fitting[:-1], Cell("multi-key-backprop", 4, None)], "some.png")
     assert some.read_bytes() != whole.read_bytes()
     assert count(plot([Cell("moco-v2", 1, None)], "nothing.png"), style.BLUE) == 0

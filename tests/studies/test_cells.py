@@ -97,7 +97,7 @@ def test_a_grid_has_every_combination_once_and_the_first_seed_first():
     assert cells[0].title == "num_keys 1, temperature 0.1, seed 0"
 
 
-def test_alone_each_axis_is_varied_around_a_centre_that_all_share_once():
+def test_alone_each_axis_is_varied_around_a_center_that_all_share_once():
     axes = {KEYS: (1, 2), TEMPERATURE: (0.1, "0.3", 0.5)}
     cells = build_cells(axes, (0, 7), lambda own: build({TEMPERATURE: 0.3} | dict(own)), alone=True)
     around = [(2, 0.3), (1, 0.3), (2, 0.1), (2, 0.5)]  # the center, with the recipe's 2 keys, comes first
@@ -193,7 +193,7 @@ def test_a_setting_given_twice(alone):
     assert parse_axes(["num_keys=1,2"], {TEMPERATURE: 0.1}, alone=alone) == {KEYS: [1, 2]}
 
 
-def test_a_value_beside_an_axis_is_the_centre_or_refused():
+def test_a_value_beside_an_axis_is_the_center_or_refused():
     assert parse_axes(["num_keys=1,2"], {KEYS: 5}, alone=True) == {KEYS: [1, 2]}
     with pytest.raises(SettingsError, match=r"method.num_keys"):
         parse_axes(["num_keys=1,2"], {KEYS: 5})

@@ -57,8 +57,8 @@ def test_unit_features_tie_variance_to_similarity() -> None:
 def test_views_that_are_nearly_alike_keep_their_digits() -> None:
     """A difference of sums would leave nothing of a variance of 1e-20."""
     generator = torch.Generator().manual_seed(3)
-    centre = torch.randn(1, 1, 8, dtype=torch.float64, generator=generator)
-    features = centre + 1e-10 * torch.randn(1, 64, 8, dtype=torch.float64, generator=generator)
+    center = torch.randn(1, 1, 8, dtype=torch.float64, generator=generator)
+    features = center + 1e-10 * torch.randn(1, 64, 8, dtype=torch.float64, generator=generator)
     units = features[0].numpy().astype(np.longdouble)
     units /= np.sqrt((units**2).sum(axis=1, keepdims=True))
     exact = ((units - units.mean(axis=0)) ** 2).mean()

@@ -109,7 +109,7 @@ def test_where_nothing_goes_wrong_nothing_is_different(npz, method, device):
 
 
 def test_running_statistics_that_overflow_are_taken_back_too(npz):
-    """Activations whose variance is infinite normalise to zeros: a loss as good as any, but statistics are lost."""
+    """Activations whose variance is infinite normalize to zeros: a loss as good as any, but statistics are lost."""
     steps = [build(npz, "cpu", train__on_nan=choice, model__bn_groups=1) for choice in ("stop", "skip")]
     for step in steps:
         step(batch(0, "cpu"), 0, **GOOD)

@@ -60,7 +60,7 @@ def test_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> None:
     ("size", "box"),
     [((10, 100), [0, 43, 10, 13]), ((100, 10), [43, 0, 13, 10]), ((30, 30), [0, 0, 30, 30]), ((1, 9), [0, 4, 1, 1])],
 )
-def test_where_no_attempt_fits_the_crop_is_centred(size: tuple[int, int], box: list[int]) -> None:
+def test_where_no_attempt_fits_the_crop_is_centered(size: tuple[int, int], box: list[int]) -> None:
     whole = view_recipe("moco-v2", 32, min_scale=1.0)
     if size == (30, 30):  # the whole area fits a square image only in a square, which no ratio here is
         whole = dataclasses.replace(whole, ratio=(1.2, 1.2))
@@ -145,7 +145,7 @@ def test_every_order_is_equally_likely() -> None:
     assert chi_square < 23 + 5 * math.sqrt(2 * 23)
 
 
-def test_without_random_crop_the_box_is_the_largest_centred_square() -> None:
+def test_without_random_crop_the_box_is_the_largest_centered_square() -> None:
     recipe = view_recipe("none", 32)
     assert draw(recipe, count=2, size=(40, 61)).box.tolist() == [[0, 10, 40, 40]] * 2
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import functional as reference
 
-from jcl.views import ViewMaker, ViewRecipe, centre_views, view_recipe
+from jcl.views import ViewMaker, ViewRecipe, center_views, view_recipe
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.pipeline import apply_views
 
@@ -155,7 +155,7 @@ def test_padding_never_reaches_a_view(images: Images) -> None:
     recipe = view_recipe("moco-v2", 24)
     clean, dirty = (ViewMaker(recipe, 0, 0, canvas, sizes, samples)(samples, samples) for canvas in (pixels, garbage))
     assert torch.equal(clean, dirty)
-    clean, dirty = (centre_views(canvas, sizes, 24, 0.875) for canvas in (pixels, garbage))
+    clean, dirty = (center_views(canvas, sizes, 24, 0.875) for canvas in (pixels, garbage))
     assert torch.equal(clean, dirty)
 
 
@@ -196,11 +196,11 @@ def test_channels_last(images: Images) -> None:
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.875])
-def test_centre_views_equal_torchvisions(images: Images, ratio: float) -> None:
+def test_center_views_equal_torchvisions(images: Images, ratio: float) -> None:
     sizes = torch.tensor([[50, 61], [31, 44], [50, 17], [61, 61]])
     pixels = images(4, 61, 61)
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
-    made = centre_views(pixels, sizes, 28, ratio, mean, std)
+    made = center_views(pixels, sizes, 28, ratio, mean, std)
     for view, (height, width) in enumerate(sizes.tolist()):
         image = pixels[view, :, :height, :width].float() / 255
         resized = reference.resize(image, [round(28 / ratio)], antialias=True)

@@ -12,7 +12,7 @@ from torchvision.transforms import functional as reference
 
 from jcl.views import view_recipe
 from jcl.views.parameters import draw_parameters
-from jcl.views.resize import Span, Taps, blur, blur_taps, box_crop, centre_crop, resample_rows, resize, resize_taps
+from jcl.views.resize import Span, Taps, blur, blur_taps, box_crop, center_crop, resample_rows, resize, resize_taps
 
 Images = Callable[..., Tensor]
 
@@ -86,10 +86,10 @@ def test_integer_and_float_pixels_give_the_same_view(images: Images) -> None:
 
 @pytest.mark.parametrize("ratio", [1.0, 0.875, 0.5])
 @pytest.mark.parametrize("size", [20, 64])
-def test_centre_crops_equal_torchvisions(images: Images, size: int, ratio: float) -> None:
+def test_center_crops_equal_torchvisions(images: Images, size: int, ratio: float) -> None:
     sizes = torch.tensor([[97, 83], [97, 20], [11, 83], [50, 50], [1, 1], [64, 65]])
     pixels = images(len(sizes), 97, 83).double() / 255
-    made = resize(pixels, centre_crop(sizes, ratio, (97, 83), size, torch.float64))
+    made = resize(pixels, center_crop(sizes, ratio, (97, 83), size, torch.float64))
     for view, (height, width) in enumerate(sizes.tolist()):
         resized = reference.resize(pixels[view, :, :height, :width], [round(size / ratio)], antialias=True)
         expected = reference.center_crop(resized, [size, size])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jcl.commands.inputs import open_target
 from jcl.console import STDERR, ProgressCallback, no_progress
-from jcl.data import UNLABELLED, FolderImages, all_class_names, open_data
+from jcl.data import UNLABELED, FolderImages, all_class_names, open_data
 from jcl.data.listing import Listing
 from jcl.data.named import KNOWN_SETS, absolute_location
 from jcl.distributed.device import choose_device
@@ -171,7 +171,7 @@ def draw_matches(matches: Matches, path: Path) -> Path:
     rows = matches.found.rows[:DRAWN, :DRAWN].tolist()
     query_rows = {query.row for query in queries if query.row is not None}
     pixels = _read_images(table, query_rows.union(*rows))
-    labeled = bool((table.labels != UNLABELLED).any())
+    labeled = bool((table.labels != UNLABELED).any())
 
     def image(row: int, *, query: bool = False) -> NamedImage:
         split, name = table.splits[row], table.names[row]

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data
 from jcl.core.registry import METHODS
-from jcl.data import UNLABELLED, ArrayImages, ImageData, ImageSource, read_all
+from jcl.data import UNLABELED, ArrayImages, ImageData, ImageSource, read_all
 from jcl.data.source import RGB, class_name, pixel_format, select_images
 from jcl.distributed.device import choose_precision
 from jcl.errors import DataError
@@ -31,7 +31,7 @@ from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings
 from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe
-from jcl.views import ViewMaker, ViewRecipe, as_rgb, denormalise
+from jcl.views import ViewMaker, ViewRecipe, as_rgb, denormalize
 
 _FLOPS: Final = {"cpu": 4e11, "cuda": 2e14}  # a few seconds of work
 _FLOPS_PER_PIXEL: Final = 6000  # the time it takes to make a view, in FLOPs
@@ -107,7 +107,7 @@ def example_views(settings: ResolvedSettings, data: ImageData) -> ExampleViews:
         images = torch.arange(len(batch)).repeat_interleave(len(numbers))
         views, plain = maker(images, torch.tensor(numbers).repeat(len(batch))), pixel_format(source) == RGB
         unit = [[value] * len(recipe.mean) for value in (0.0, 1.0)]
-        views = denormalise(views, recipe.mean, recipe.std) if plain else as_rgb(views, *unit)
+        views = denormalize(views, recipe.mean, recipe.std) if plain else as_rgb(views, *unit)
         return views.reshape(len(batch), len(numbers), *views.shape[1:])
 
     # The learner numbers the first query 0, then the keys, further queries and local queries.
@@ -154,7 +154,7 @@ def _draw_sample(data: ImageData, affordable: int) -> tuple[ImageSource, ImageSo
 
 def _accuracies(bank: Features, queries: Features, device: torch.device) -> tuple[Sequence[KnnResult], float | None]:
     """kNN accuracies, and that of a quick linear probe unless it has nothing to learn or is too large."""
-    if not ((bank.labels != UNLABELLED).any() and (queries.labels != UNLABELLED).any()):
+    if not ((bank.labels != UNLABELED).any() and (queries.labels != UNLABELED).any()):
         return (), None
     inputs = (bank.values, bank.labels, queries.values, queries.labels)
     knn = knn_accuracy(*inputs, k=[k for k in _K if k <= len(bank)])
@@ -188,8 +188,8 @@ def _image(source: ImageSource, sample: int, recipe: ViewRecipe | None = None) -
 
 
 def _label(source: ImageSource, sample: int) -> str | None:
-    label = UNLABELLED if source.labels is None else int(source.labels[sample])
-    return None if label == UNLABELLED else class_name(source, label)
+    label = UNLABELED if source.labels is None else int(source.labels[sample])
+    return None if label == UNLABELED else class_name(source, label)
 
 
 def principal_components(features: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class Method:
     title: str  # in tables and figures
     summary: str
     loss: str | Callable[..., Tensor]  # a function or its name, such as "package.module:function"
-    colour: str | None = None  # in charts; None: the next unused one
+    color: str | None = None  # in charts; None: the next unused one
     several_keys: bool = True
     gradient_through_keys: bool = False
     symmetric: bool = False  # two views of an image: each is a query, and the key of the other is its positive
@@ -61,7 +61,7 @@ for _method in (
         "JCL",
         "Joint Contrastive Learning: mean and covariance of M' keys, Eq. 8",
         loss="jcl.core.loss:joint_contrastive_loss",
-        colour="#0072b2",
+        color="#0072b2",
         uses_covariance=True,
     ),
     Method(
@@ -69,7 +69,7 @@ for _method in (
         "MoCo v2",
         "MoCo v2: one key, MLP head, strong views",
         loss="jcl.core.loss:multi_key_loss",
-        colour="#e69f00",
+        color="#e69f00",
         several_keys=False,
         recipe=_ONE_KEY | {"model.head": "mlp"},
     ),
@@ -78,7 +78,7 @@ for _method in (
         "Symmetric MoCo v2",
         "MoCo v2 with two views, each the query for the other's key",
         loss="jcl.core.loss:multi_key_loss",
-        colour="#56b4e9",
+        color="#56b4e9",
         several_keys=False,
         symmetric=True,
         recipe=_TWO_VIEWS | {"model.head": "mlp"},
@@ -88,7 +88,7 @@ for _method in (
         "MoCo v1",
         "MoCo v1: one key, linear head, the first paper's views",
         loss="jcl.core.loss:multi_key_loss",
-        colour="#cc79a7",
+        color="#cc79a7",
         several_keys=False,
         recipe=_ONE_KEY | {"method.temperature": 0.07, "model.head": "linear", "views.recipe": "moco-v1"},
     ),
@@ -97,14 +97,14 @@ for _method in (
         "Multi-key",
         "vanilla: InfoNCE averaged over M' keys, Eq. 3, keys without gradient",
         loss="jcl.core.loss:multi_key_loss",
-        colour="#009e73",
+        color="#009e73",
     ),
     Method(
         "multi-key-backprop",
         "Multi-key backprop",
         "vanilla with gradients through the keys, end to end: the memory cost the paper avoids",
         loss="jcl.core.loss:multi_key_loss",
-        colour="#d55e00",
+        color="#d55e00",
         gradient_through_keys=True,
     ),
 ):

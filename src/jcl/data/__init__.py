@@ -8,7 +8,7 @@ from jcl.data.named import open_data as open_data
 from jcl.data.named import open_demo as open_demo
 from jcl.data.shards.read import ShardImages as ShardImages
 from jcl.data.shards.write import write_shards as write_shards
-from jcl.data.source import UNLABELLED as UNLABELLED
+from jcl.data.source import UNLABELED as UNLABELED
 from jcl.data.source import ArrayImages as ArrayImages
 from jcl.data.source import ImageData as ImageData
 from jcl.data.source import ImageSource as ImageSource

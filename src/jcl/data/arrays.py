@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jcl.core import MAX_CHANNELS
 from jcl.data.encoded import channels_last, to_tensor
-from jcl.data.source import UNLABELLED, ArrayImages, ImageData, PixelFormat, Refused, convert_pixels
+from jcl.data.source import UNLABELED, ArrayImages, ImageData, PixelFormat, Refused, convert_pixels
 from jcl.errors import DataError
 
 
@@ -81,6 +81,6 @@ def _labels(array: NDArray[np.generic], place: str) -> Tensor:
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"The array {place} must be integers of shape (n,), got {array.dtype} of {array.shape}.")
     labels = torch.from_numpy(array.astype(np.int64))
-    if len(labels) and labels.min() < UNLABELLED:
-        raise DataError(f"The array {place} has the label {int(labels.min())}; only {UNLABELLED} may be negative.")
+    if len(labels) and labels.min() < UNLABELED:
+        raise DataError(f"The array {place} has the label {int(labels.min())}; only {UNLABELED} may be negative.")
     return labels

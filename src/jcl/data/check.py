@@ -16,7 +16,7 @@ from jcl.data.decode import MAX_ASPECT, describe_failure
 from jcl.data.encoded import EncodedImages, ImageFile, open_file
 from jcl.data.folder import FolderImages
 from jcl.data.shards.read import ShardImages
-from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, evenly_spaced, pixel_format
+from jcl.data.source import RGB, UNLABELED, ImageData, ImageSource, UnreadableImage, evenly_spaced, pixel_format
 
 SMALL_SIDE: Final = 32  # images with a side below this are reported as very small
 
@@ -43,7 +43,7 @@ class SplitReport:
         groups: dict[bytes, list[str]] = {}
         for image in readable:
             groups.setdefault(image.digest, []).append(image.name)
-        labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELLED]
+        labels = [] if source.labels is None else [label for label in source.labels.tolist() if label != UNLABELED]
         names = source.class_names
         self.images, self.seconds_per_image = len(checked), seconds_per_image
         self.class_counts = dict(Counter(str(label) if names is None else names[label] for label in sorted(labels)))
@@ -62,7 +62,7 @@ class SplitReport:
             "readable": len(readable),
             "unreadable": len(self.unreadable),
             "unreadable_names": sorted(self.unreadable),
-            "labelled": len(labels),
+            "labeled": len(labels),
             "classes": len(self.class_counts),
             "small": len(self.small),
             "duplicates": sum(len(group) - 1 for group in self.duplicates),

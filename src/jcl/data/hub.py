@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from jcl.data.encoded import EncodedImages
-from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
+from jcl.data.source import UNLABELED, ImageData, UnreadableImage
 from jcl.errors import DataError, first_line, import_extra
 from jcl.paths import expand_user, hub_name
 
@@ -32,8 +32,8 @@ class HubImages(EncodedImages):
         numbers = [name for name in _LABELS if getattr(kinds.get(name), "dtype", "").startswith(("int", "uint"))]
         label = next((name for name in (*numbers, *classes)), None)
         values = [] if label is None else rows.with_format(None)[label][:]
-        labels = torch.tensor([UNLABELLED if value is None else value for value in values], dtype=torch.int64)
-        self.labels = labels if bool((labels != UNLABELLED).any()) else None
+        labels = torch.tensor([UNLABELED if value is None else value for value in values], dtype=torch.int64)
+        self.labels = labels if bool((labels != UNLABELED).any()) else None
         self.class_names = tuple(kinds[label].names) if label in classes and self.labels is not None else None
 
     def __len__(self) -> int:

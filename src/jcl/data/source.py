@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from jcl.errors import DataError
-from jcl.views.colour import GRAY_WEIGHTS
+from jcl.views.color import GRAY_WEIGHTS
 
-UNLABELLED = -1  # the label of an image without one, in a source where others have one
+UNLABELED = -1  # the label of an image without one, in a source where others have one
 
 _HASHED_NAMES, _HASHED_FILES, _HASHED_IMAGES = 1024, 65_536, 16  # evenly spaced
 
@@ -63,7 +63,7 @@ class ImageSource(Protocol):
 
     @property
     def labels(self) -> Tensor | None:
-        """Class of each image, (n,) int64, `UNLABELLED` if unknown; None if no image has one."""
+        """Class of each image, (n,) int64, `UNLABELED` if unknown; None if no image has one."""
 
     @property
     def class_names(self) -> tuple[str, ...] | None:

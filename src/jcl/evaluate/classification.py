@@ -117,7 +117,7 @@ def scores_of_ranks(rank: Tensor, truth: Tensor, classes: int) -> Scores:
     )
 
 
-def labelled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def labeled_rows(features: Tensor, labels: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Features (n, d) and labels (n,) without the rows labeled -1."""
     keep = labels >= 0
     if not keep.any():

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter
 
-from jcl.data import UNLABELLED
+from jcl.data import UNLABELED
 from jcl.errors import DataError, SettingsError, import_extra
 from jcl.runs.atomic import atomic_open, refuse_overwrite
 
@@ -54,7 +54,7 @@ class FeatureTable:
     def class_of(self, row: int) -> str | None:
         """The class of a row as text, None if it is unknown."""
         label = int(self.labels[row])
-        if label == UNLABELLED:
+        if label == UNLABELED:
             return None
         return str(label) if self.class_names is None else self.class_names[label]
 
@@ -85,7 +85,7 @@ def read_feature_file(file: Path) -> FeatureTable:
         table = read(file)
         labels = table.labels
         classes = np.iinfo(np.int64).max if table.class_names is None else len(table.class_names)
-        if len(labels) and not (labels.min() >= UNLABELLED and labels.max() < classes):
+        if len(labels) and not (labels.min() >= UNLABELED and labels.max() < classes):
             raise ValueError("labels without a class")
     except Exception:  # NumPy, Arrow and pydantic refuse damaged files in many ways
         raise DataError(f"{file} is not a feature file, or is damaged; write it again with `jcl embed`.") from None

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from jcl.console import ProgressCallback, no_progress
-from jcl.data import UNLABELLED, ImageSource, read_all
+from jcl.data import UNLABELED, ImageSource, read_all
 from jcl.data.source import NoReadableImages, select_images
 from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
-from jcl.views import IMAGENET_MEAN, IMAGENET_STD, centre_views
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD, center_views
 
 OF_TEST = " of the test images"  # at the end of their names among those of training images
 
@@ -104,13 +104,13 @@ class FeatureSettings:
             for batch in images:
                 # Inference mode ends before the yield, so that a probe can be trained on the features.
                 with torch.inference_mode(), autocast(device, precision):
-                    found = backbone(centre_views(batch.pixels, batch.sizes, *crop))
+                    found = backbone(center_views(batch.pixels, batch.sizes, *crop))
                 yield found, batch.samples
 
 
 def labels_of(source: ImageSource, samples: Tensor) -> Tensor:
     """The labels (n,) of some images, -1 where there are none."""
-    return torch.full_like(samples, UNLABELLED) if source.labels is None else source.labels[samples]
+    return torch.full_like(samples, UNLABELED) if source.labels is None else source.labels[samples]
 
 
 def extract_features(

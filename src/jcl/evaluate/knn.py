@@ -50,8 +50,8 @@ def knn_accuracy(
     among the top 5 only if the bank has at most five classes. `chunk` and `device` are those of `neighbour_chunks`.
     Several `ranks`, each with all features, share the queries.
     """
-    bank, bank_labels = classification.labelled_rows(train_features, train_labels, "bank")
-    queries, query_labels = classification.labelled_rows(test_features, test_labels, "test set")
+    bank, bank_labels = classification.labeled_rows(train_features, train_labels, "bank")
+    queries, query_labels = classification.labeled_rows(test_features, test_labels, "test set")
     classes, bank_classes = torch.unique(bank_labels, return_inverse=True)
     truths = classification.class_positions(query_labels, classes).cpu()
     own = slice(ranks.rank * len(queries) // ranks.count, (ranks.rank + 1) * len(queries) // ranks.count)

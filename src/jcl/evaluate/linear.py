@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from jcl.errors import DataError, RunError
-from jcl.evaluate.classification import Scores, labelled_rows, scores, stratified_split
+from jcl.evaluate.classification import Scores, labeled_rows, scores, stratified_split
 from jcl.random import PROBE_ORDER, permutation
 
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -102,7 +102,7 @@ def linear_probe(
 ) -> LinearResult:
     """Train probes on features (n, d) with labels (n,), -1 for none, choose the best, and test it."""
     grid = grid or ProbeGrid()
-    features, labels = labelled_rows(train_features, train_labels, "training set")
+    features, labels = labeled_rows(train_features, train_labels, "training set")
     if not features.isfinite().all():
         raise DataError("The features are NaN or infinite; the training of the encoder probably diverged.")
     classes, targets = torch.unique(labels, return_inverse=True)

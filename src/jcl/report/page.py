@@ -60,7 +60,7 @@ def render_page(runs: Sequence[RunContents], title: str | None = None, note: str
         resources=tables.resource_table(runs),
         settings=tables.settings_tables(runs),
         data={"runs": [run.name for run in runs], "charts": charts},
-        colours=style.colours_for(unique_names([run.settings.method.name for run in runs], " ")),
+        colors=style.colours_for(unique_names([run.settings.method.name for run in runs], " ")),
         hues=style.PALETTE,
         dark=_DARK_COLORS,
         css=Markup(_asset("page.css")),
@@ -139,7 +139,7 @@ def _describe(index: int, run: RunContents) -> dict[str, Any]:
         "remarks": remarks(run),
         "map": map_chart(run.name, sample.feature_map) if sample.feature_map else None,
         "neighbours": sample.neighbours,
-        "labelled": any(row.query.label is not None for row in sample.neighbours),
+        "labeled": any(row.query.label is not None for row in sample.neighbours),
         "spread": sample.spread,
         "view_names": view_names(run.settings),
     }

@@ -180,7 +180,7 @@ def plot_cost(report: CostReport, path: Path) -> Path:
 def _draw_cost(axes: Axes, report: CostReport, value: Callable[[StepCost], float]) -> None:
     top = max((value(cell.cost) for cell in report.cells if cell.cost is not None), default=1.0)
     for method in dict.fromkeys(cell.method for cell in report.cells):
-        look: dict[str, Any] = {"color": METHODS[method].colour, "linestyle": _DASHES.get(method, "-")}
+        look: dict[str, Any] = {"color": METHODS[method].color, "linestyle": _DASHES.get(method, "-")}
         look["label"], measured = METHODS[method].title, report.measured(method)
         if method == BASELINE:
             for _, cost in measured:
@@ -188,7 +188,7 @@ def _draw_cost(axes: Axes, report: CostReport, value: Callable[[StepCost], float
             continue
         axes.plot([keys for keys, _ in measured], [value(cost) for _, cost in measured], **(_POINTS | look))
     missing = [cell for cell in report.cells if cell.cost is None]
-    colors = [METHODS[cell.method].colour or style.INK for cell in missing]
+    colors = [METHODS[cell.method].color or style.INK for cell in missing]
     if missing:
         places = [cell.keys for cell in missing], [top * 1.08] * len(missing)
         axes.scatter(*places, c=colors, marker="x", label="out of memory or killed")

@@ -38,7 +38,7 @@ SIZES: Final = {"title": 13.0, "panel": 10.5, "label": 8.5, "small": 7.5, "tiny"
 def colours_for(names: Sequence[str]) -> list[str]:
     """A color for each name: the same for a method in every figure, or else the next unused one."""
     keys = [name.strip().lower().replace(" ", "-") for name in names]
-    known = [METHODS[key].colour if key in METHODS else _BASELINE_COLORS.get(key) for key in keys]
+    known = [METHODS[key].color if key in METHODS else _BASELINE_COLORS.get(key) for key in keys]
     free = [color for color in PALETTE if color not in known] or list(PALETTE)
     unknown = iter(range(len(names)))
     return [color or free[next(unknown) % len(free)] for color in known]

@@ -32,7 +32,7 @@ from jcl.runs.atomic import write_atomically
 from jcl.settings.commands import ViewOptions
 from jcl.settings.resolved import ResolvedSettings
 from jcl.train.build import run_view_recipe
-from jcl.views import ViewMaker, ViewRecipe, centre_views
+from jcl.views import ViewMaker, ViewRecipe, center_views
 
 QUALITY_IMAGES, QUALITY_VIEWS = 1000, 4  # for the quality without labels: images, and views of each
 _STEP = 0  # views are drawn as in the first training step
@@ -177,7 +177,7 @@ def quality_features(
     crop_ratio = FeatureSettings(recipe.size).crop_ratio
     with evaluation_mode(viewer.network.to(sampler.device)):
         for batch in sampler.batches(source, sample_rows(source, images, 0), views):
-            crops = centre_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
+            crops = center_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
             (views_of_batch,) = sampler.features([viewer.network], recipe, batch, range(views))
             found.append(torch.cat([sampler.encode(viewer.network, crops)[:, None], views_of_batch], dim=1))
     features = torch.cat(found).double()

@@ -47,7 +47,7 @@ def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, 
         ("query", step.learner, "encode_queries"),
         ("loss", step.learner, "contrast"),
         ("backward", step, "backward"),
-        ("optimiser", step.optimizer, "step"),
+        ("optimizer", step.optimizer, "step"),
     )
     for name, owner, method in methods:
         setattr(owner, method, clock.timed(name, getattr(owner, method)))

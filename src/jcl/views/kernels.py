@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jcl.views.colour import change_channels
+from jcl.views.color import change_channels
 from jcl.views.draw_kernel import COUNT, FACTORS, GRAY, JITTER, PLACE, SIGMA, SOLARIZE, TURN, ParameterDraws
 from jcl.views.parameters import draw_parameters
 from jcl.views.recipe import ViewRecipe
@@ -93,7 +93,7 @@ def _lack(distance):
 
 @triton.jit
 def _shift_hue(red, green, blue, turns):
-    """Same as `colour.shift_hue`, which explains the formula."""
+    """Same as `color.shift_hue`, which explains the formula."""
     value = tl.maximum(tl.maximum(red, green), blue)
     chroma = value - tl.minimum(tl.minimum(red, green), blue)
     from_red = (green + blue - red - value) / tl.maximum(chroma, 1e-30) + 2

@@ -92,7 +92,7 @@ def draw_parameters(
         vertical_flip = vertical_flip ^ (quarters >= 2)
         transpose = quarters % 2 == 1
     return ViewParameters(
-        box=_random_box(recipe, sizes, draws) if recipe.random_crop else _centred_square(sizes),
+        box=_random_box(recipe, sizes, draws) if recipe.random_crop else _centered_square(sizes),
         flip=flip,
         vertical_flip=vertical_flip,
         transpose=transpose,
@@ -147,6 +147,6 @@ def _random_box(recipe: ViewRecipe, sizes: Tensor, draws: dict[str, Tensor]) -> 
     return torch.cat((torch.where(found, place, (sizes - fallback) // 2), torch.where(found, chosen, fallback)), dim=1)
 
 
-def _centred_square(sizes: Tensor) -> Tensor:
+def _centered_square(sizes: Tensor) -> Tensor:
     side = sizes.amin(dim=1, keepdim=True).expand(-1, 2)
     return torch.cat(((sizes - side) // 2, side), dim=1)

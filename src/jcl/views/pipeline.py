@@ -8,10 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from jcl.views.colour import blend, change_channels, change_colours, gray_blends, jitter_change, normalise, solarize
+from jcl.views.color import blend, change_channels, change_colors, gray_blends, jitter_change, normalize, solarize
 from jcl.views.parameters import ViewParameters, draw_parameters
 from jcl.views.recipe import IMAGENET_MEAN, IMAGENET_STD, ViewRecipe
-from jcl.views.resize import blur, blur_taps, box_crop, centre_crop, resize, sampling_type, working_type
+from jcl.views.resize import blur, blur_taps, box_crop, center_crop, resize, sampling_type, working_type
 
 _CPU_CHUNK_VALUES: Final = 1_000_000  # values of views made at a time on a CPU, to fit its caches
 _BLUR_REACH: Final = 4  # standard deviations at which the strongest blur is cut off
@@ -40,7 +40,7 @@ def apply_views(
     return views
 
 
-def centre_views(
+def center_views(
     pixels: Tensor,
     sizes: Tensor,
     size: int,
@@ -55,8 +55,8 @@ def centre_views(
     views = torch.empty((*pixels.shape[:2], size, size), device=pixels.device)
     canvas, dtype = (pixels.shape[2], pixels.shape[3]), working_type(pixels)
     for part in _chunks(len(pixels), pixels.shape[1] * size**2, pixels.device):
-        crop = centre_crop(sizes[part], crop_ratio, canvas, size, dtype)
-        views[part] = normalise(resize(pixels[part], crop), mean, std)
+        crop = center_crop(sizes[part], crop_ratio, canvas, size, dtype)
+        views[part] = normalize(resize(pixels[part], crop), mean, std)
     return views
 
 
@@ -94,7 +94,7 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
     if recipe.gray_probability and recipe.color and recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.jitter_probability and recipe.color:
-        images = change_colours(images, jitter_change(parameters))
+        images = change_colors(images, jitter_change(parameters))
     if recipe.gray_probability and recipe.color and not recipe.gray_first:
         images = blend(images, gray_blends(parameters.gray))
     if recipe.blur_probability:
@@ -102,7 +102,7 @@ def _make_views(pixels: Tensor, parameters: ViewParameters, recipe: ViewRecipe) 
         images = blur(images, blur_taps(parameters.blur_sigma.to(dtype), recipe.size, radius), sampling_type(pixels))
     if recipe.solarize_probability and recipe.color:
         images = solarize(images, parameters.solarize[:, None, None, None])
-    views = normalise(images, recipe.mean, recipe.std)
+    views = normalize(images, recipe.mean, recipe.std)
     if parameters.channels is not None:
         views = change_channels(views, views.mean(dim=(2, 3), keepdim=True), parameters)
     return views

@@ -45,13 +45,13 @@ def resize_taps(span: Span, size: int, largest_scale: float, flip: Tensor | None
         position = torch.where(flip[:, None], size - 1 - position, position)
     scale = (span.length / size)[:, None]
     half_width = scale.clamp_min(1.0)
-    centre = span.start[:, None] + (position + 0.5) * scale
-    first = torch.floor(centre - half_width + 0.5)
+    center = span.start[:, None] + (position + 0.5) * scale
+    first = torch.floor(center - half_width + 0.5)
 
     # The number of pixel centers under the widest triangle.
     taps = torch.arange(math.ceil(2 * max(1.0, largest_scale)), dtype=dtype, device=device)
     place = first[:, :, None] + taps
-    weight = (1 - (place + 0.5 - centre[:, :, None]).abs() / half_width[:, :, None]).clamp_min(0)
+    weight = (1 - (place + 0.5 - center[:, :, None]).abs() / half_width[:, :, None]).clamp_min(0)
     index = place.to(torch.int64)
     low, high = span.low[:, None, None], span.high[:, None, None]
     weight = weight * ((index >= low) & (index < high))
@@ -93,7 +93,7 @@ def box_crop(parameters: ViewParameters, recipe: ViewRecipe, canvas: tuple[int, 
     )
 
 
-def centre_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
+def center_crop(sizes: Tensor, crop_ratio: float, canvas: tuple[int, int], size: int, dtype: torch.dtype) -> Crop:
     """As torchvision's Resize to size / crop_ratio and CenterCrop, for images of `sizes` (n, 2)."""
     short = round(size / crop_ratio)
     resized = short * sizes // sizes.amin(dim=1, keepdim=True)  # (n, 2), the short side exactly `short`

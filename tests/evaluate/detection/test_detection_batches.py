@@ -87,10 +87,10 @@ def test_mirrored_key_points_land_on_the_other_hand(people, make_settings):
     plain, flipped = mirrored_sample(people, "keypoint", make_settings)
     yellow, red, blue = [255, 255, 0], [255, 0, 0], [0, 0, 255]
     # The left hand is red. In a mirror it looks like a right hand, so what is called left there is the blue one.
-    for sample, colours in ((plain, [yellow, red, blue]), (flipped, [yellow, blue, red])):
+    for sample, colors in ((plain, [yellow, red, blue]), (flipped, [yellow, blue, red])):
         (points,) = sample["keypoints"]
         across, down = points[:, 0].floor().long(), points[:, 1].floor().long()
-        assert sample["image"][:, down, across].T.tolist() == colours
+        assert sample["image"][:, down, across].T.tolist() == colors
         assert points[1, 0] > points[2, 0]  # the left hand of a figure that faces us is at the right
 
 

@@ -16,7 +16,7 @@ from jcl.console import list_some, pluralize
 from jcl.data.encoded import EncodedImages
 from jcl.data.shards.fetch import find_shards
 from jcl.data.shards.index import DESCRIPTION_FILE, NOT_A_FILE, ShardIndex, ShardSet, index_shards, read_description
-from jcl.data.source import UNLABELLED, ImageData, UnreadableImage
+from jcl.data.source import UNLABELED, ImageData, UnreadableImage
 from jcl.errors import DataError
 from jcl.paths import expand_user, printable
 
@@ -177,4 +177,4 @@ def _labels(index: ShardIndex, numbered: bool, class_names: tuple[str, ...] | No
         known = {name: number for number, name in enumerate(class_names or ())}
         numbers = [known[text] for text in texts]
     # The last entry is for index -1, no label.
-    return torch.from_numpy(np.array([*numbers, UNLABELLED], dtype=np.int64)[index.images[:, 3]])
+    return torch.from_numpy(np.array([*numbers, UNLABELED], dtype=np.int64)[index.images[:, 3]])

@@ -18,7 +18,7 @@ from jcl.console import ProgressCallback, no_progress
 from jcl.cores import cpu_cores
 from jcl.data.encoded import EncodedImages
 from jcl.data.shards.index import ShardSet
-from jcl.data.source import RGB, UNLABELLED, ImageData, ImageSource, UnreadableImage, all_class_names, pixel_format
+from jcl.data.source import RGB, UNLABELED, ImageData, ImageSource, UnreadableImage, all_class_names, pixel_format
 from jcl.errors import DataError
 from jcl.random import SHARD_ORDER, permutation
 
@@ -106,7 +106,7 @@ def _readable_images(
 
 
 def _load(source: ImageSource, index: int) -> _Stored | UnreadableImage:
-    label = UNLABELLED if source.labels is None else int(source.labels[index])
+    label = UNLABELED if source.labels is None else int(source.labels[index])
     try:
         if isinstance(source, EncodedImages):
             return source.checked_content_of(index), PurePosixPath(source.name_of(index)).suffix.lower(), label
@@ -133,7 +133,7 @@ def _write_split(
                 for number, (content, extension, label) in numbered:
                     key = f"{number:0{key_width}}"
                     _add(tar, key + extension, content)
-                    if label != UNLABELLED:
+                    if label != UNLABELED:
                         _add(tar, f"{key}.cls", str(label).encode())
                     files[name] = files.get(name, 0) + 1
             os.fsync(file.fileno())

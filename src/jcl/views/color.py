@@ -28,7 +28,7 @@ class Blends:
 
 
 @dataclass(frozen=True)
-class ColourChange:
+class ColorChange:
     """Blends, a hue shift, and more blends."""
 
     before: Blends
@@ -36,12 +36,12 @@ class ColourChange:
     after: Blends
 
 
-def jitter_change(parameters: ViewParameters) -> ColourChange:
+def jitter_change(parameters: ViewParameters) -> ColorChange:
     """Color jitter in the order of each image, for images with `jitter`."""
     order, jitter = parameters.order, parameters.jitter[:, None]
     hue_place = (order == HUE).to(torch.uint8).argmax(dim=1, keepdim=True)
     place = torch.arange(4, device=order.device)
-    return ColourChange(
+    return ColorChange(
         before=_jitter_blends(parameters, order[:, :3], jitter & (place[:3] < hue_place)),
         turns=torch.where(parameters.jitter, parameters.hue, 0.0),
         after=_jitter_blends(parameters, order[:, 1:], jitter & (place[1:] > hue_place)),
@@ -63,7 +63,7 @@ def gray_blends(gray: Tensor) -> Blends:
     return Blends(1 - chosen, chosen, torch.zeros_like(chosen))
 
 
-def change_colours(images: Tensor, change: ColourChange) -> Tensor:
+def change_colors(images: Tensor, change: ColorChange) -> Tensor:
     return blend(shift_hue(blend(images, change.before), change.turns), change.after)
 
 
@@ -122,13 +122,13 @@ def change_channels(views: Tensor, means: Tensor, parameters: ViewParameters) ->
     return (views - means) * factor + (means + shift) + drawn * noise
 
 
-def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Normalize images, (n, channels, height, width), by the mean and standard deviation of each channel."""
     return (images - _channels(mean, images)) * _channels([1 / value for value in std], images)
 
 
-def denormalise(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Undo `normalise`: uint8 (n, channels, height, width)."""
+def denormalize(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Undo `normalize`: uint8 (n, channels, height, width)."""
     images = views.float() * _channels(std, views) + _channels(mean, views)
     return (images * 255).round().clamp(0, 255).to(torch.uint8)
 
@@ -146,7 +146,7 @@ def as_rgb(images: Tensor, mean: Sequence[float] | None = None, std: Sequence[fl
         own_std, own_mean = torch.std_mean(values, dim=(-2, -1), correction=0, keepdim=True)
         values = (values - own_mean) / own_std.clamp_min(1e-12)
     else:
-        values = normalise(values, mean, std)
+        values = normalize(values, mean, std)
     shades = ((values + 2) * (255 / 6)).round().clamp(0, 255).to(torch.uint8).unbind(-3)
     black = torch.zeros_like(shades[0])
     return torch.stack(shades * 3 if len(shades) == 1 else (*shades, black)[:3], dim=-3)
