@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-KERNELS = ("core/test_fused_norm.py", "views/test_kernels.py")
+KERNELS = ("core/test_fused_loss.py", "core/test_fused_norm.py", "views/test_kernels.py")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="these tests run on the GPU")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from jcl.core.batchnorm import (
 )
 from jcl.core.blocks import checkpoint_blocks, draw_drop_paths
 from jcl.core.encoder import Encoder, first_stages
-from jcl.core.loss import contrastive_accuracy, positive_share
+from jcl.core.loss import contrastive_accuracy, joint_contrastive_loss, multi_key_loss, positive_share
 from jcl.core.queue import KeyQueue
 from jcl.core.registry import METHODS as METHODS
 from jcl.core.registry import Method as Method
@@ -124,6 +124,7 @@ class ContrastiveLearner(nn.Module):
                 )
         self.method = method
         self.loss = method.loss_function()
+        self.fused_contrast: Callable[..., tuple[Tensor, ...]] | None = None
         self.num_keys = num_keys if method.several_keys else 2 if method.symmetric else 1
         self.num_queries = 2 if method.symmetric else num_queries
         self.num_local_queries = num_local_queries
@@ -208,20 +209,36 @@ class ContrastiveLearner(nn.Module):
             keys = keys.flip(1).flatten(0, 1).unsqueeze(1)  # the key of the other view
         elif counts != [1]:
             keys = torch.cat([keys.repeat_interleave(count, dim=0) for count in counts])
-        scale = {"covariance_scale": covariance_scale} if self.method.uses_covariance else {}
-        loss = self.loss(query, keys, negatives, temperature=self.temperature, **scale)
-        query, keys = query.detach(), keys.detach()
-        share = positive_share(query, keys, negatives, temperature=self.temperature, **scale)
+        options: dict[str, Any] = {"temperature": self.temperature}
+        if self.method.uses_covariance:
+            options["covariance_scale"] = covariance_scale
+        measured = (self.fused_contrast or self._contrast)(query, keys, negatives, **options)
         with torch.autocast(query.device.type, enabled=False):
-            return _measured(loss, query, keys, negatives, share)
+            variance, mean = torch.var_mean(query.detach(), dim=0, correction=0)
+        return StepResult._make([*measured, mean[None], variance[None], len(query)])
+
+    def _contrast(self, query: Tensor, keys: Tensor, negatives: Tensor, **options: Any) -> tuple[Tensor, ...]:
+        loss = self.loss(query, keys, negatives, **options)
+        query, keys = query.detach(), keys.detach()
+        share = positive_share(query, keys, negatives, **options)
+        with torch.autocast(query.device.type, enabled=False):
+            similarities = torch.einsum("nd,nmd->nm", query, keys)
+            accuracy = contrastive_accuracy(query, keys, negatives)
+            variance = similarities.var(dim=1, correction=0)
+            return loss, accuracy, similarities.mean(), variance.mean(), share.mean()
 
     def compile_parts(self) -> None:
-        """Fuse (on a GPU) or compile the encoders, and compile the loss, without renaming parameters."""
-        fusible = self.fusible and self.queue.rows.is_cuda
+        """Use own kernels (on a GPU) or compile the encoders and the loss, without renaming parameters."""
+        on_gpu = self.queue.rows.is_cuda
         for encoder in (self.query_encoder, self.key_encoder):
-            if not fusible or not isinstance(encoder, Encoder) or not encoder.fuse():
+            if not (on_gpu and self.fusible) or not isinstance(encoder, Encoder) or not encoder.fuse():
                 encoder.compile(dynamic=False)
-        self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
+        if on_gpu and self.loss in (joint_contrastive_loss, multi_key_loss) and not self.method.gradient_through_keys:
+            from jcl.core.fused_loss import contrast, fits  # Triton is only there for GPUs
+
+            self.fused_contrast = contrast if fits(self.num_keys, self.queue.rows.shape[1]) else None
+        if not self.fused_contrast:
+            self.contrast = torch.compile(self.contrast, dynamic=False)  # type: ignore[method-assign]
 
     @torch.no_grad()
     def update_key_encoder(self, momentum: float | Tensor) -> None:
@@ -304,19 +321,3 @@ def _encode(encoder: nn.Module, batches: Iterator[Tensor], passes: int = 1) -> T
         statistics.append(pop_batch_stats(encoder))
     update_running_stats(statistics)
     return torch.cat(encoded)
-
-
-@torch.no_grad()
-def _measured(loss: Tensor, query: Tensor, keys: Tensor, negatives: Tensor, share: Tensor) -> StepResult:
-    similarities = torch.einsum("nd,nmd->nm", query, keys)
-    variance, mean = torch.var_mean(query, dim=0, correction=0)
-    return StepResult(
-        loss=loss,
-        contrastive_accuracy=contrastive_accuracy(query, keys, negatives),
-        positive_similarity=similarities.mean(),
-        key_variance=similarities.var(dim=1, correction=0).mean(),
-        positive_share=share.mean(),
-        feature_mean=mean[None],
-        feature_variance=variance[None],
-        queries=len(query),
-    )
