@@ -1,7 +1,9 @@
 """Builds the learner, optimizer, step options and view recipe of a run from its settings."""
 
 import dataclasses
+import inspect
 import math
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -113,8 +115,17 @@ def build_optimizer(
             groups.setdefault((scale, backbone, plain), group)["params"].append(value)
     ordered = [groups[key] for key in sorted(groups)]
     if adamw:  # capturable: a CUDA graph counts the steps on the device
-        return torch.optim.AdamW(ordered, lr=train.lr, betas=train.betas, fused=on_gpu, capturable=on_gpu)
-    return torch.optim.SGD(ordered, lr=train.lr, momentum=train.momentum, fused=on_gpu)
+        options = {"betas": train.betas, "capturable": on_gpu}
+        return _without_compiler(torch.optim.AdamW)(ordered, lr=train.lr, fused=on_gpu, **options)
+    return _without_compiler(torch.optim.SGD)(ordered, lr=train.lr, momentum=train.momentum, fused=on_gpu)
+
+
+def _without_compiler(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """The class without the wrappers of its methods for `torch.compile`, whose import takes seconds."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods: dict[str, Any] = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer.step))
+    return type(optimizer.__name__, (optimizer,), methods)
 
 
 _UNDECAYED = ("pos_embed", "position", "token", "layer_scale")
