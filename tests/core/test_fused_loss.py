@@ -42,7 +42,7 @@ def test_loss_metrics_and_gradient(n, m, d, k, temperature, scale):
     (3 * loss).backward()
     (3 * wanted).backward()
     for one, other in zip([loss, *metrics, own.grad], [wanted, *expected, exact.grad], strict=True):
-        torch.testing.assert_close(one.double().cpu(), other.detach().double(), rtol=2e-5, atol=1e-6 / temperature)
+        torch.testing.assert_close(one.double().cpu(), other.detach().double(), rtol=2e-5, atol=5e-6 / temperature)
 
 
 @pytest.mark.gpu

@@ -3,6 +3,8 @@
 import copy
 import math
 import signal
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +38,18 @@ def modern_values(backbone: str, **changes: object) -> dict[str, object]:
 def resolved(backbone: str, **changes: object) -> ResolvedSettings:
     settings = build_settings("folder", values=modern_values(backbone, **changes))
     return resolve(settings, DataFacts(images=34, short_side=16, decoded=True))[0]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_training_without_compilation_does_not_import_the_compiler(optimizer, npz, tmp_path):
+    values = TINY_VALUES | {"data.location": str(npz), "train.optimizer": optimizer, "train.lr": 1e-3}
+    values |= {"record.report": False}
+    code = (
+        "import sys, jcl\n"
+        f"jcl.pretrain(jcl.build_settings('folder', values={values}), {str(tmp_path / 'run')!r})\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
 
 
 @pytest.mark.parametrize("backbone", [VIT, CONVNEXT])
