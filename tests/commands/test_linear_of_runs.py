@@ -9,16 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from jcl.commands.probes import LinearReport
 from jcl.commands.run import read_classes
+from jcl.core.encoder import build_backbone
 from jcl.errors import DataError, Interrupted, RunError, SettingsError
 from jcl.evaluate.folders import FinetuneFolder, ProbeFolder
 from jcl.evaluate.supervised import ClassifierTask
+from jcl.export import BackboneInfo, save_backbone
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.lock import lock_folder
 from jcl.train.trainer import Trainer
+from jcl.views import IMAGENET_MEAN, IMAGENET_STD
 from small_runs import snapshot, write_image_folder
 from supervised_tools import finetune, measure_linear, same_tensors, stop_after, untrained_weights
 
@@ -243,3 +247,14 @@ def test_images_of_no_use_leave_nothing_behind(weights, tmp_path, kind):
             options = {"out": tmp_path / "out", "device": "cpu", "workers": 0, "console": QUIET}
             finetune(weights, str(tmp_path / "photos"), **options)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_untrained_network_whose_probe_diverges_is_left_out(npz, tmp_path):
+    """At this rate the probe of constant features stays finite, that of the untrained network does not."""
+    network = build_backbone("tiny_cnn")[0]
+    torch.nn.init.zeros_(network.layers[-1].weight)
+    info = BackboneInfo("tiny_cnn", "imagenet", 16, 128, IMAGENET_MEAN, IMAGENET_STD)
+    save_backbone(network, info, tmp_path / "constant.safetensors")
+    options = {"lr": [1e38], "weight_decay": [0.0], "epochs": 2, "device": "cpu", "workers": 0}
+    figures = measure_linear(tmp_path / "constant.safetensors", str(npz), console=QUIET, **options).figures
+    assert "linear_top1" in figures and "untrained_linear_top1" not in figures

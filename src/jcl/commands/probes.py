@@ -15,7 +15,7 @@ from jcl.console import STDERR, ProgressCallback, no_progress, print_line, warn_
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
-from jcl.errors import DataError, SettingsError
+from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
 from jcl.evaluate.folders import ProbeFolder
@@ -214,7 +214,7 @@ class LinearProbe:
             return [replace(self, target=network, console=Console(quiet=True)).run_grid().scores.top1]
 
         if not options.no_untrained:
-            with contextlib.suppress(DataError, SettingsError):  # too few images for a grid, or the probe diverges
+            with contextlib.suppress(DataError, RunError):  # too few images for a grid, or the probe diverges
                 about = [asdict(self.grid), self.grid_epochs, options.seed]
                 untrained = self.target.untrained(measure, linear=about)[0]
         return {
