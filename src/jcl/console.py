@@ -16,7 +16,7 @@ class RobustConsole(Console):
     """A console that is silent, and does not raise, once its output is lost.
 
     Training does not end because a pipe or terminal was closed (`| head -1`) or the disk of a log is full. `failure`
-    is the error that lost it; a closed pipe is none.
+    is the error, if it was not a closed pipe.
     """
 
     failure: OSError | None = None

@@ -18,7 +18,7 @@ def default_workers() -> int:
 
 
 def start_forkserver() -> None:
-    """Start the process from which decoding processes are forked. It imports torch, so that they need not."""
+    """Start the process that decoding processes are forked from. It imports torch once for all of them."""
     import multiprocessing.forkserver  # here, for a quick `jcl --help`
 
     multiprocessing.get_context("forkserver").set_forkserver_preload(["jcl.data.batch"])

@@ -74,7 +74,7 @@ def generator(seed: int, *words: int) -> torch.Generator:
 
 
 def _mix(value: Tensor) -> Tensor:
-    """One output of splitmix64 for each value taken as its state; the constants are its own, written as int64."""
+    """The output of splitmix64 with each value as its state; its constants are written as int64."""
     value = value - 0x61C8864680B583EB  # + 0x9E3779B97F4A7C15
     value = (value ^ _shift_right(value, 30)) * -0x40A7B892E31B1A47  # * 0xBF58476D1CE4E5B9
     value = (value ^ _shift_right(value, 27)) * -0x6B2FB644ECCEEE15  # * 0x94D049BB133111EB

@@ -81,10 +81,10 @@ class StopRequest:
 
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Let processes that are started here inherit blocked signals; this process handles those it receives at the end.
+    """Processes that are started in this block do not receive stop signals; this process handles its own at the end.
 
-    The parent may need further images until the end of a step, and the forkserver would die of a Ctrl-C while it
-    imports torch. Another thread of the parent may receive a signal, but Python handles it in the main thread.
+    The parent may need images from its workers until the end of a step, and Ctrl-C would end the forkserver while it
+    imports torch. Other threads of the parent do not block signals, but Python handles them in the main thread.
     """
     from multiprocessing import resource_tracker  # here, for a quick `jcl --help`
 

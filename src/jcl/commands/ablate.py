@@ -264,7 +264,7 @@ def _summary(plan: Plan, records: Sequence[CellRecord], seconds: float) -> dict[
 
 
 def run_cell(path: Path, *, workers: int | None = None, console: Console = STDERR) -> dict[str, Any]:
-    """Run or continue the cell of a folder; `workers` replaces "auto". Errors are written to the folder, too."""
+    """Run or continue the cell of a folder; `workers` replaces "auto". Errors are also written to the folder."""
     folder = CellFolder(path)
     cell, existing = folder.cell(), folder.result()
     if existing is not None:
@@ -322,7 +322,7 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
 
 
 def _paper_probe(run: Run, fast_top1: float, console: Console) -> dict[str, Any]:
-    """The probe of the paper's ablations, in the place of the fast one; it continues from its own checkpoints."""
+    """The probe of the paper's ablations instead of the fast one; it continues from its own checkpoints."""
     options = LinearOptions(
         weights=run.path,
         protocol="paper",

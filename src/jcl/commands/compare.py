@@ -31,8 +31,8 @@ from jcl.train.build import recipe_changes, run_view_recipe
 from jcl.views import view_recipe
 from jcl.views.recipe import canvas_side
 
-CLEAR = 0.975  # share of the halves of the images in which the better one is better
-MIN_IMAGES = 8  # on fewer, halves hardly differ
+CLEAR = 0.975  # a network is clearly better if it is better on at least this share of the halves of the images
+MIN_IMAGES = 8  # halves of fewer images hardly differ
 _ROUNDING = 1e-4  # of a measure, relative to it
 _DEFAULT_VIEWS = "moco-v2"  # the paper's, for weights files
 RunSettings = Mapping[Path, ResolvedSettings]
@@ -96,7 +96,7 @@ def _open_viewers(
         others = [path for path, own in views.items() if own != (recipe, changes)]
         if others:
             were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
-            notes = [f"Trained on other views than {first}, which all networks see: {were} (change this with --views)."]
+            notes = [f"All networks see the views of {first} (--views changes them); trained with other views: {were}."]
     viewers: list[Viewer] = []
     for name, path in zip(distinct_names(paths), paths, strict=True):
         if of == "projection":

@@ -70,7 +70,7 @@ def resume_detection(path: Path, options: DetectOptions, *, console: Console = S
 
 
 def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = STDERR) -> dict[str, Any]:
-    """COCO's metrics of a checkpoint, or of the newest one of a folder; with `out` they are written there, too."""
+    """COCO's metrics of a checkpoint, or of the newest one of a folder; with `out` they are also written there."""
     checkpoint = path if path.is_file() else newest_checkpoint(DetectionFolder(path).checkpoints)
     folder = DetectionFolder(path.parent.parent if path.is_file() else path)
     settings = folder.settings()

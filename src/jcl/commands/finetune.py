@@ -23,8 +23,7 @@ from jcl.runs.lock import lock_folder
 from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
 
-DEFAULT_LR = 0.1  # for a batch of 256, scaled by the square root of the batch size
-DEFAULT_HEAD_LR = 0.3  # likewise
+DEFAULT_LR, DEFAULT_HEAD_LR = 0.1, 0.3  # for a batch of 256, scaled by the square root of the batch size
 
 
 def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> FinetuneFolder:

@@ -86,7 +86,7 @@ def with_absolute_location(settings: Settings) -> Settings:
 
 
 def refuse_inside_data(folder: Path, location: str) -> None:
-    """Raise if output would be written into the folder of the images, and be read as such next time."""
+    """Raise if output would be written into the folder of the images, where it would be read as images next time."""
     data = path_in(location)
     if location not in KNOWN_SETS and data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
         raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")

@@ -175,7 +175,7 @@ class RunContext:
             yield folder
 
     def folder_to_continue(self, find: Callable[[], TrainingFolder | None], asked: bool = False) -> Path | None:
-        """The folder to resume, found by the first rank, if `asked` or if a launcher has restarted all; else None."""
+        """The folder to resume, if `asked` or if a launcher has restarted the ranks; the first rank looks for it."""
         # A launcher that was itself restarted counts no restarts, but another machine's may.
         restarted = self.ranks.any(launch_environment().restarts > 0)
         folder = self.on_first(find) if asked or restarted else None

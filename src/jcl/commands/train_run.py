@@ -251,7 +251,7 @@ class RunTraining:
         return [each for each in choices if getattr(self.settings.train, each.name.partition(".")[2]) == "auto"]
 
     def _write_page(self, folder: RunFolder) -> None:
-        """Write the page; if that fails, the run is finished nevertheless."""
+        """Write the page. The run counts as finished even if that fails."""
         try:
             from jcl.commands.report import write_report  # Matplotlib would make every command start a second later
 

@@ -32,7 +32,7 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
     kernels: FusedNorm | None = None  # computes everything together on a GPU
 
     def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """Normalize, then add `residual` and apply a ReLU if asked to."""
+        """Normalize, then add `residual`, and apply a ReLU if `relu` is true."""
         if self.training and input.shape[0] % self.groups:
             raise ValueError(f"a batch of {input.shape[0]} rows cannot be split into {self.groups} equal BN groups.")
         if self.training and self.kernels is not None and (residual is None or residual.shape == input.shape):

@@ -10,9 +10,9 @@ from jcl.random import RANDOM_LAYERS, uniforms
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: leaves out a residual branch for some rows of a batch, chosen by `draw_drop_paths`.
+    """Stochastic depth: drops a residual branch for some rows of a batch, chosen by `draw_drop_paths`.
 
-    Without a draw for a batch of this size it does nothing, as in the key encoder.
+    It does nothing if no rows were drawn for a batch of this size, as in the key encoder.
     """
 
     def __init__(self, rate: float) -> None:
@@ -39,11 +39,11 @@ def replace_drop_path(network: nn.Module, name: str, rate: float) -> None:
         setattr(parent, key, DropPath(own / largest * rate) if rate and own else nn.Identity())
 
 
-Batches = list[tuple[Tensor, Tensor]]  # images (n,) and numbers (n,) of the views of each
+Batches = list[tuple[Tensor, Tensor]]  # for each batch of n views: the images (n,) and the view numbers (n,)
 
 
 def draw_drop_paths(network: nn.Module, seed: int, step: int | Tensor, batches: Batches) -> None:
-    """Draw which views each `DropPath` leaves out; batches of one size share draws, as checkpointing repeats them."""
+    """Draw the views that each `DropPath` drops. Batches of equal size share draws, which checkpointing uses again."""
     layers = [module for module in network.modules() if isinstance(module, DropPath)]
     for size, views in {len(batch[0]): batch for batch in reversed(batches) if layers}.items():
         draws = uniforms(seed, RANDOM_LAYERS, step, *views, len(layers))

@@ -40,7 +40,7 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.backbone = backbone
-        # The backbone as `fuse` arranged it; in a tuple, so that it is no sub-module.
+        # The backbone and context that `fuse` made; a tuple, so that it is not registered as a sub-module.
         self.fused: tuple[Callable[[Tensor], Tensor], Callable[[], AbstractContextManager[None]]] | None = None
         self.head = projection_head(head, feature_width, head_width or feature_width, embedding_dim)
 
@@ -108,9 +108,9 @@ def build_backbone(
 
     `name` is `tiny_cnn`, a name of torchvision (`resnet50`) or one of timm; `timm/NAME` is always timm's.
     The `small` stem, for images of about 32 px, is a 3×3 convolution with stride 1 and no max pooling; the `medium`
-    stem, for images of about 64 px, is the same with stride 2. The network must take images of `local_size` too, if
-    given. `drop_path` is the rate of stochastic depth in the last block (default: the library's). With `channels` other
-    than 3 the network gets a new first layer.
+    stem, for images of about 64 px, is the same with stride 2. With `local_size` the network must take images of that
+    size too. `drop_path` is the rate of stochastic depth in the last block (default: the library's). With `channels`
+    other than 3 the network gets a new first layer.
     """
     sizes = [image_size] if local_size is None else [image_size, local_size]
     try:

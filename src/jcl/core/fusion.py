@@ -1,4 +1,4 @@
-"""Replaces batch norm, addition and ReLU in a network by one call each, so that `fused_norm` computes them together."""
+"""Merges each batch norm of a network with the addition and ReLU after it, for the kernels of `fused_norm`."""
 
 import operator
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jcl.core.blocks import DropPath
 
 _RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
 _ADDITIONS: tuple[Any, ...] = (operator.add, torch.add)  # `+=` is traced as operator.add
-# What a network may consist of besides: with other operations between convolutions torch.compile is faster.
+# The other operations of a network that is fused; torch.compile is faster for networks with more kinds.
 _LAYERS = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten)
 _FUNCTIONS: tuple[Any, ...] = (torch.flatten, "flatten", *_ADDITIONS)
 
@@ -65,12 +65,12 @@ def _only_user(node: fx.Node) -> fx.Node | None:
 
 
 def _fuse(node: fx.Node, layers: dict[str, nn.Module]) -> None:
-    """Take an addition and a ReLU that follow into the call of a batch norm."""
+    """Merge the addition and the ReLU that follow a batch norm into its call."""
     user = _only_user(node)
     if user is not None and user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
         relu = _only_user(user)
         other = user.args[1] if user.args[0] is node else user.args[0]
-        # The other summand must be known before; if it is a batch norm that comes later, that one takes the addition.
+        # The other summand must be computed earlier; if it is a later batch norm, the addition is merged into that one.
         if relu is None or not _is_relu(relu, layers) or not isinstance(other, fx.Node) or node <= other:
             return
         _replace([relu, user], node, {"residual": other, "relu": True})
@@ -79,7 +79,7 @@ def _fuse(node: fx.Node, layers: dict[str, nn.Module]) -> None:
 
 
 def _replace(old: list[fx.Node], batch_norm: fx.Node, options: dict[str, Any]) -> None:
-    """Let the batch norm do what the nodes `old` did, the last one first."""
+    """Replace the nodes `old`, the last one first, by the batch norm with these options."""
     old[0].replace_all_uses_with(batch_norm)
     for node in old:
         batch_norm.graph.erase_node(node)

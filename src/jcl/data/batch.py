@@ -50,12 +50,12 @@ class ImageBatch:
         return self.map(torch.clone)
 
     def gather(self, indices: Tensor) -> Self:
-        """The images read for these indices, of a batch that has every image of a source."""
+        """The images at these indices of the source, if this batch holds every image of it."""
         samples = self.samples[indices]
         return type(self)(self.pixels.index_select(0, samples), self.sizes.index_select(0, samples), samples)
 
     def put(self, indices: list[int], images: Self) -> None:
-        """Store in such a batch what was read for these indices; an unreadable image is replaced by another."""
+        """Store images that were read for these indices of the source; an unreadable image has a substitute."""
         self.pixels[images.samples] = images.pixels
         self.sizes[images.samples] = images.sizes
         self.samples[torch.tensor(indices)] = images.samples
@@ -76,8 +76,8 @@ class ImageReader:
     """Reads the images of a list of indices; used in the main process or, as a copy, in each worker.
 
     With `substitute`, an unreadable image is replaced by the next readable one of the source, so that batches keep
-    their size and do not depend on which worker reads them; otherwise it is left out. Of a long image the window at
-    `window` is read, or with a seed a random one: index i + e·n gives image i of n the window of epoch e.
+    their size and do not depend on which worker reads them; otherwise it is left out. Long images are cut to the
+    window at `window` or, with a seed, to a random one: index i + e·n reads image i of n with its window of epoch e.
     """
 
     def __init__(

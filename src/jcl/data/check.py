@@ -140,7 +140,7 @@ def _check_image(source: ImageSource, index: int) -> _CheckedImage:
 
 
 def survey_headers(source: ImageSource, windows: bool) -> list[str]:
-    """What happens to unusual images, from the headers of up to 1,000 evenly spaced ones."""
+    """Notes on how unusual images are treated, from the headers of up to 1,000 evenly spaced images."""
     if not isinstance(source, EncodedImages):
         return []
     found: Counter[str] = Counter()
@@ -148,7 +148,7 @@ def survey_headers(source: ImageSource, windows: bool) -> list[str]:
     for row in rows:
         with contextlib.suppress(Exception):  # unreadable ones are reported later
             found.update(_unusual(source.header_of(row)))
-    sampled = f" (of {len(rows):,} looked at)" if len(rows) < len(source) else ""
+    sampled = f" (of {len(rows):,} checked)" if len(rows) < len(source) else ""
     return _describe_unusual(found if windows else found - Counter(long=len(rows)), source, len(rows), sampled)
 
 
@@ -159,17 +159,17 @@ def _unusual(image: ImageFile) -> list[str]:
 
 
 def _describe_unusual(found: Counter[str], source: ImageSource, images: int, sampled: str = "") -> list[str]:
-    stored, lines, told = pixel_format(source), {}, []
+    stored, lines, notes = pixel_format(source), {}, []
     if stored == RGB:
-        lines["sixteen_bit"] = "of more than 8 bits are scaled to 8: other images have 8, or Pillow reads 8."
-    lines["long"] = "longer than 2:1: training uses windows of those larger than data.canvas, evaluation their center."
+        lines["sixteen_bit"] = "with more than 8 bits: reduced to 8 bits, because others have 8 or Pillow reads only 8."
+    lines["long"] = "longer than 2:1: if larger than data.canvas, cut to random windows (in evaluation to the center)."
     lines["multi_page"] = "in TIFF or DICOM files of several pages: only the first page is used."
     if stored == RGB and found["gray"] == images > 0:
-        lines["gray"] = "in gray: it is repeated in three channels; --set data.channels=1 keeps one."
+        lines["gray"] = "in gray: converted to RGB; --set data.channels=1 keeps one channel."
     if stored != RGB:
         kept = "with 8 bits each" if stored.dtype == RGB.dtype else "in floats (16-bit integers divided by 65,535)"
-        told.append(f"Images are kept as they are: {pluralize(stored.channels, 'channel')} {kept}.")
-    return told + [f"{pluralize(found[kind], 'image')}{sampled} {line}" for kind, line in lines.items() if found[kind]]
+        notes.append(f"Images are kept as they are: {pluralize(stored.channels, 'channel')} {kept}.")
+    return notes + [f"{pluralize(found[kind], 'image')}{sampled} {line}" for kind, line in lines.items() if found[kind]]
 
 
 def _digest(content: bytes) -> bytes:

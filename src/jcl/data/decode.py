@@ -29,7 +29,7 @@ from jcl.data.source import Refused, UnreadableImage
 from jcl.errors import SettingsError
 
 PIXEL_LIMIT: Final = 128_000_000
-"""Images with more pixels than this, or fewer of more than 3 bytes, are refused before any of them is decoded."""
+"""Images with more pixels are refused before they are decoded. The limit is lower for pixels of more than 3 bytes."""
 
 MAX_ASPECT: Final = 2  # images longer than this, and than the canvas, are cut to a window
 _WINDOW_ASPECT: Final = 1.5  # a little more than that of the longest crops, 4:3
@@ -62,8 +62,8 @@ def decode(file: Path | bytes, canvas: int | None = None, name: str = "", window
 
     With a canvas the image is scaled down, antialiased and with its aspect ratio kept, until its longer side is at most
     `canvas`; it is never enlarged. A JPEG much larger than the canvas is decoded at reduced size, which is faster.
-    An image longer than `MAX_ASPECT` is cut to a window, from its start (`window` 0) to its end (1); None scales the
-    whole image.
+    An image longer than `MAX_ASPECT` is cut to a window at the position `window`, from 0 (start) to 1 (end); None
+    scales the whole image.
     """
     name = name or (str(file) if isinstance(file, Path) else "in memory")
     try:

@@ -1,7 +1,7 @@
-"""Image files as they are, with 1 to 16 channels of 8 bits, 16 bits or floats, and the base of sources of image files.
+"""Image files with 1 to 16 channels of 8 bits, 16 bits or floats, and the base of sources of image files.
 
-8-bit photographs are decoded by `decode.py`. Of other files no value is changed, except that 16-bit integers are
-divided by 65,535. TIFFs are read by tifffile, DICOM by pydicom, `.npy` by NumPy, the others by Pillow.
+8-bit photographs are decoded by `decode.py`. Other files keep their values, except that 16-bit integers are divided by
+65,535. TIFFs are read by tifffile, DICOM by pydicom, `.npy` by NumPy, the others by Pillow.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _NUMPY, _DICOM, _TIFF = b"\x93NUMPY", b"DICM", (b"II*\0", b"MM\0*", b"II+\0", b"
 
 
 class ImageFile(NamedTuple):
-    """What an image file says before its pixels are read; `decode.py` reads photographs, which have no `read`."""
+    """The header of an image file. Photographs have no `read`, because `decode.py` reads them."""
 
     kind: str  # "PNG RGB", "DICOM uint16 x 1"
     height: int
@@ -160,7 +160,7 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
     """A TIFF by tifffile; by Pillow if it is a photograph, or if tifffile is not installed.
 
     Channels are the samples of a pixel, the axis C of ImageJ and OME, or up to 16 pages that tifffile wrote as one
-    array. Of other axes, such as depth and time, the first slice is used.
+    array. Along other axes, such as depth and time, the first slice is used.
     """
     try:
         import tifffile
@@ -225,7 +225,7 @@ def _open_with_pillow(file: Path | bytes) -> ImageFile:
 
 @runtime_checkable
 class EncodedImages(Protocol):
-    """Base of sources of image files; all have the format of 64 of them, with `channels` channels if that is set."""
+    """Base of sources of image files. Their common format is that of 64 of them, with `channels` channels if set."""
 
     channels: int | None = None
     stored: PixelFormat | None = None  # once it is known
@@ -266,7 +266,7 @@ class EncodedImages(Protocol):
 
 
 def _common_format(found: dict[str, ImageFile], wanted: int | None) -> PixelFormat:
-    """The format for files of these names; photographs, and files of more than 8 bits among them, become 8-bit RGB."""
+    """The format for all of these files. If one is a photograph, all become 8-bit RGB, also those of more bits."""
     formats = {file.format: name for name, file in reversed(found.items())}  # the first name
     channels = wanted or (RGB if RGB in formats else next(iter(formats), RGB)).channels
     allowed = {1, 3} if channels in (1, 3) and (wanted or RGB in formats) else {channels}

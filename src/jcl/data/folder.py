@@ -66,7 +66,7 @@ class FolderImages(EncodedImages):
         return open_file(self.root / self._files[index])
 
     def stray_images(self) -> list[str]:
-        """The images beside several sub-folders, which would be classes without them."""
+        """The images next to several sub-folders, which keep these from being classes."""
         if self.class_names is not None:
             return []
         classes = [_class_of(name) for name in self._files]
@@ -115,7 +115,7 @@ def _splits(root: Path) -> tuple[Path, Path | None]:
 
 
 def _describe_unused(root: Path, train: Path, test: Path | None) -> str:
-    """Where images lie beside the splits, and which folders these are; empty if there are none or no splits."""
+    """A sentence about images that are in neither split; empty if there are none, or if there are no splits."""
     if train == root:
         return ""
     places = [str(root)] if has_images(root) else []

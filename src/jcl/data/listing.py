@@ -21,7 +21,7 @@ _NEEDED = ((".heic", "pillow_heif", "heic"), (".heif", "pillow_heif", "heic"), (
 OPTIONAL_EXTENSIONS: Final = {extension: extra for extension, library, extra in _NEEDED if find_spec(library) is None}
 """Extensions of images that need a library which is not installed, and the extra that installs it."""
 IMAGE_EXTENSIONS: Final = frozenset(f".{name}" for name in _EXTENSIONS.split()) - OPTIONAL_EXTENSIONS.keys()
-ARRAY_EXTENSION: Final = ".npy"  # images if there are no others; beside images usually labels or features
+ARRAY_EXTENSION: Final = ".npy"  # an image only if there are no others: next to images usually labels or features
 _UNSUPPORTED = "cr2 cr3 nef arw dng orf rw2 raf czi nd2 lif svs"  # cameras, microscopes
 UNSUPPORTED_EXTENSIONS: Final = frozenset(f".{name}" for name in _UNSUPPORTED.split()) | OPTIONAL_EXTENSIONS.keys()
 _SKIPPED_ERRORS: Final = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)  # others, of a failing disk, are raised

@@ -134,7 +134,7 @@ class BatchLoader(contextlib.AbstractContextManager["BatchLoader"]):
             yield batch
 
     def _decoded_batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:
-        """The batches of an epoch; then, to complete the store, the images that it left out are decoded too."""
+        """The batches of an epoch. At its end, the images in no batch are decoded too, to complete the store."""
         if self._stream_at != (epoch, start):
             self._stream = self._decode(self._requests(epoch, start))
         for step in range(start, self.steps_per_epoch):

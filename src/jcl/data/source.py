@@ -74,8 +74,8 @@ class ImageSource(Protocol):
     def read(self, index: int, canvas: int | None = None, window: float | None = 0.5) -> Tensor:
         """Read one image, (channels, h, w); with a canvas, its longer side scaled down to at most that.
 
-        It is 8-bit RGB unless the source has a method `pixel_format`. `window` says where an image longer than 2:1 is
-        cut, from its start (0) to its end (1); None scales all of it. Raises `UnreadableImage`.
+        It is 8-bit RGB unless the source has a method `pixel_format`. An image longer than 2:1 is cut to a window at
+        the position `window`, from 0 (start) to 1 (end); None scales the whole image. Raises `UnreadableImage`.
         """
 
     def name_of(self, index: int) -> str:
@@ -84,7 +84,7 @@ class ImageSource(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ArrayImages:
-    """Images of one size: pixels (n, channels, h, w) uint8 or float32, labels (n,); `numbers` (n,) are their names."""
+    """Images of one size: pixels (n, channels, h, w) uint8 or float32, labels (n,), and `numbers` (n,) to name them."""
 
     pixels: Tensor
     labels: Tensor | None = None

@@ -46,10 +46,10 @@ class _Report(NamedTuple):
 class DecodingPool:
     """Decodes lists of indices in order, in this process (no workers) or in worker processes kept from pass to pass.
 
-    A result of `decode` is valid until the next one is requested: with workers its memory is reused. Tasks wait in one
-    queue, so that no worker is idle while there are any; each worker reports through its own pipe, so that one that
-    dies does not block the others. Workers start from a clean process (forkserver), because a fork of this one would
-    copy locks that its other threads hold.
+    A result of `decode` is valid until the next one is requested: with workers its memory is reused. All workers take
+    tasks from one queue, so none is idle while there are tasks. Each reports through its own pipe, so a dead worker
+    does not block the others. Workers start from a clean process (forkserver), because a fork of this one would copy
+    locks that its other threads hold.
     """
 
     def __init__(self, reader: ImageReader, workers: int, batch_size: int, pinned: bool) -> None:

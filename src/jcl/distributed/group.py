@@ -227,7 +227,7 @@ def _init_process_group(device: torch.device, timeout: datetime.timedelta) -> No
         # With several launchers, whose counts may differ, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 does the same.
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"start-{start}", store)  # type: ignore[attr-defined]
-    # CPU tensors are exchanged on every device, hence gloo besides NCCL.
+    # Gloo next to NCCL, because CPU tensors are exchanged on every device.
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timeout)
 
@@ -248,8 +248,8 @@ def _rank_device(name: str) -> torch.device:
 class RollCall:
     """Names the ranks that do not answer, once contact is lost.
 
-    Each rank writes its host to the launcher's store, and reports there when it loses contact itself. One that does not
-    report is stopped, was lost with its machine, or is busy, such as with a slow disk.
+    Each rank writes its host to the launcher's store, and reports there when it loses contact itself. A rank that does
+    not report is stopped, lost with its machine, or busy, for example with a slow disk.
     """
 
     def __init__(self, ranks: Ranks, store: Any = None) -> None:

@@ -16,7 +16,7 @@ from jcl.cores import cpu_cores
 from jcl.errors import Interrupted, JclError, RunError, SettingsError
 from jcl.signals import SECONDS_TO_SAVE, STARTED_BY, caught_signals
 
-ERROR_FOLDER = "JCL_ERROR_FOLDER"  # environment variable: where ranks write errors, of which the launcher prints one
+ERROR_FOLDER = "JCL_ERROR_FOLDER"  # environment variable: where ranks write their errors; the launcher prints one
 RESTARTS = "JCL_RESTARTS"  # environment variable: how often our launcher has restarted the ranks
 
 _HEALTHY_SECONDS = 3600.0  # a start that lasts longer resets the count of restarts

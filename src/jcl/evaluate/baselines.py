@@ -1,9 +1,8 @@
 """What an accuracy is compared with: chance, the untrained network, and its own uncertainty.
 
-Accuracies are in percent. Their 95 % interval is Wilson's binomial one. An accuracy beats another if the difference is
-above zero by Newcombe's 95 % interval (1998, method 10), which combines the two; measured on the same images, as here,
-that is on the safe side. Chance is the share of the most frequent class among the test images: what a classifier
-gets that always gives this class. With classes of equal size it is one by the number of classes.
+Accuracies are in percent, with Wilson's 95 % binomial interval. An accuracy beats another if Newcombe's 95 % interval
+of their difference (1998, method 10) is above zero. That is conservative, because both are measured on the same images.
+Chance is the share of the most frequent class among the test images, which is the accuracy of always predicting it.
 """
 
 import math
@@ -65,7 +64,7 @@ def baseline_figures(
 
 
 def compare_online(first: Mapping[str, Any], newest: Mapping[str, Any], *, initialized: bool) -> dict[str, Any]:
-    """The same for the newest kNN of a run, from the first and the newest such line of its metrics."""
+    """`baseline_figures` of the newest kNN of a run, from the first and the newest line of kNN in its metrics."""
     figures: list[Any] = [newest.get(name) for name in ("knn_top1", "test_images", "chance_top1")]
     if not newest.get("step") or not all(map(is_number, figures)):  # untrained, or edited by hand
         return {}

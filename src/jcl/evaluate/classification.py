@@ -87,7 +87,7 @@ class Scores:
 
     @property
     def chance_top1(self) -> float:
-        """The accuracy of always giving the most frequent class."""
+        """The accuracy of always predicting the most frequent class."""
         return 100 * max(self.class_images) / self.images
 
 
@@ -141,7 +141,7 @@ def rank_of_true_class(scores: Tensor, truth: Tensor) -> Tensor:
 
 
 def label_amount(text: str) -> Callable[[Tensor], Tensor]:
-    """Parse `--labels`, such as 12.5% or 20-per-class: from sizes of classes (c,) to numbers of labels, at least 1."""
+    """Parse `--labels` (12.5%, 20-per-class) as a function from class sizes (c,) to numbers of labels, 1 or more."""
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip()):
         share = float(match[1]) / 100
         if 0 < share <= 1:

@@ -39,7 +39,7 @@ class FeatureInfo(BaseModel):
 
 @dataclass(frozen=True, eq=False)
 class FeatureTable:
-    """Rows of a feature file: features (n, d) float32, labels (n,) int64, -1 for unknown, maybe without names."""
+    """Rows of a feature file: features (n, d) float32, labels (n,) int64, -1 for unknown. Classes may have no names."""
 
     features: NDArray[np.float32]
     names: Sequence[str]
@@ -168,7 +168,7 @@ def _write_parquet(stream: BinaryIO, parts: Iterable[FeatureTable]) -> None:
 
 
 def _read_parquet(file: Path) -> FeatureTable:
-    """Read row group by row group: at once, Arrow takes several times the memory."""
+    """Read row group by row group, because Arrow needs several times the memory for the whole file."""
     parts = []
     with _import_pyarrow().parquet.ParquetFile(file) as content:
         metadata = content.schema_arrow.metadata

@@ -15,7 +15,7 @@ from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, center_views
 
-OF_TEST = " of the test images"  # at the end of their names among those of training images
+OF_TEST = " of the test images"  # added to the names of skipped test images
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ class FeatureSettings:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Features (n, d) one batch at a time, in the backbone's dtype, and the index of each row in the source (n,).
 
-        The backbone is moved to `device` and runs in evaluation mode; each of its modules then returns to its own mode.
+        The backbone is moved to `device` and runs in evaluation mode; the mode of each sub-module is then restored.
         `precision` bfloat16 uses autocast. The default `batch_size` depends on the device. Unreadable images are added
         to `skipped`; `strict` raises.
         """
@@ -146,13 +146,13 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
 
 
 def all_skipped(train: Features, test: Features) -> dict[str, str]:
-    """Unreadable images of both, with the reasons; a test image may have the name of a training image."""
+    """Unreadable images of both with the reasons. Test images are marked: a training image may have the same name."""
     return train.skipped | {name + OF_TEST: reason for name, reason in test.skipped.items()}
 
 
 @contextlib.contextmanager
 def evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode, and each of its parts back into its own mode at the end."""
+    """Put a module into evaluation mode, and restore the mode of each of its sub-modules at the end."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -56,7 +56,7 @@ class BackboneInfo:
 
     @classmethod
     def from_text(cls, text: object) -> Self | None:
-        """The description in a file, or None if there is none or it makes no sense. The text is not trusted."""
+        """The description in a file, or None if it is missing or invalid. The text is not trusted."""
         try:
             return TypeAdapter(cls).validate_json(text) if isinstance(text, str) else None
         except ValueError:

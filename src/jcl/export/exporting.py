@@ -65,7 +65,7 @@ def export_backbone(
     elif target != "hub-folder":
         refuse_overwrite(out, force=force)
     elif out.is_file() or RunFolder(out).holds_run() or (out.exists() and any(out.iterdir()) and not force):
-        raise RunError(f"{out} is not an empty folder; choose another with -o, or use --force to write into a model's.")
+        raise RunError(f"{out} is not an empty folder; choose another with -o, or use --force to overwrite a model.")
     loaded = open_backbone(source, backbone)
     if loaded.info.channels != 3 and target not in _ANY_BACKBONE:
         raise SettingsError(f"{target} needs 3 input channels, this network has {loaded.info.channels}; {_ALWAYS}.")

@@ -76,7 +76,7 @@ def download_repository(name: str) -> Path:
     """The folder in Hugging Face's cache with the files of a model repository, `USER/NAME` or `USER/NAME@REVISION`."""
     repository, _, revision = name.partition("@")
     with library_errors(f"The model hf:{name} could not be downloaded"):
-        import huggingface_hub  # which comes with timm, without which few models could be built
+        import huggingface_hub  # timm, which builds most of the networks, installs it
 
         patterns = [CONFIG, WEIGHTS]
         folder = Path(huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=patterns))

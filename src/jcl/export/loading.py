@@ -1,6 +1,6 @@
-"""Loads a backbone from a run folder or a weights file: finds the network that the names and shapes belong to.
+"""Load a backbone from a run folder or a weights file; its network is found by the names and shapes of the tensors.
 
-Also the weights that pre-training starts from, which may be torchvision's or timm's by name.
+Also reads the weights that pre-training starts from, which may be torchvision's or timm's.
 """
 
 import contextlib
@@ -167,7 +167,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
 
 
 def stem_of(weights: WeightsFile) -> Stem:
-    """The first layers that a file has; of a network other than a ResNet its own."""
+    """The stem of the network in a file: "imagenet" unless it is a ResNet with a small stem, or `info` states it."""
     if weights.info:
         return weights.info.stem
     return "small" if layouts.has_small_stem(layouts.torchvision_names(weights.tensors)[0]) else "imagenet"
@@ -224,7 +224,7 @@ def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str,
 def _check_match(
     weights: WeightsFile, found: Mapping[str, Tensor], expected: Mapping[str, Tensor], network: str
 ) -> None:
-    """Refuse weights that are not exactly the network's, apart from its classifier: features would be wrong.
+    """Raise unless the tensors are exactly those of the network, apart from its classifier.
 
     Old files lack `num_batches_tracked`, which evaluation does not need.
     """

@@ -26,7 +26,7 @@ _WEIGHTS_KEYS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "m
 
 @dataclass(frozen=True, eq=False)
 class WeightsFile:
-    """The tensors of a file under its own names; `info` if this package wrote it, otherwise what else it states."""
+    """The tensors of a file under their names in it. `info` if this package wrote it, else what the file states."""
 
     path: Path
     kind: str  # "torch file", "hub folder", ...

@@ -75,7 +75,7 @@ def result_tables(runs: Sequence[RunContents]) -> list[Table]:
     tables = [
         Table(f"On all {words[1]}", _rows(whole, percent, words, best=comparable), whole_note),
         Table("On a sample", _rows(sample, percent, words, best=comparable), sample_note),
-        Table("Without labels", _quality_rows(runs), "`jcl compare` tells how sure a difference between runs is."),
+        Table("Without labels", _quality_rows(runs), "`jcl compare` tests whether runs differ."),
     ]
     return [table for table in tables if table.rows]
 

@@ -1,4 +1,4 @@
-"""Writing files: replaced in one step, and in run folders, which may come from elsewhere, never through links."""
+"""Write files atomically. Nothing is written through links in run folders, which may come from somebody else."""
 
 import contextlib
 import errno

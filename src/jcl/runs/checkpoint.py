@@ -74,8 +74,8 @@ def take_snapshot(
     """Copy the state as it is now; training may continue at once.
 
     From a GPU it is copied into pinned memory on the current stream: after the last step that was launched and before
-    the next one, also if that is the replay of a CUDA graph. Pinned memory is slow to allocate, so that of `previous`,
-    which must no longer be needed, is reused.
+    the next one, even if that replays a CUDA graph. Pinned memory is slow to allocate, so the memory of `previous` is
+    reused; it must no longer be needed.
     """
     tensors = {f"model.{name}": value for name, value in learner.state_dict().items()}
     optimizer_tensors, optimizer_rest = _split_optimizer(optimizer)
@@ -287,7 +287,7 @@ def _read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not a checkpoint of this tool; resume from a folder that `jcl pretrain` wrote.")
     if (named := _NAME.fullmatch(path.name)) and str(int(named[1])) != metadata.get("step"):
-        raise RunError(f"{path} is not of the step in its name, but of step {metadata.get('step')}; rename it.")
+        raise RunError(f"{path} holds step {metadata.get('step')}, not the step in its name; rename it.")
     owner, run = metadata.get("run", "").strip('"'), read_run_id(path.parent.parent)
     if owner and run and owner != run:
         raise RunError(f"{path} is a checkpoint of another run (id {owner}, this run has {run}); remove it.")

@@ -84,7 +84,7 @@ class TrainingFolder:
         self.refuse_links()
 
     def refuse_links(self) -> None:
-        """Raise if a file of the training is a link, which would be found out only when it is written."""
+        """Raise now if a file of the training is a link, and not only when it is written."""
         refuse_links(*(path for path in vars(self).values() if isinstance(path, Path) and path != self.path))
 
     def identify(self, resumed: str) -> str:

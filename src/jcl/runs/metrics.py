@@ -18,7 +18,7 @@ from jcl.runs.trackers import TensorBoard, Tracker
 
 
 class MetricsLog:
-    """The first and the last line of metrics of each kind. It writes nothing, as on ranks other than the first."""
+    """The first and the last line of metrics of each kind. It writes no file; ranks other than the first use it."""
 
     def __init__(self) -> None:
         self.first: dict[str, dict[str, Any]] = {}
@@ -33,7 +33,7 @@ class MetricsLog:
         return line
 
     def sync(self) -> None:
-        """Have the lines on the disk, as far as possible."""
+        """Flush the lines to the disk, if possible."""
 
 
 class MetricsWriter(MetricsLog, contextlib.AbstractContextManager["MetricsWriter"]):

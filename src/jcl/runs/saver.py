@@ -96,7 +96,7 @@ class CheckpointSaver(contextlib.AbstractContextManager["CheckpointSaver"]):
         self._failing = error is not None
 
     def __exit__(self, *exception: object) -> None:
-        self._pool.shutdown()  # whatever ended training, a write in progress is completed
+        self._pool.shutdown()  # completes a write in progress, also after an error
 
 
 class NullSaver:

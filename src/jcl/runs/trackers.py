@@ -23,7 +23,7 @@ _PROJECT = "jcl"
 def open_tracker(
     name: str, folder: Path, run_id: str, settings: Settings, *, resumed: bool, warn: Callable[[str], None]
 ) -> Tracker | None:
-    """The run in a tracker, continued if it is known there; if it does not start, only a new run raises."""
+    """The run in a tracker, continued if the tracker knows it. If it does not start, only a new run raises."""
     try:
         with contextlib.redirect_stdout(sys.stderr):  # trackio prints there
             tracker = _TRACKERS[name](folder, run_id, settings)

@@ -106,7 +106,7 @@ class RunOptions(Options):
     def settings(self, values: dict[str, Any] | None = None) -> Settings:
         """Settings of a run from `values` (default: the given options).
 
-        A data set with a recipe of its own uses it, unless training starts from existing weights.
+        The default recipe is that of the data set, if it has one and training does not start from existing weights.
         """
         from jcl.data.named import KNOWN_SETS
 

@@ -251,7 +251,7 @@ def parse_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data only, without aliases, a few of which can expand to fill the memory."""
+    """Reads plain data only. Aliases are refused, because a few of them can expand to fill the memory."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

@@ -69,7 +69,7 @@ def distinct_values(values: Iterable[Any]) -> list[Any]:
 
 
 def parse_axes(texts: Sequence[str], given: Mapping[str, Any], *, alone: bool = False) -> dict[str, list[Any]]:
-    """Parse each `--over`; a setting must not be given otherwise, too, except for the center if varied `alone`."""
+    """Parse every `--over`. Only with `alone` may a setting also have a value of its own, the center."""
     axes: dict[str, list[Any]] = {}
     for text in texts:
         name, values = parse_axis(text)
@@ -150,7 +150,7 @@ def _require_independent(combinations: Sequence[Mapping[str, Any]], axes: Axes, 
 
 
 def base_settings(axes: Axes, build: Build) -> Settings:
-    """The settings that all cells share, with some value on each axis."""
+    """The settings that all cells share; the values on the axes are arbitrary."""
     try:
         return build({})
     except SettingsError:  # the settings may be valid only together with values of the axes

@@ -48,7 +48,7 @@ def sample_rows(source: ImageSource, count: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ViewSampler:
-    """Draws views by seed, image and view number alone, and encodes at most `batch_size` of them at a time."""
+    """Makes views that depend only on seed, image and view number, and encodes up to `batch_size` of them at a time."""
 
     seed: int
     device: torch.device
@@ -71,7 +71,7 @@ class ViewSampler:
         )
         done, samples = 0, rows.to(self.device)
         for batch in batches:
-            # Numbered as in the whole source, so an image has the same views in every subset.
+            # Sample numbers of the whole source, so that an image has the same views in every subset.
             yield ImageBatch(batch.pixels, batch.sizes, samples[batch.samples])
             done += len(batch)
             self.progress(done, len(rows))

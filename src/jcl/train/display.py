@@ -159,7 +159,7 @@ class Display:
         self._print(step, f"step {step:,} of {self._total:,}{left}{figures}")
 
     def _line_due(self) -> bool:
-        """Whether to write a line to a log: often at first, rarely in runs of days, never beside a bar."""
+        """Whether to write a line to a log: often at first, rarely in runs of days, never if there is a bar."""
         now = time.monotonic()
         wait = min(MAX_LOG_SECONDS, max(LOG_SECONDS, (now - self._started) / 20))
         return not self.console.is_terminal and now - self._last_line > wait

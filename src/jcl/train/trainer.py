@@ -282,8 +282,8 @@ class Trainer:
 class TrainingClock:
     """Adds the time spent training to `progress`, and measures the speed between lines of metrics.
 
-    After resuming, the first line may cover steps from before the stop, whose duration is unknown: the speed is that
-    of the steps since.
+    The first line after resuming may cover steps from before the stop, whose duration is unknown. Its speed is that of
+    the steps since.
     """
 
     def __init__(self, progress: Progress) -> None:

@@ -40,7 +40,7 @@ FIRST_DRAW: Final = dict(zip(_DRAWS, itertools.accumulate(_DRAWS.values(), initi
 
 @dataclass(frozen=True)
 class ViewParameters:
-    """Parameters of n views; the factors are those of torchvision's `adjust_*` and used where `jitter` is true."""
+    """Parameters of n views. Where `jitter` is true, the factors are arguments of torchvision's `adjust_*`."""
 
     box: Tensor  # (n, 4) int64: top, left, height, width of the crop in pixels
     flip: Tensor  # (n,) bool: left and right are swapped

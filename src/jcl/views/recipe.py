@@ -96,9 +96,9 @@ def view_recipe(name: str, size: int, **changes: Any) -> ViewRecipe:
 
 
 def canvas_side(image_size: int, min_scale: float) -> int:
-    """The longest side of decoded images: the smallest crop of a square image has as many pixels as a view.
+    """The longest side of decoded images: large enough that the smallest crop of a square image is not enlarged.
 
-    Crops of less than 8 % of an image would need too much memory. A multiple of 4, because JPEGs are decoded fastest at
-    1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
+    It does not grow for crops of less than 8 % of an image, to save memory. It is a multiple of 4, because JPEGs are
+    decoded fastest at 1/8, 1/4 or 1/2 of their size, and many have 1000, 2000 or 4000 px.
     """
     return max(32, int(image_size * max(10 / 7, max(min_scale, 0.08) ** -0.5)) // 4 * 4)

@@ -167,7 +167,7 @@ class _HeaderFile(io.FileIO):
 
 
 def _members(stream: _HeaderFile) -> Iterator[_Member]:
-    """Yield the visible members in order, also one that is cut off; then raise `tarfile.TarError` if it is damaged."""
+    """Yield the visible members in order, including a truncated one; then raise `tarfile.TarError` if it is damaged."""
     file_size = os.fstat(stream.fileno()).st_size
     try:
         tar = tarfile.TarFile(fileobj=stream, encoding="utf-8", errors="surrogateescape")
@@ -197,7 +197,7 @@ def _members(stream: _HeaderFile) -> Iterator[_Member]:
 
 
 def _label(stream: _HeaderFile, member: _Member) -> str | None:
-    """The label in a `.cls` file, or that called "label" or "cls" in a `.json` file; None if there is none."""
+    """The label in a `.cls` file, or the value of "label" or "cls" in a `.json` file; None if there is none."""
     if not 0 <= member.size <= _LABEL_FILE_LIMIT:
         return None
     content = os.pread(stream.fileno(), member.size, member.offset)

@@ -98,7 +98,7 @@ def coco_module(name: str) -> Any:
 
 
 def coco_files(coco: CocoSettings, task: Task) -> CocoFiles:
-    """Locate the files: COCO's own layout, one annotation file beside images/, or explicit paths, which win."""
+    """Locate the files: COCO's own layout, or one annotation file next to images/. Explicit paths take precedence."""
     folder, kind = coco.folder, _ANNOTATION_FILES[task]
     if folder is not None:
         train, val = (sorted((folder / "annotations").glob(f"{kind}_{part}*.json")) for part in ("train", "val"))
@@ -189,7 +189,7 @@ def _draw(stream: int, dataset: CocoDataset, count: int) -> set[int]:
 
 
 def _select(dataset: CocoDataset, ids: set[int], member: bool) -> CocoDataset:
-    """The images whose ids are among `ids`, or with `member` false those whose ids are not."""
+    """The images with these ids or, if `member` is false, all others."""
     return replace(dataset, images=tuple(image for image in dataset.images if (image.id in ids) == member))
 
 

@@ -123,7 +123,7 @@ class DetectorTransform(GeneralizedRCNNTransform):  # type: ignore[misc]
 
 
 class DetectionTask(TrainingTask):
-    """A detector on COCO; `parts` are those of this rank's batches, from the iteration on at which training starts.
+    """A detector on COCO; `parts` are the parts of this rank's batches, from the first iteration to train on.
 
     torchvision samples the regions of a loss from the global generator, which is seeded by (seed, iteration, part,
     rank) before each pass, so there is no generator state to keep.
