@@ -21,7 +21,7 @@ from jcl.studies.bound import (
     gaussian_rows,
     normality,
 )
-from jcl.studies.cost import Cell, CostReport, StepCost
+from jcl.studies.cost import CostCell, CostReport, StepCost
 from jcl.studies.distribution import ViewSpread
 
 
@@ -93,15 +93,15 @@ def test_bound_along_training(steps: list[int], tmp_path: Path) -> None:
 
 
 def test_cost_marks_what_did_not_fit(tmp_path: Path) -> None:
-    def plot(cells: Sequence[Cell], name: str) -> Path:
+    def plot(cells: Sequence[CostCell], name: str) -> Path:
         return plot_cost(CostReport(cells, build_settings("demo"), "$"), tmp_path / name)
 
     methods = ("jcl", "multi-key", "multi-key-backprop")
-    fitting = [Cell("moco-v2", 1, StepCost(2**30, 10.0))]
-    fitting += [Cell(method, keys, StepCost(2**30 * keys, 10.0 * keys)) for method in methods for keys in (1, 2, 4)]
+    fitting = [CostCell("moco-v2", 1, StepCost(2**30, 10.0))]
+    fitting += [CostCell(method, keys, StepCost(2**30 * keys, 10.0 * keys)) for method in methods for keys in (1, 2, 4)]
     whole = plot(fitting, "whole.png")
     assert size(whole)[0] == 1500
     assert min(count(whole, color) for color in (style.BLUE, style.RED, style.GREEN, style.ORANGE)) > 30
-    some = plot([*fitting[:-1], Cell("multi-key-backprop", 4, None)], "some.png")
+    some = plot([*fitting[:-1], CostCell("multi-key-backprop", 4, None)], "some.png")
     assert some.read_bytes() != whole.read_bytes()
-    assert count(plot([Cell("moco-v2", 1, None)], "nothing.png"), style.BLUE) == 0
+    assert count(plot([CostCell("moco-v2", 1, None)], "nothing.png"), style.BLUE) == 0

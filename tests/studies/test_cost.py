@@ -13,7 +13,7 @@ from jcl.settings.commands import CostOptions
 from jcl.studies.cost import (
     KILLED,
     OUT_OF_MEMORY,
-    Cell,
+    CostCell,
     CostReport,
     StepCost,
     measure_cost,
@@ -127,7 +127,7 @@ SETTINGS = step_settings("folder", VALUES, "moco-v2", 1)
 
 def report_of(**memory: list[int | None]) -> CostReport:
     cells = [
-        Cell(method.replace("_", "-"), 2**place, None if value is None else StepCost(value, 1.0))
+        CostCell(method.replace("_", "-"), 2**place, None if value is None else StepCost(value, 1.0))
         for method, values in memory.items()
         for place, value in enumerate(values)
     ]
@@ -144,8 +144,8 @@ def test_growth_is_a_straight_line_through_what_fitted() -> None:
 
 def timed(base: tuple[float, float], *jcl: tuple[int, float, float]) -> CostReport:
     """MoCo v2's and JCL's milliseconds, each with its spread."""
-    found = [Cell("jcl", keys, StepCost(100, taken, spread)) for keys, taken, spread in jcl]
-    return CostReport([Cell("moco-v2", 1, StepCost(100, *base)), *found], SETTINGS, "CPU")
+    found = [CostCell("jcl", keys, StepCost(100, taken, spread)) for keys, taken, spread in jcl]
+    return CostReport([CostCell("moco-v2", 1, StepCost(100, *base)), *found], SETTINGS, "CPU")
 
 
 def test_noisy_times_give_a_warning() -> None:

@@ -9,7 +9,7 @@ from jcl.data import ArrayImages
 from jcl.errors import DataError, RunError
 from jcl.studies.distribution import (
     DistributionReport,
-    Viewer,
+    NamedNetwork,
     ViewSampler,
     ViewSpread,
     paired_shares,
@@ -68,28 +68,28 @@ def test_views_that_are_nearly_alike_keep_their_digits() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 7, 64])
 def test_streaming_equals_the_whole(batch_size: int) -> None:
     source, views = images(), 5
-    viewers = [Viewer("one", network(0), RECIPE), Viewer("two", network(1, 9), RECIPE)]
+    networks = [NamedNetwork("one", network(0), RECIPE), NamedNetwork("two", network(1, 9), RECIPE)]
     spreads, rows = view_spreads(
-        viewers, source, torch.arange(11), ViewSampler(seed=4, device=CPU, batch_size=batch_size), views
+        networks, source, torch.arange(11), ViewSampler(seed=4, device=CPU, batch_size=batch_size), views
     )
     assert rows.tolist() == list(range(11))
     maker = ViewMaker(RECIPE, 4, 0, source.pixels, torch.full((11, 2), 16), torch.arange(11))
-    for viewer, spread in zip(viewers, spreads, strict=True):
+    for named, spread in zip(networks, spreads, strict=True):
         for row in range(11):
             with torch.no_grad():
-                features = viewer.network(maker(torch.full((views,), row), torch.arange(views)))
+                features = named.module(maker(torch.full((views,), row), torch.arange(views)))
             similarity, variance = direct(features)
             assert float(spread.similarity[row]) == pytest.approx(similarity, abs=1e-6)
             assert float(spread.variance[row]) == pytest.approx(variance, abs=1e-6)
-        assert spread.width == (6 if viewer.name == "one" else 9)
+        assert spread.width == (6 if named.name == "one" else 9)
 
 
 def test_an_image_has_the_same_views_whatever_else_is_looked_at() -> None:
-    source, viewer = images(), Viewer("one", network(), RECIPE)
+    source, named = images(), NamedNetwork("one", network(), RECIPE)
     sampler = ViewSampler(seed=0, device=CPU)
     few, many = sample_rows(source, 4, 7), sample_rows(source, 9, 7)
     assert set(few.tolist()) < set(many.tolist()) and len(sample_rows(source, 100, 7)) == 11
-    of_few, of_many = (view_spreads([viewer], source, rows, sampler, 6)[0][0].similarity for rows in (few, many))
+    of_few, of_many = (view_spreads([named], source, rows, sampler, 6)[0][0].similarity for rows in (few, many))
     shared = [many.tolist().index(row) for row in few.tolist()]
     assert of_few.tolist() == pytest.approx(of_many[shared].tolist(), abs=1e-6)
 
@@ -112,7 +112,9 @@ def test_paired_shares_count_images() -> None:
 def test_features_without_a_direction_are_refused() -> None:
     dead = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.Threshold(1e9, 0.0))
     with pytest.raises(RunError, match=r"dead .* 11 of 11"):
-        view_spreads([Viewer("dead", dead, RECIPE)], images(), torch.arange(11), ViewSampler(seed=0, device=CPU), 3)
+        view_spreads(
+            [NamedNetwork("dead", dead, RECIPE)], images(), torch.arange(11), ViewSampler(seed=0, device=CPU), 3
+        )
 
 
 def test_too_little_to_compare_is_refused() -> None:
@@ -125,7 +127,7 @@ def test_too_little_to_compare_is_refused() -> None:
 def test_networks_get_their_mode_back() -> None:
     model = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 4)).train()
     before = model[1].running_mean.clone()
-    view_spreads([Viewer("one", model, RECIPE)], images(), torch.arange(11), ViewSampler(seed=0, device=CPU), 3)
+    view_spreads([NamedNetwork("one", model, RECIPE)], images(), torch.arange(11), ViewSampler(seed=0, device=CPU), 3)
     assert model.training and torch.equal(model[1].running_mean, before)
 
 

@@ -26,7 +26,7 @@ from jcl.runs.metrics import read_metrics
 from jcl.settings.commands import CompareOptions, DistributionOptions, NetworksOptions
 from jcl.settings.resolved import ResolvedSettings
 from jcl.studies import distribution
-from jcl.studies.distribution import DistributionReport, Viewer
+from jcl.studies.distribution import DistributionReport, NamedNetwork
 from jcl.train.build import recipe_changes, run_view_recipe
 from jcl.views import view_recipe
 from jcl.views.recipe import canvas_side
@@ -42,7 +42,7 @@ class Networks(NamedTuple):
     """Networks with the views they see, and the images."""
 
     paths: Sequence[Path]
-    viewers: Sequence[Viewer]
+    networks: Sequence[NamedNetwork]
     source: ImageSource
     canvas: int
     notes: Sequence[str]
@@ -56,19 +56,19 @@ def open_networks(
     paths, location = split_arguments(options.weights)
     folders = {path: RunFolder(checkpoint_run(path) or path) for path in paths}
     settings = {path: folder.settings() for path, folder in folders.items() if folder.settings_file.is_file()}
-    viewers, notes = _open_viewers(paths, settings, options.views, of, device)
+    networks, notes = _load_networks(paths, settings, options.views, of, device)
     own = next(iter(settings.values()), None)
-    data = open_chosen_data(location, own, paths[-1], STDERR, len(viewers[0].recipe.mean))
+    data = open_chosen_data(location, own, paths[-1], STDERR, len(networks[0].recipe.mean))
     source = data.train if split == "train" else data.test
     if source is None:
         raise DataError(f"{data.train.description} has no test images; use --split train.")
     # The size at which images are decoded in training.
-    sizes = {viewer.recipe.size for viewer, path in zip(viewers, paths, strict=True) if path not in settings}
+    sizes = {network.recipe.size for network, path in zip(networks, paths, strict=True) if path not in settings}
     canvas = max([own.data.canvas for own in settings.values()] + [canvas_side(size, 0.2) for size in sizes])
     trained = [
         path for path, run in settings.items() if own and not location and run.data.location == own.data.location
     ]
-    return Networks(paths, viewers, source, canvas, notes, trained)
+    return Networks(paths, networks, source, canvas, notes, trained)
 
 
 def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
@@ -85,9 +85,9 @@ def _holds_weights(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() not in (".npz", ".tar")
 
 
-def _open_viewers(
+def _load_networks(
     paths: Sequence[Path], settings: RunSettings, wanted: str | None, of: str, device: torch.device
-) -> tuple[list[Viewer], list[str]]:
+) -> tuple[list[NamedNetwork], list[str]]:
     """The networks with one view recipe for all, and notes about runs that were trained on other views."""
     recipe, changes, notes = wanted or _DEFAULT_VIEWS, dict[str, Any](), []
     if wanted is None and settings:
@@ -97,43 +97,43 @@ def _open_viewers(
         if others:
             were = join_words(others) if len(others) < 3 else f"{others[0]} and {len(others) - 1} others"
             notes = [f"All networks see the views of {first} (--views changes them); trained with other views: {were}."]
-    viewers: list[Viewer] = []
+    networks: list[NamedNetwork] = []
     for name, path in zip(distinct_names(paths), paths, strict=True):
         if of == "projection":
             run = open_trained(path)
-            network: nn.Module = run.learner(run.checkpoints[-1], device)[0].query_encoder
+            module: nn.Module = run.learner(run.checkpoints[-1], device)[0].query_encoder
             own = run_view_recipe(run.settings)
             size, mean, std = own.size, own.mean, own.std
         else:
             found = open_backbone(path)
-            network, size = to_device(found.network, device), found.info.image_size
+            module, size = to_device(found.network, device), found.info.image_size
             mean, std = found.info.mean, found.info.std
-        if viewers and len(mean) != len(viewers[0].recipe.mean):
+        if networks and len(mean) != len(networks[0].recipe.mean):
             raise SettingsError("The networks take different numbers of channels; compare those of one kind.")
         own_changes = {"color": len(mean) == 3, **changes}
-        viewers.append(Viewer(name, network, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
-    return viewers, notes
+        networks.append(NamedNetwork(name, module, view_recipe(recipe, size, mean=mean, std=std, **own_changes)))
+    return networks, notes
 
 
 def compare_views(options: DistributionOptions, progress: ProgressCallback) -> DistributionReport:
     """Figure 3 for several networks."""
     started = time.perf_counter()
     device = choose_device(options.device)
-    _, viewers, source, canvas, notes, _ = open_networks(options, device, of=options.of, split=options.split)
+    _, networks, source, canvas, notes, _ = open_networks(options, device, of=options.of, split=options.split)
     sampler = distribution.view_sampler(options, device, canvas, progress)
     rows = distribution.sample_rows(source, options.images, options.seed)
-    spreads, readable = distribution.view_spreads(viewers, source, rows, sampler, options.views_per_image)
+    spreads, readable = distribution.view_spreads(networks, source, rows, sampler, options.views_per_image)
     summary = {
         "images": len(readable),
         "views_per_image": options.views_per_image,
         "feature": options.of,
-        "view_recipe": viewers[0].recipe.name,
-        "min_scale": viewers[0].recipe.min_scale,
+        "view_recipe": networks[0].recipe.name,
+        "min_scale": networks[0].recipe.min_scale,
         "seed": options.seed,
         "skipped": len(sampler.skipped),
         "seconds": time.perf_counter() - started,
     }
-    by_name = {viewer.name: spread for viewer, spread in zip(viewers, spreads, strict=True)}
+    by_name = {network.name: spread for network, spread in zip(networks, spreads, strict=True)}
     return DistributionReport(by_name, [source.name_of(row) for row in readable.tolist()], summary, notes)
 
 
@@ -194,14 +194,14 @@ class Comparison:
 def compare_quality(options: CompareOptions, progress: ProgressCallback) -> Comparison:
     """Measure all networks without labels."""
     device = choose_device(options.device)
-    paths, viewers, source, canvas, notes, trained = open_networks(options, device)
+    paths, networks, source, canvas, notes, trained = open_networks(options, device)
     sampler = distribution.ViewSampler(0, device, canvas=canvas, workers=options.worker_count)
     found, images = [], 0
-    for path, viewer in zip(paths, viewers, strict=True):
-        features = distribution.quality_features(viewer, source, sampler, options.images, options.views_per_image)
+    for path, network in zip(paths, networks, strict=True):
+        features = distribution.quality_features(network, source, sampler, options.images, options.views_per_image)
         quality, images = features.measure(), len(features.crops)
         halves = features.resample(quality) if len(paths) > 1 else []
-        found.append(Compared(viewer.name, quality, halves, _recorded_knn(path) if path in trained else None))
+        found.append(Compared(network.name, quality, halves, _recorded_knn(path) if path in trained else None))
         progress(len(found), len(paths))
     few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
     return Comparison(found, images, [*notes, *few])

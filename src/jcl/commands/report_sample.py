@@ -29,7 +29,7 @@ from jcl.report.page import IMAGE_SIDE, view_names
 from jcl.settings.resolve import resolve
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings
-from jcl.studies.distribution import Viewer, ViewSampler, view_spreads
+from jcl.studies.distribution import NamedNetwork, ViewSampler, view_spreads
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, ViewRecipe, as_rgb, denormalize
 
@@ -61,9 +61,9 @@ def evaluate_sample(weights: Path, settings: ResolvedSettings, data: ImageData, 
     knn, linear_top1 = _accuracies(bank, queries, device)
     spread = None
     with contextlib.suppress(DataError):  # none of the images can be read
-        viewer = Viewer("the network", backbone, run_view_recipe(settings))
+        network = NamedNetwork("the network", backbone, run_view_recipe(settings))
         sampler = ViewSampler(seed=0, device=device, precision=precision, canvas=settings.data.canvas)
-        (spread,), _ = view_spreads([viewer], spread_images, torch.arange(len(spread_images)), sampler, _VIEWS)
+        (spread,), _ = view_spreads([network], spread_images, torch.arange(len(spread_images)), sampler, _VIEWS)
     return SampleResults(
         bank=len(bank),
         queries=len(queries),

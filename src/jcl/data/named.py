@@ -12,7 +12,7 @@ import torch
 from jcl.data.arrays import open_npz
 from jcl.data.folder import FolderImages, open_folder
 from jcl.data.hub import HubImages, open_hub
-from jcl.data.shards.fetch import describe_failure, is_shard_location
+from jcl.data.shards.fetch import download_problem, is_shard_location
 from jcl.data.shards.read import ShardImages, open_shards
 from jcl.data.source import ArrayImages, ImageData
 from jcl.data.synthetic import CLASSES, drawn_objects
@@ -133,7 +133,7 @@ def open_downloaded(name: str, root: Path | None = None, download: bool = True) 
             sets = [kind(root, train=train, download=download) for train in (True, False)]
     except (OSError, RuntimeError) as error:  # URLError is an OSError; torchvision raises RuntimeError for bad files
         what = "could not be downloaded to" if download else "is not in"
-        raise DataError(f"The data set {name} {what} {root} ({describe_failure(error)}); copy it there.") from error
+        raise DataError(f"The data set {name} {what} {root} ({download_problem(error)}); copy it there.") from error
     train, test = (_arrays(name, each) for each in sets)
     return ImageData(name, train, test)
 

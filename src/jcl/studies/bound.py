@@ -29,7 +29,7 @@ MIN_SAMPLES = 20  # with fewer values, the kurtosis test is not valid
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class SampledLoss:
     """A value (n,) for each of n images, and the influence (n, m) of each of their m keys on it.
 
     Influences have zero mean; their standard deviation over √m is the standard error.
@@ -38,12 +38,12 @@ class Estimate:
     value: Tensor
     influence: Tensor
 
-    def control_mean(self, similarities: Tensor, mean: Tensor) -> "Estimate":
+    def control_mean(self, similarities: Tensor, mean: Tensor) -> "SampledLoss":
         """Reduce the variance with s (n, m), whose exact mean (n,) is known, as a control variate."""
         centered = similarities - similarities.mean(dim=1, keepdim=True)
         slope = (self.influence * centered).mean(dim=1) / centered.square().mean(dim=1)
         error = similarities.mean(dim=1) - mean
-        return Estimate(self.value - slope * error, self.influence - slope[:, None] * centered)
+        return SampledLoss(self.value - slope * error, self.influence - slope[:, None] * centered)
 
     def error(self) -> Tensor:
         """The standard error of each image's value, (n,)."""
@@ -58,21 +58,21 @@ class Estimate:
         return float(self.error().square().sum().sqrt() / len(self.value))
 
 
-def infinite_keys(similarities: Tensor, negative: Tensor) -> Estimate:
+def infinite_keys(similarities: Tensor, negative: Tensor) -> SampledLoss:
     """Eq. 4 from sampled s (n, m) and A (n,)."""
     losses = torch.logaddexp(similarities, negative[:, None]) - similarities
     value = losses.mean(dim=1)
-    return Estimate(value, losses - value[:, None])
+    return SampledLoss(value, losses - value[:, None])
 
 
-def jensen_bound(similarities: Tensor, negative: Tensor) -> Estimate:
+def jensen_bound(similarities: Tensor, negative: Tensor) -> SampledLoss:
     """Eq. 7 from sampled s (n, m) and A (n,); never below Eq. 4 of the same sample."""
     count = similarities.shape[1]
     mean = similarities.mean(dim=1)
     total = torch.logaddexp(torch.logsumexp(similarities, dim=1) - math.log(count), negative)
     shares = torch.exp(similarities - total[:, None])
     influence = shares - shares.mean(dim=1, keepdim=True) - (similarities - mean[:, None])
-    return Estimate(total - mean, influence)
+    return SampledLoss(total - mean, influence)
 
 
 def closed_form(mean: Tensor, variance: Tensor, negative: Tensor, scale: float) -> Tensor:
@@ -140,7 +140,7 @@ def bound_row(
     mean, variance = exact or (similarities.mean(dim=1), similarities.var(dim=1, correction=0))  # as in training
     infinite, jensen = infinite_keys(similarities, negative), jensen_bound(similarities, negative)
     if exact is not None:
-        infinite, jensen = (estimate.control_mean(similarities, mean) for estimate in (infinite, jensen))
+        infinite, jensen = (loss.control_mean(similarities, mean) for loss in (infinite, jensen))
     return BoundRow(
         infinite=infinite.mean(),
         infinite_error=infinite.mean_error(),

@@ -50,7 +50,7 @@ class StepCost:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CostCell:
     """A method with a number of keys; if it could not be measured, the cost is None and `failure` says why."""
 
     method: str
@@ -63,7 +63,7 @@ class Cell:
 class CostReport:
     """All measurements, with increasing numbers of keys of each method, and the settings and the device."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[CostCell]
     settings: ResolvedSettings
     device: str
 
@@ -137,14 +137,14 @@ def measure_cost(options: CostOptions, progress: ProgressCallback = no_progress)
     keys = sorted(set(options.keys))
     device = choose_device(options.device)
     recipe, values = _recipe(options, device)
-    cells: list[Cell] = []
+    cells: list[CostCell] = []
     for method, counts in ((BASELINE, [1]), *((method, keys) for method in COMPARED)):
         failure = ""
         for count in counts:
             task = (step_settings(recipe, values, method, count), device, options.repeats)
             answer = failure or run_in_subprocess(measure_training_step, *task)
             cost, failure = (None, answer) if isinstance(answer, str) else (answer, "")
-            cells.append(Cell(method, count, cost, failure))
+            cells.append(CostCell(method, count, cost, failure))
             progress(len(cells), 1 + len(COMPARED) * len(keys))
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return CostReport(cells, step_settings(recipe, values, BASELINE, 1), name)

@@ -34,7 +34,7 @@ from jcl.settings.resolved import ResolvedSettings
 from jcl.train.build import run_view_recipe
 from jcl.views import ViewMaker, ViewRecipe, center_views
 
-QUALITY_IMAGES, QUALITY_VIEWS = 1000, 4  # for the quality without labels: images, and views of each
+_IMAGES, _VIEWS = 1000, 4  # for the quality without labels during training: images, and views of each
 _STEP = 0  # views are drawn as in the first training step
 
 
@@ -107,11 +107,11 @@ def view_sampler(options: ViewOptions, device: torch.device, canvas: int, progre
 
 
 @dataclass(frozen=True, eq=False)
-class Viewer:
-    """A network, its name in tables and plots, and the recipe of the views it sees."""
+class NamedNetwork:
+    """A network, its name in tables and plots, and the recipe of its views."""
 
     name: str
-    network: nn.Module
+    module: nn.Module
     recipe: ViewRecipe
 
 
@@ -139,47 +139,47 @@ def spread_of(features: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def view_spreads(
-    viewers: Sequence[Viewer], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int
+    networks: Sequence[NamedNetwork], source: ImageSource, rows: Tensor, sampler: ViewSampler, views: int
 ) -> tuple[list[ViewSpread], Tensor]:
-    """The spread of `views` views of the images `rows`, the same for each viewer, and the rows that were read."""
-    found: list[list[Tensor]] = [[] for _ in viewers]
-    samples, widths = [], [0] * len(viewers)
+    """The spread of `views` views of the images `rows`, the same for each network, and the rows that were read."""
+    found: list[list[Tensor]] = [[] for _ in networks]
+    samples, widths = [], [0] * len(networks)
     by_recipe: dict[ViewRecipe, list[int]] = {}
-    for number, viewer in enumerate(viewers):
-        by_recipe.setdefault(viewer.recipe, []).append(number)
+    for number, network in enumerate(networks):
+        by_recipe.setdefault(network.recipe, []).append(number)
     with contextlib.ExitStack() as modes:
-        for viewer in viewers:
-            modes.enter_context(evaluation_mode(viewer.network))
+        for network in networks:
+            modes.enter_context(evaluation_mode(network.module))
         for batch in sampler.batches(source, rows, views):
             for recipe, numbers in by_recipe.items():
-                networks = [viewers[number].network for number in numbers]
+                modules = [networks[number].module for number in numbers]
                 for number, features in zip(
-                    numbers, sampler.features(networks, recipe, batch, range(views)), strict=True
+                    numbers, sampler.features(modules, recipe, batch, range(views)), strict=True
                 ):
                     found[number].append(torch.stack(spread_of(features)))
                     widths[number] = features.shape[2]
             samples.append(batch.samples)
     spreads = []
-    for viewer, parts, width in zip(viewers, found, widths, strict=True):
+    for network, parts, width in zip(networks, found, widths, strict=True):
         similarity, variance = torch.cat(parts, dim=1).cpu()
         if bad := int((~similarity.isfinite()).sum()):  # checked last, because it waits for the device
             images = f"{bad:,} of {pluralize(len(similarity), 'image')}"
-            raise RunError(f"{viewer.name} gives zero or non-finite features for {images}; it may have diverged.")
+            raise RunError(f"{network.name} gives zero or non-finite features for {images}; it may have diverged.")
         spreads.append(ViewSpread(similarity, variance, views, width))
     return spreads, torch.cat(samples).cpu()
 
 
 def quality_features(
-    viewer: Viewer, source: ImageSource, sampler: ViewSampler, images: int = QUALITY_IMAGES, views: int = QUALITY_VIEWS
+    network: NamedNetwork, source: ImageSource, sampler: ViewSampler, images: int, views: int
 ) -> QualityFeatures:
     """Features of the center crops and of views of random images, the same for every network."""
-    recipe, found = viewer.recipe, []
+    recipe, found = network.recipe, []
     crop_ratio = FeatureSettings(recipe.size).crop_ratio
-    with evaluation_mode(viewer.network.to(sampler.device)):
+    with evaluation_mode(network.module.to(sampler.device)):
         for batch in sampler.batches(source, sample_rows(source, images, 0), views):
             crops = center_views(batch.pixels, batch.sizes, recipe.size, crop_ratio, recipe.mean, recipe.std)
-            (views_of_batch,) = sampler.features([viewer.network], recipe, batch, range(views))
-            found.append(torch.cat([sampler.encode(viewer.network, crops)[:, None], views_of_batch], dim=1))
+            (views_of_batch,) = sampler.features([network.module], recipe, batch, range(views))
+            found.append(torch.cat([sampler.encode(network.module, crops)[:, None], views_of_batch], dim=1))
     features = torch.cat(found).double()
     return QualityFeatures(features[:, 0], features[:, 1:])
 
@@ -189,9 +189,9 @@ def online_quality(
 ) -> Callable[[], dict[str, float]]:
     """A function that measures `backbone` during training, each time it is called. Every rank measures it all."""
     precision, data = choose_precision(settings.train.precision, device), settings.data
-    viewer = Viewer("the network", backbone, run_view_recipe(settings))
+    network = NamedNetwork("the network", backbone, run_view_recipe(settings))
     sampler = ViewSampler(0, device, precision, canvas=data.canvas, workers=data.workers, skipped=skipped)
-    return lambda: quality_features(viewer, source, sampler).measure()._asdict()
+    return lambda: quality_features(network, source, sampler, _IMAGES, _VIEWS).measure()._asdict()
 
 
 def paired_shares(first: ViewSpread, other: ViewSpread) -> tuple[float, float]:

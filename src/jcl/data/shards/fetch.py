@@ -146,12 +146,12 @@ def _fetch(url: str, file: Path) -> None:
         library = named[1] if named else "'joint-contrastive-learning[shards]'"
         raise DataError(f"Downloading {name} needs an optional library: pip install {library}.") from error
     except Exception as error:  # each file system of fsspec has its own errors
-        raise DataError(f"The shard {name} was not downloaded to {file.parent}: {describe_failure(error)}.") from error
+        raise DataError(f"The shard {name} was not downloaded to {file.parent}: {download_problem(error)}.") from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def describe_failure(error: Exception) -> str:
+def download_problem(error: Exception) -> str:
     """Why a download failed, without a full stop."""
     cause = getattr(error, "reason", None)  # of a URLError
     error = cause if isinstance(cause, OSError) else error
