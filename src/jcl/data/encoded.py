@@ -20,7 +20,7 @@ from torch import Tensor
 
 from jcl.console import pluralize
 from jcl.core import MAX_CHANNELS
-from jcl.data import decode as pillow
+from jcl.data import decode
 from jcl.data.source import RGB, PixelFormat, Refused, UnreadableImage, convert_pixels, evenly_spaced
 from jcl.errors import DataError, import_extra
 
@@ -65,25 +65,25 @@ def decode_as(content: bytes, wanted: PixelFormat, canvas: int | None, name: str
     try:
         found = open_file(content) if wanted != RGB or not _pillow_opens(content) else None
         if found is None or found.read is None:
-            pixels = pillow.decode(content, canvas, name, window)
+            pixels = decode.decode(content, canvas, name, window)
         else:  # 8-bit planes by Pillow's mode L, others by F
             planes = to_tensor(found.read().transpose(2, 0, 1)).numpy()
             if wanted.dtype == torch.uint8 and planes.dtype != np.uint8:
-                planes = pillow.to_bytes(planes, 0.0)
+                planes = decode.to_bytes(planes, 0.0)
             full, placed = (planes.shape[2], planes.shape[1]), (canvas, window, found.orientation)
-            pictures = [pillow.fit(Image.fromarray(np.ascontiguousarray(plane)), full, *placed) for plane in planes]
+            pictures = [decode.fit(Image.fromarray(np.ascontiguousarray(plane)), full, *placed) for plane in planes]
             pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
         return convert_pixels(pixels, wanted)
     except UnreadableImage:
         raise
     except Exception as error:  # decoders raise anything for damaged files
-        raise UnreadableImage(name, pillow.describe_failure(error, content)) from error
+        raise UnreadableImage(name, decode.describe_failure(error, content)) from error
 
 
 def _pillow_opens(content: bytes) -> bool:
     if content.startswith(_TIFF):
         with contextlib.suppress(UnidentifiedImageError):
-            pillow.open_image(content).close()
+            decode.open_image(content).close()
             return True
         return False
     return not content.startswith(_NUMPY) and content[128:132] != _DICOM
@@ -99,7 +99,7 @@ def to_tensor(values: NDArray[Any]) -> Tensor:
         largest = 65_535 if values.dtype.kind == "u" and values.dtype.itemsize == 2 else 1
         values = values.astype(np.float32)
         values /= largest
-        pillow.refuse_not_finite(values)
+        decode.refuse_not_finite(values)
     return torch.from_numpy(values)
 
 
@@ -119,8 +119,8 @@ def _array_file(
 ) -> ImageFile:
     if len(shape) != 3 or 0 in shape or shape[2] > MAX_CHANNELS:
         raise Refused(f"its shape is {shape}, not (h, w, channels) with 1 to {MAX_CHANNELS} channels")
-    if math.prod(shape) * dtype.itemsize > 3 * pillow.PIXEL_LIMIT:
-        raise Refused(pillow.too_large(f"{shape[1]} x {shape[0]} pixels of {pluralize(shape[2], 'channel')}"))
+    if math.prod(shape) * dtype.itemsize > 3 * decode.PIXEL_LIMIT:
+        raise Refused(decode.too_large(f"{shape[1]} x {shape[0]} pixels of {pluralize(shape[2], 'channel')}"))
     if dtype not in (np.uint8, np.uint16):
         more["color"] = False  # views of colors need values from 0 to 1
     deep = dtype not in (np.uint8, np.bool_)
@@ -205,18 +205,18 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
 
 
 def _open_with_pillow(file: Path | bytes) -> ImageFile:
-    with pillow.open_image(file) as image:
-        deep, color = pillow.is_deep(image), image.mode in ("P", "PA") or Image.getmodebase(image.mode) == "RGB"
+    with decode.open_image(file) as image:
+        deep, color = decode.is_deep(image), image.mode in ("P", "PA") or Image.getmodebase(image.mode) == "RGB"
         width, height = image.size
         found = ImageFile(f"{image.format} {image.mode}", height, width, 3 if color else 1, color)
         found = found._replace(pages=getattr(image, "n_frames", 1) if image.format == "TIFF" else 1)
         if not deep and image.mode != "F":
-            return found._replace(deep=pillow.loses_bits(image))
-        orientation = pillow.orientation_of(image)
+            return found._replace(deep=decode.loses_bits(image))
+        orientation = decode.orientation_of(image)
 
     def read() -> NDArray[Any]:
-        with pillow.open_image(file) as image:
-            values = pillow.deep_values(image, file) if deep else np.asarray(image)
+        with decode.open_image(file) as image:
+            values = decode.deep_values(image, file) if deep else np.asarray(image)
         values = values if values.ndim == 3 else values[..., None]
         return values.astype(np.uint16) if image.format in ("PNG", "PPM") else values  # some versions read int32
 
