@@ -52,11 +52,16 @@ def print_line(console: Console, text: str, *, lead: str = "") -> None:
     console.print(line, soft_wrap=True)
 
 
+def describe_skipped(skipped: Mapping[str, str]) -> str:
+    """`Skipped 3 unreadable images, for example a.jpg (truncated).`; empty if there are none."""
+    for name, reason in skipped.items():
+        return f"Skipped {pluralize(len(skipped), 'unreadable image')}, for example {name} ({reason})."
+    return ""
+
+
 def warn_skipped(console: Console, skipped: Mapping[str, str]) -> None:
-    """Print the first unreadable image, the reason and the number of others, if any."""
-    for name, reason in list(skipped.items())[:1]:
-        more = f" and {len(skipped) - 1:,} more" if len(skipped) > 1 else ""
-        print_line(console, f"Left out, because it cannot be read: {name} ({reason}){more}.")
+    if skipped:
+        print_line(console, describe_skipped(skipped))
 
 
 def escape_controls(text: str) -> str:

@@ -31,8 +31,7 @@ def import_(options: commands.ImportOptions) -> None:
     stem = "" if info.stem == "imagenet" else f" with the {info.stem} stem"
     echo(f"Format: {loaded.source}.")
     echo(f"Loaded: {pluralize(loaded.loaded, 'tensor')} of {info.backbone}{stem}, for images of {info.image_size} px.")
-    parts = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())
-    echo(f"Unused: {parts or 'nothing'}.")
+    echo(f"Unused: {loaded.unused_parts}.")
     for note in loaded.notes:
         echo(f"Note: {note}.")
     echo(f"Written to {options.out}. Use it like a run, for example: `jcl knn {shell_quote(options.out)} DATA`.")

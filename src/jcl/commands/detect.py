@@ -171,9 +171,8 @@ def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0,
     if info.channels != 3:
         raise SettingsError(f"{path} takes images of {info.channels} channels. Detectors need three.")
     body = open_body(found.network, info.backbone, info.stem, str(path))
-    skipped = ", ".join(f"{part} ({count})" for part, count in found.unused.items())
     loaded = f"loaded {found.loaded} tensors of {info.backbone} from {path}"
-    note = f"{loaded} ({found.source}); left out: {skipped or 'none'}"
+    note = f"{loaded} ({found.source}); not used: {found.unused_parts}"
     return InitialBackbone(body, info.backbone, info.mean, info.std, note, path.name or path.resolve().name)
 
 

@@ -22,7 +22,7 @@ from jcl.export.backbone_file import BackboneInfo, backbone_info, weights_of
 from jcl.export.hub import CONFIG, download_repository, library_errors
 from jcl.export.reading import WeightsFile, read_weights
 from jcl.paths import expand_user, hub_name, suggest_path
-from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints
+from jcl.runs.checkpoint import list_checkpoints, read_tensors, search_checkpoints, select_prefix
 from jcl.runs.folder import RunFolder
 from jcl.settings.resolved import InitialWeights, ResolvedSettings
 from jcl.settings.schema import Settings
@@ -44,6 +44,10 @@ class LoadedBackbone:
     unused: dict[str, int]  # number of tensors in each part of the file that was not loaded
     notes: tuple[str, ...]
     epoch: float | None  # of a checkpoint
+
+    @property
+    def unused_parts(self) -> str:
+        return ", ".join(f"{part} ({count:,})" for part, count in self.unused.items()) or "nothing"
 
 
 def load_backbone(path: str | Path, backbone: str | None = None) -> nn.Module:
@@ -88,11 +92,10 @@ def checkpoint_run(path: Path) -> Path | None:
 
 
 def _read_checkpoint(path: Path, folder: RunFolder) -> WeightsFile:
-    prefix = "model.query_encoder.backbone."
     tensors, metadata = read_tensors(path)
     if "step" not in metadata:
         raise RunError(f"{path} is not a checkpoint of this tool; give the run folder or another file.")
-    tensors = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    tensors = select_prefix(tensors, "model.query_encoder.backbone.")
     # The feature width is measured when the network is built.
     info = backbone_info(folder.settings(), feature_width=0)
     epoch = int(metadata["step"]) / max(1, int(metadata.get("steps_per_epoch", 1)))
@@ -109,8 +112,8 @@ def read_moco_checkpoint(path: Path) -> tuple[BackboneInfo, dict[str, Tensor]] |
     prefix = queues[0].removesuffix("queue") if queues else ""
     state: dict[str, Tensor] = {}
     for encoder, place in (("query_encoder", f"{prefix}encoder_q."), ("key_encoder", f"{prefix}encoder_k.")):
-        own = {name.removeprefix(place): value for name, value in weights.tensors.items() if name.startswith(place)}
-        head = {name.removeprefix("fc."): value for name, value in own.items() if name.startswith("fc.")}
+        own = select_prefix(weights.tensors, place)
+        head = select_prefix(own, "fc.")
         if not (queues and head):
             return None
         loaded = load_network(replace(weights, tensors=own), None, None)
@@ -147,7 +150,7 @@ def load_network(weights: WeightsFile, backbone: str | None, image_size: int | N
     network, width = build_backbone(name, stem=stem, image_size=size, channels=len(described.mean))
     expected = network.state_dict()
     prefix = _prefix(weights, tensors, expected, name)
-    found = {part.removeprefix(prefix): value for part, value in tensors.items() if part.startswith(prefix)}
+    found = select_prefix(tensors, prefix)
     _check_match(weights, found, expected, f"{name} at {size} px")
     loaded = {part: found[part] for part in expected if part in found}
     network.load_state_dict(loaded, strict=False)
@@ -315,8 +318,7 @@ def initial_tensors(
         new.append(f"{', '.join(sorted(fresh))}, because the weights have the {loaded.info.stem} stem, not {stem}")
     if fitted and fitted not in fresh:
         lines.append(f"fitted: {fitted} from {had} to {pluralize(channels, 'channel')}, by the mean over them")
-    unused = ", ".join(f"{part} ({count:,})" for part, count in loaded.unused.items())
-    lines.append(f"new: {' and '.join(new)}; not used from the weights: {unused or 'nothing'}")
+    lines.append(f"new: {' and '.join(new)}; not used from the weights: {loaded.unused_parts}")
     return kept, lines + [f"note: {note}" for note in loaded.notes if not note.startswith("ignored")]
 
 

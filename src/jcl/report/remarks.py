@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
-from jcl.console import pluralize
+from jcl.console import describe_skipped, pluralize
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.report.contents import RunContents
 from jcl.runs.folder import RunFolder
@@ -79,9 +79,8 @@ def _notes(run: RunContents) -> Iterator[str]:
     if best is not None and best["knn_top1"] - (final := knn[-1]["knn_top1"]) > _KNN_DROP:
         top = f"{best['knn_top1']:.1f} % at epoch {best['epoch']:g}"
         yield f"The kNN accuracy has fallen from {top} to {final:.1f} %."
-    for name, reason in list(run.skipped.items())[:1]:
-        images = pluralize(len(run.skipped), "unreadable image")
-        yield f"Skipped {images}, for example {name} ({reason}). skipped.txt lists them all."
+    if run.skipped:
+        yield f"{describe_skipped(run.skipped)} skipped.txt lists them all."
 
 
 def _values(run: RunContents, name: str) -> list[Any]:

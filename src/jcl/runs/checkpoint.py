@@ -150,7 +150,7 @@ def _make_room(folder: Path) -> bool:
 def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> Progress:
     """Restore model and optimizer in place from `path`; returns how far the run was."""
     tensors, metadata = _read_checkpoint(path)
-    load_weights(learner, _model_weights(tensors), path)
+    load_weights(learner, select_prefix(tensors, "model."), path)
     try:
         _restore_optimizer(optimizer, tensors, json.loads(metadata["optimiser"]))
         progress = Progress(window=tensors["progress.window"].to(device))
@@ -164,7 +164,7 @@ def load_checkpoint(path: Path, learner: nn.Module, optimizer: torch.optim.Optim
 def read_learner(path: Path) -> tuple[dict[str, Tensor], int]:
     """The weights of the learner (both encoders and the queue) in a checkpoint, and its step."""
     tensors, metadata = _read_checkpoint(path)
-    return _model_weights(tensors), int(metadata["step"])
+    return select_prefix(tensors, "model."), int(metadata["step"])
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
@@ -185,8 +185,9 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> str:
     return str(list(tensors[name].shape)) if name in tensors else "missing"
 
 
-def _model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
+def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix`, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -313,8 +314,7 @@ def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
     """Load the state of each parameter and the learning rate; weight decay and the like stay as the settings say."""
     state: dict[int, dict[str, Any]] = {}
-    entries = {name.removeprefix("optimiser."): v for name, v in tensors.items() if name.startswith("optimiser.")}
-    for name, value in (entries | rest["numbers"]).items():
+    for name, value in (select_prefix(tensors, "optimiser.") | rest["numbers"]).items():
         index, _, key = name.partition(".")
         state.setdefault(int(index), {})[key] = value
     saved, own = ([len(group["params"]) for group in groups] for groups in (rest["groups"], optimizer.param_groups))

@@ -5,7 +5,7 @@ import glob
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -111,14 +111,10 @@ class TrainingFolder:
         try:
             yield
         except (DataError, Diverged, OutOfMemory, SettingsError, KeyboardInterrupt):
-            self.remove_unless_started(keep)
+            for path in () if self.checkpoints.exists() else self.first_files:
+                if path not in keep:
+                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             raise
-
-    def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
-        """Remove the files of a training that has no checkpoint yet."""
-        for path in () if self.checkpoints.exists() else self.first_files:
-            if path not in keep:
-                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def resumable(self) -> Iterator[None]:
