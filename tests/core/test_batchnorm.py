@@ -1,6 +1,7 @@
 import copy
 
 import pytest
+import timm
 import torch
 from torch import nn
 from torchvision.models import resnet18
@@ -111,6 +112,19 @@ def test_conversion_keeps_weights_statistics_and_eval_output():
     images = torch.randn(3, 3, 32, 32)
     assert torch.equal(plain.eval()(images), grouped.eval()(images))
     assert sum(isinstance(module, GroupedBatchNorm2d) for module in grouped.modules()) == 20
+
+
+@pytest.mark.parametrize("name", ["test_efficientnet", "mobilenetv3_small_050", "regnety_002"])
+def test_batch_norm_with_an_activation_keeps_it(name):
+    plain = timm.create_model(name, num_classes=4)
+    grouped = group_batch_norm(copy.deepcopy(plain))
+    assert plain.state_dict().keys() == grouped.state_dict().keys()
+    images = torch.randn(8, 3, 32, 32)
+    set_batch_norm_groups(grouped, 2)
+    whole = torch.cat([plain(images[:4]), plain(images[4:])])
+    torch.testing.assert_close(grouped(images), whole, rtol=1e-4, atol=1e-4)
+    grouped.load_state_dict(plain.state_dict())
+    assert torch.equal(plain.eval()(images), grouped.eval()(images))
 
 
 def test_batch_that_cannot_be_split_is_named():

@@ -85,6 +85,17 @@ class GroupedBatchNorm2d(GroupedBatchNorm, nn.BatchNorm2d):
     """Grouped batch norm of (N, C, H, W) inputs."""
 
 
+class GroupedBatchNormAct2d(GroupedBatchNorm2d):
+    """Grouped form of timm's `BatchNormAct2d`, which also drops values and applies an activation."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        output: Tensor = self.act(self.drop(super().forward(input, residual, relu)))
+        return output
+
+
 GROUPED: dict[type[nn.Module], type[GroupedBatchNorm]] = {
     nn.BatchNorm1d: GroupedBatchNorm1d,
     nn.BatchNorm2d: GroupedBatchNorm2d,
@@ -96,11 +107,12 @@ def has_batch_norm(module: nn.Module) -> bool:
 
 
 def group_batch_norm(module: ModuleType) -> ModuleType:
-    """Turn every `BatchNorm1d` and `BatchNorm2d` into its grouped form; other kinds of batch norm raise."""
+    """Turn every batch norm layer into its grouped form; kinds that have none raise."""
     for layer in module.modules():
         if not isinstance(layer, nn.modules.batchnorm._BatchNorm) or isinstance(layer, GroupedBatchNorm):
             continue
-        kind = GROUPED.get(type(layer))
+        of_timm = type(layer).__name__ == "BatchNormAct2d"
+        kind = GroupedBatchNormAct2d if of_timm else GROUPED.get(type(layer))
         if kind is None or not layer.affine or not layer.track_running_stats or layer.momentum is None:
             problem = f"The backbone has a {type(layer).__name__} layer, which cannot be split into BN groups"
             raise SettingsError(f"{problem}; set model.bn_groups=1 or use a backbone with plain BatchNorm2d layers.")
