@@ -111,10 +111,14 @@ class TrainingFolder:
         try:
             yield
         except (DataError, Diverged, OutOfMemory, SettingsError, KeyboardInterrupt):
-            for path in () if self.checkpoints.exists() else self.first_files:
-                if path not in keep:
-                    shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+            self.remove_unless_started(keep)
             raise
+
+    def remove_unless_started(self, keep: Collection[Path] = ()) -> None:
+        """Remove the files of a training that has no checkpoint yet."""
+        for path in () if self.checkpoints.exists() else self.first_files:
+            if path not in keep:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def resumable(self) -> Iterator[None]:
