@@ -53,6 +53,6 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def path_in(location: str) -> Path:
+def location_path(location: str) -> Path:
     """The path in a location of images; of `hf:FOLDER:SPLIT` the folder."""
     return Path(hub_name(location).partition(":")[0] or location)

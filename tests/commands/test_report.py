@@ -15,7 +15,7 @@ from rich.console import Console
 
 from jcl.commands.inputs import distinct_names
 from jcl.commands.pretrain import pretrain
-from jcl.commands.report import _measured, gather, read_run, write_report
+from jcl.commands.report import _measured, collect_run, read_run, write_report
 from jcl.commands.report_sample import example_views
 from jcl.data import ImageData, open_data, write_shards
 from jcl.report.contents import Metric, NamedImage, NeighbourRow, RunContents
@@ -32,17 +32,17 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def arrays(page_runs: Path) -> RunContents:
-    return gather(page_runs / "arrays/run", "arrays", CPU)
+    return collect_run(page_runs / "arrays/run", "arrays", CPU)
 
 
 @pytest.fixture(scope="module")
 def evil(page_runs: Path) -> RunContents:
-    return gather(page_runs / "evil/run", "</title><script>x", CPU)
+    return collect_run(page_runs / "evil/run", "</title><script>x", CPU)
 
 
 @pytest.fixture(scope="module")
 def plain(page_runs: Path) -> RunContents:
-    return gather(page_runs / "plain", "plain", CPU)
+    return collect_run(page_runs / "plain", "plain", CPU)
 
 
 def read(paths: list[Path], file: Path) -> Reader:
@@ -294,7 +294,7 @@ def test_figures_measured_in_different_ways_stand_in_rows_of_their_own(page_runs
 
 
 def test_equal_runs_are_looked_at_equally(page_runs: Path, arrays: RunContents, plain: RunContents) -> None:
-    first, again = arrays.sample, gather(page_runs / "arrays/run", "again", CPU).sample
+    first, again = arrays.sample, collect_run(page_runs / "arrays/run", "again", CPU).sample
     assert first is not None and again is not None and first.knn == again.knn and len(first.knn) == 3
     assert (first.bank, first.queries, first.from_test_set) == (34, 10, True)
     assert first.spread is not None and again.spread is not None

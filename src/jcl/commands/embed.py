@@ -22,7 +22,7 @@ from jcl.evaluate.features import labels_of
 from jcl.evaluate.neighbours import Neighbours, nearest_neighbours
 from jcl.export.backbone_file import weights_digest
 from jcl.export.loading import open_backbone
-from jcl.paths import expand_user, path_in, printable
+from jcl.paths import expand_user, location_path, printable
 from jcl.report.contents import NamedImage, NeighbourRow
 from jcl.report.figures import draw_neighbours
 from jcl.settings.commands import EmbedOptions, NeighboursOptions
@@ -189,7 +189,7 @@ def _read_images(table: FeatureTable, rows: set[int]) -> dict[tuple[str, str], T
     """The images of some rows of an index by split and name, read from the data it was made from."""
     location = table.info.data
     # The file may be untrusted, so URLs in it are not opened.
-    if location not in KNOWN_SETS and not path_in(location).is_absolute():
+    if location not in KNOWN_SETS and not location_path(location).is_absolute():
         raise DataError(f"The images of the index are from {location}, which is not fetched again.")
     data = open_data(location, download=False)
     wanted = {(table.splits[row], table.names[row]) for row in rows}

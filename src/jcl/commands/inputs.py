@@ -30,7 +30,7 @@ from jcl.evaluate.knn import KnnResult
 from jcl.export.backbone_file import BackboneInfo
 from jcl.export.loading import LIBRARIES, checkpoint_run, initial_facts, open_backbone
 from jcl.export.reading import WeightsFile
-from jcl.paths import cache_folder, expand_user, hub_name, path_in
+from jcl.paths import cache_folder, expand_user, hub_name, location_path
 from jcl.runs.folder import RunFolder
 from jcl.runs.json_object import is_number, read_object, write_object
 from jcl.settings.resolved import DataFacts
@@ -56,8 +56,8 @@ def open_run_data(settings: Settings, console: Console) -> ImageData:
 def require_data(settings: Settings, remedy: str, console: Console) -> None:
     """Raise if the images of a run have moved; print what will be downloaded, and to where."""
     location, root = settings.data.location, expand_user(settings.data.root)
-    if path_in(location).is_absolute():
-        if not is_shard_location(location) and not path_in(location).exists():
+    if location_path(location).is_absolute():
+        if not is_shard_location(location) and not location_path(location).exists():
             raise DataError(f"The images that the run was trained on are no longer at {location}; {remedy}.")
     elif location != DEMO_SET:
         stored = "" if hub_name(location) else f", stored in {root if settings.data.root else default_root()}"
@@ -87,7 +87,7 @@ def with_absolute_location(settings: Settings) -> Settings:
 
 def refuse_inside_data(folder: Path, location: str) -> None:
     """Raise if output would be written into the folder of the images, where it would be read as images next time."""
-    data = path_in(location)
+    data = location_path(location)
     if location not in KNOWN_SETS and data.is_dir() and folder.resolve().is_relative_to(data.resolve()):
         raise RunError(f"The folder {folder} is inside the image folder {data}; choose another --out.")
 

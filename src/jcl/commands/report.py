@@ -19,7 +19,7 @@ from jcl.data.named import KNOWN_SETS, data_warnings
 from jcl.distributed.device import choose_device
 from jcl.errors import DataError, JclError, RunError, SettingsError
 from jcl.evaluate.baselines import Estimate, estimate
-from jcl.paths import expand_user, path_in
+from jcl.paths import expand_user, location_path
 from jcl.report.contents import Metric, RunContents
 from jcl.report.page import missing_sections, render_page
 from jcl.report.tables import METRICS
@@ -73,7 +73,8 @@ def write_report(
     target = choose_device(device)
     if file.is_dir():
         raise RunError(f"{file} is a folder; give a file name such as {file / 'report.html'}.")
-    runs = [gather(path, name, target, data) for path, name in zip(paths, names or distinct_names(paths), strict=True)]
+    named = zip(paths, names or distinct_names(paths), strict=True)
+    runs = [collect_run(path, name, target, data) for path, name in named]
     page = render_page(runs, title, note)
     old_page = file.read_text(encoding="utf-8", errors="replace") if file.is_file() and not force else ""
     if lost := missing_sections(old_page, page):
@@ -90,7 +91,7 @@ def write_report(
     return runs, figures
 
 
-def gather(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
+def collect_run(path: Path, name: str, device: torch.device, data: ImageData | None = None) -> RunContents:
     """Everything the page shows of a run; `missing` says what could not be made and why."""
     run = read_run(path, name)
     try:
@@ -131,7 +132,7 @@ def read_run(path: Path, name: str) -> RunContents:
 def _reopen_data(settings: Settings) -> ImageData:
     """The training images, if they are still there; nothing is downloaded."""
     location = settings.data.location
-    if location not in KNOWN_SETS and not path_in(location).is_absolute():
+    if location not in KNOWN_SETS and not location_path(location).is_absolute():
         raise DataError(f"{location} is not fetched again.")
     return open_run_data(with_values(settings, {"data.download": False, "data.strict": False}), Console(quiet=True))
 

@@ -154,7 +154,7 @@ def survey_headers(source: ImageSource, windows: bool) -> list[str]:
 
 def _unusual(image: ImageFile) -> list[str]:
     long = max(image.width, image.height) > MAX_ASPECT * min(image.width, image.height)
-    holds = (image.deep, long, image.pages > 1, image.read is None and image.channels == 1)
+    holds = (image.high_depth, long, image.pages > 1, image.read is None and image.channels == 1)
     return [kind for kind, held in zip(_UNUSUAL, holds, strict=True) if held]
 
 

@@ -68,11 +68,11 @@ def decode(file: Path | bytes, canvas: int | None = None, name: str = "", window
     name = name or (str(file) if isinstance(file, Path) else "in memory")
     try:
         with open_image(file) as image:
-            deep, orientation = is_deep(image), orientation_of(image)  # reading EXIF may load the pixels
+            high_depth, orientation = has_high_depth(image), orientation_of(image)  # reading EXIF may load the pixels
             full, box = image.size, _window(image.size, canvas, window)
             if canvas is not None:  # JPEG only: decode at the smallest of 1/1, 1/2, 1/4, 1/8 that is large enough
-                image.draft(None, _fitted(full, canvas, max(box[2] - box[0], box[3] - box[1])))
-            picture = fit(_to_rgb(image, deep, file), full, canvas, window, orientation)
+                image.draft(None, _fitted_size(full, canvas, max(box[2] - box[0], box[3] - box[1])))
+            picture = fit_to_canvas(_to_rgb(image, high_depth, file), full, canvas, window, orientation)
     except Exception as error:  # decoders raise anything for damaged files
         raise UnreadableImage(name, describe_failure(error, file)) from error
     return to_planes(picture)
@@ -84,7 +84,7 @@ def to_planes(picture: Image.Image) -> Tensor:
     return torch.frombuffer(bytearray(planes), dtype=torch.uint8).view(3, picture.height, picture.width)
 
 
-def fit(
+def fit_to_canvas(
     picture: Image.Image, full: tuple[int, int], canvas: int | None, window: float | None, orientation: int
 ) -> Image.Image:
     """Cut a picture of an image of size `full` to its window, scale it down to the canvas and turn it upright."""
@@ -94,7 +94,7 @@ def fit(
         left, top, right, bottom = box
         picture = picture.crop((round(left * across), round(top * down), round(right * across), round(bottom * down)))
     if canvas is not None and max(picture.size) > canvas:
-        picture = picture.resize(_fitted(picture.size, canvas, max(picture.size)), Image.Resampling.BILINEAR)
+        picture = picture.resize(_fitted_size(picture.size, canvas, max(picture.size)), Image.Resampling.BILINEAR)
     return picture.transpose(_TRANSPOSE[orientation]) if orientation in _TRANSPOSE else picture
 
 
@@ -103,7 +103,7 @@ def open_image(file: Path | bytes) -> Image.Image:
     if not (file if isinstance(file, bytes) else file.stat().st_size):
         raise Refused("the file is empty")
     image = Image.open(io.BytesIO(file) if isinstance(file, bytes) else file, formats=_known_formats())
-    size = 6 if image.mode == "RGB" and is_deep(image) else 4 if image.mode in ("I", "F") else 3
+    size = 6 if image.mode == "RGB" and has_high_depth(image) else 4 if image.mode in ("I", "F") else 3
     limit = 3 * PIXEL_LIMIT // size  # so that images of more bits take no more memory
     if image.width * image.height > limit:
         raise Refused(too_large(f"{image.width} x {image.height} pixels", limit))
@@ -132,7 +132,7 @@ def _window(size: tuple[int, int], canvas: int | None, place: float | None) -> t
     return left, top, left + min(width, length), top + min(height, length)
 
 
-def _fitted(size: tuple[int, int], canvas: int, longer: int) -> tuple[int, int]:
+def _fitted_size(size: tuple[int, int], canvas: int, longer: int) -> tuple[int, int]:
     """The size (width, height) scaled so that `longer` pixels fit the canvas, rounded down."""
     return size if longer <= canvas else (max(1, size[0] * canvas // longer), max(1, size[1] * canvas // longer))
 
@@ -145,12 +145,12 @@ def orientation_of(image: Image.Image) -> int:
         return 1
 
 
-def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes) -> Image.Image:
+def _to_rgb(image: Image.Image, high_depth: bool, file: Path | bytes) -> Image.Image:
     """Decode the pixels and convert any mode to 8-bit RGB."""
     if image.mode == "F":
         image = Image.fromarray(to_bytes(np.asarray(image), 1.0))
-    elif deep:
-        values = deep_values(image, file)
+    elif high_depth:
+        values = high_depth_values(image, file)
         depth = next((bits for bits in _DEPTHS if values.max() < 1 << bits), _DEPTHS[-1])
         image = Image.fromarray(to_bytes(values, 2.0**depth - 1))
     elif image.has_transparency_data:
@@ -162,7 +162,7 @@ def _to_rgb(image: Image.Image, deep: bool, file: Path | bytes) -> Image.Image:
     return image
 
 
-def is_deep(image: Image.Image) -> bool:
+def has_high_depth(image: Image.Image) -> bool:
     """Whether an opened image, whose pixels are not loaded, has integers of more than 8 bits."""
     return image.mode.startswith("I") or "'RGB;16" in str(getattr(image, "tile", ""))
 
@@ -173,7 +173,7 @@ def loses_bits(image: Image.Image) -> bool:
     return any(";16" in str(each) or (image.format == "PPM" and each[-1] > 255) for each in arguments)
 
 
-def deep_values(image: Image.Image, file: Path | bytes) -> NDArray[Any]:
+def high_depth_values(image: Image.Image, file: Path | bytes) -> NDArray[Any]:
     """The values of an image of more than 8 bits, gray (h, w) or RGB (h, w, 3)."""
     values = np.asarray(image)
     if image.mode == "RGB":  # Pillow reads the high bytes

@@ -37,7 +37,7 @@ class ImageFile(NamedTuple):
     width: int
     channels: int
     color: bool = True  # three channels are red, green and blue
-    deep: bool = False  # values have more than 8 bits, of which `decode.py` keeps 8
+    high_depth: bool = False  # values have more than 8 bits, of which `decode.py` keeps 8
     read: Callable[[], NDArray[Any]] | None = None  # the values (height, width, channels)
     orientation: int = 1  # of EXIF
     pages: int = 1
@@ -45,7 +45,7 @@ class ImageFile(NamedTuple):
     @property
     def format(self) -> PixelFormat:
         """The format that keeps every value; 8-bit RGB for photographs, gray ones too."""
-        dtype = torch.float32 if self.deep else torch.uint8
+        dtype = torch.float32 if self.high_depth else torch.uint8
         return PixelFormat(self.channels, dtype, self.color) if self.read else RGB
 
 
@@ -71,8 +71,9 @@ def decode_as(content: bytes, wanted: PixelFormat, canvas: int | None, name: str
             if wanted.dtype == torch.uint8 and planes.dtype != np.uint8:
                 planes = decode.to_bytes(planes, 0.0)
             full, placed = (planes.shape[2], planes.shape[1]), (canvas, window, found.orientation)
-            pictures = [decode.fit(Image.fromarray(np.ascontiguousarray(plane)), full, *placed) for plane in planes]
-            pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures]))
+            pictures = [Image.fromarray(np.ascontiguousarray(plane)) for plane in planes]
+            fitted = [np.asarray(decode.fit_to_canvas(picture, full, *placed)) for picture in pictures]
+            pixels = torch.from_numpy(np.stack(fitted))
         return convert_pixels(pixels, wanted)
     except UnreadableImage:
         raise
@@ -123,8 +124,8 @@ def _array_file(
         raise Refused(decode.too_large(f"{shape[1]} x {shape[0]} pixels of {pluralize(shape[2], 'channel')}"))
     if dtype not in (np.uint8, np.uint16):
         more["color"] = False  # views of colors need values from 0 to 1
-    deep = dtype not in (np.uint8, np.bool_)
-    return ImageFile(f"{kind} {dtype.name} x {shape[2]}", *shape, deep=deep, read=read, **more)
+    high_depth = dtype not in (np.uint8, np.bool_)
+    return ImageFile(f"{kind} {dtype.name} x {shape[2]}", *shape, high_depth=high_depth, read=read, **more)
 
 
 def _open_numpy(file: Path | bytes) -> ImageFile:
@@ -206,21 +207,21 @@ def _open_tiff(file: Path | bytes) -> ImageFile:
 
 def _open_with_pillow(file: Path | bytes) -> ImageFile:
     with decode.open_image(file) as image:
-        deep, color = decode.is_deep(image), image.mode in ("P", "PA") or Image.getmodebase(image.mode) == "RGB"
-        width, height = image.size
+        color = image.mode in ("P", "PA") or Image.getmodebase(image.mode) == "RGB"
+        high_depth, (width, height) = decode.has_high_depth(image), image.size
         found = ImageFile(f"{image.format} {image.mode}", height, width, 3 if color else 1, color)
         found = found._replace(pages=getattr(image, "n_frames", 1) if image.format == "TIFF" else 1)
-        if not deep and image.mode != "F":
-            return found._replace(deep=decode.loses_bits(image))
+        if not high_depth and image.mode != "F":
+            return found._replace(high_depth=decode.loses_bits(image))
         orientation = decode.orientation_of(image)
 
     def read() -> NDArray[Any]:
         with decode.open_image(file) as image:
-            values = decode.deep_values(image, file) if deep else np.asarray(image)
+            values = decode.high_depth_values(image, file) if high_depth else np.asarray(image)
         values = values if values.ndim == 3 else values[..., None]
         return values.astype(np.uint16) if image.format in ("PNG", "PPM") else values  # some versions read int32
 
-    return found._replace(deep=True, read=read, orientation=orientation)
+    return found._replace(high_depth=True, read=read, orientation=orientation)
 
 
 @runtime_checkable
@@ -277,5 +278,5 @@ def _common_format(found: dict[str, ImageFile], wanted: int | None) -> PixelForm
             raise DataError(f"{name} has {pluralize(format.channels, 'channel')}, but {needed}.")
     if channels == 3 and (RGB in formats or not formats):
         return RGB
-    deep = any(format.dtype != torch.uint8 for format in formats)
-    return PixelFormat(channels, torch.float32 if deep else torch.uint8, all(format.color for format in formats))
+    high_depth = any(format.dtype != torch.uint8 for format in formats)
+    return PixelFormat(channels, torch.float32 if high_depth else torch.uint8, all(format.color for format in formats))

@@ -48,7 +48,7 @@ def _is_special(path: Path) -> bool:
     return path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir())
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_regular_file(path: Path, flags: int) -> int:
     """Open a file of a run folder; it must be a regular file without other names, or new."""
     if not _is_special(path):
         # O_NOFOLLOW, because a link may take its place meanwhile; O_NONBLOCK, because a pipe would wait for a reader.
@@ -62,7 +62,7 @@ def open_own(path: Path, flags: int) -> int:
 
 def append_to(path: Path) -> BinaryIO:
     """Open a file of a run folder, which may be new, to append to it without a buffer."""
-    return os.fdopen(open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
+    return os.fdopen(open_regular_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0)
 
 
 def remove_partial_files(folder: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jcl.errors import RunError
-from jcl.runs.atomic import open_own
+from jcl.runs.atomic import open_regular_file
 
 NAME = ".lock"
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -20,7 +20,7 @@ _MAX_OWNER_BYTES = 4096
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder; False where the file system has no locks."""
     try:
-        with os.fdopen(open_own(folder / NAME, os.O_RDONLY), "rb") as file:
+        with os.fdopen(open_regular_file(folder / NAME, os.O_RDONLY), "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that several processes can check at once
     except BlockingIOError:
         return True
@@ -41,7 +41,7 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             stack.callback(_release, file, _acquire(file))
-            with os.fdopen(open_own(file, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as owner:
+            with os.fdopen(open_regular_file(file, os.O_WRONLY | os.O_TRUNC), "w", encoding="utf-8") as owner:
                 owner.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         except BlockingIOError:
             raise RunError(f"{_owner(file)} is training in {folder}; wait for it to end, or stop it.") from None
@@ -55,7 +55,7 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
 
 def _acquire(file: Path, mode: int = os.O_RDONLY) -> int:
     """Open for reading, so that the file system can still be remounted read-only; network file systems need more."""
-    descriptor = open_own(file, mode | os.O_CREAT)
+    descriptor = open_regular_file(file, mode | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
