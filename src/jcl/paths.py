@@ -1,5 +1,6 @@
 """Paths as users write them, and the cache folder."""
 
+import contextlib
 import difflib
 import errno
 import os
@@ -17,6 +18,15 @@ def expand_user(path: str | Path) -> Path:
 def cache_folder() -> Path:
     """The user's cache folder for this package."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jcl"
+
+
+def keep_compiled_code() -> None:
+    """Let `torch.compile` store its code in the user's cache folder rather than in /tmp, which a restart empties."""
+    with contextlib.suppress(OSError, RuntimeError):  # no home, or a read-only one: in /tmp
+        folder = cache_folder() / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
 def read_file(path: Path, error: type[JclError]) -> bytes:

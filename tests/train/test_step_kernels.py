@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
+from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
 from jcl.commands.inputs import data_facts, open_run_data
 from jcl.data import BatchLoader
@@ -92,6 +93,18 @@ def test_a_missing_compiler_is_named_with_the_way_to_train_without_it(npz):
     options = {"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}
     with torch._inductor.config.patch(options), pytest.raises(SettingsError, match=r"no-such-compiler.*train\.compile"):
         train(tiny_settings(npz, "jcl", train__compile=True))
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_compiled_code_is_kept_in_the_cache_folder(npz, prepared, tmp_path, monkeypatch, writable):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    if not writable:
+        (tmp_path / "jcl").touch()
+    train(tiny_settings(npz, "jcl", train__compile=True, train__epochs=1))
+    assert (default_cache_dir() != cache_dir()) == writable
+    assert (cache_dir() == str(tmp_path / "jcl" / "compiled")) == writable
 
 
 def test_other_errors_stay_as_they_are():

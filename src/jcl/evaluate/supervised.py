@@ -29,6 +29,7 @@ from jcl.distributed.device import autocast, choose_precision
 from jcl.evaluate.classification import ClassificationTask, Scores, class_positions, scores
 from jcl.evaluate.features import FeatureSettings
 from jcl.evaluate.folders import ClassifierFolder
+from jcl.paths import keep_compiled_code
 from jcl.random import CLASSIFIER_INIT, RANDOM_LAYERS, generator, hash_words
 from jcl.runs.checkpoint import Progress, checkpoint_to_resume, load_checkpoint
 from jcl.runs.folder import read_skipped
@@ -125,6 +126,7 @@ class ClassifierTask(TrainingTask):
         self._step = torch.zeros((), dtype=torch.int64, device=self.device)  # a tensor avoids recompilation
         self.network.train()
         if compiled:
+            keep_compiled_code()
             self.network.backbone.compile(dynamic=False)
 
     def batches(self, epoch: int, start: int) -> Iterator[ImageBatch]:

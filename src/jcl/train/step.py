@@ -23,6 +23,7 @@ from jcl.data import ImageBatch
 from jcl.distributed.device import autocast
 from jcl.distributed.group import GradientBuffer, Ranks, average_statistics
 from jcl.errors import SettingsError, first_line
+from jcl.paths import keep_compiled_code
 from jcl.views import ViewMaker, ViewRecipe
 
 STEPS_BEFORE_RECORDING = 3  # to compile, choose kernels and create the optimizer's state
@@ -111,6 +112,7 @@ class TrainingStep:
         if options.compiled:
             # The loss is computed in full float32 on purpose.
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            keep_compiled_code()
             learner.compile_parts()
 
     @explain_compiler_errors()
