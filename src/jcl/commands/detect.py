@@ -39,23 +39,20 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
     wanted = DetectionFolder(options.out or Path("runs") / f"detect-{options.values['task']}")
     with run_context(options.device, RANK_TIMEOUT, console) as context:
         ranks = context.ranks
-        start = fail_together(ranks, lambda: open_initial_backbone(**options.values))
-        known = {"backbone": start.name, "mean": start.mean, "std": start.std, "label": start.label}
-        settings = fail_together(ranks, lambda: options.settings(**known))
+        with fail_together(ranks):
+            start = open_initial_backbone(**options.values)
+            settings = options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
 
         def find() -> DetectionFolder | None:
             return unfinished_folder(wanted, lambda found: found.settings() == settings) if numbered else wanted
 
         if (begun := context.folder_to_continue(find)) is not None:
             return _resume(DetectionFolder(begun), options, context)
-
-        def prepare() -> DetectionJob:
+        with fail_together(ranks):
             coco_module("cocoeval")
             if ranks.first and not numbered:
                 wanted.refuse_occupied()
-            return DetectionJob(settings, context, options.worker_count, start)
-
-        job = fail_together(ranks, prepare)
+            job = DetectionJob(settings, context, options.worker_count, start)
         with context.starting(wanted, numbered=numbered) as folder, folder.resumable():
             context.on_first(lambda: folder.create(settings))
             return _train(job, folder, options.pictures)
@@ -80,20 +77,16 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
     if (coco := options.coco()) is not None:
         settings = settings.model_copy(update={"coco": coco, "overfit": None})
     with run_context(options.device, settings.rank_timeout, console) as context:
-        ranks = context.ranks
-
-        def prepare() -> tuple[DetectionJob, Progress]:
+        with fail_together(context.ranks):
             coco_module("cocoeval")
             if output is not None:
                 output.refuse_occupied()
             job = DetectionJob(settings, context, options.worker_count, start=None)
-            return job, job.load(checkpoint)
-
-        job, progress = fail_together(ranks, prepare)
+            progress = job.load(checkpoint)
         results, figures = job.evaluate()
         summary = job.summary(figures, progress)
         del summary["train_images"]  # belongs to the test data, which may be another dataset
-        if output is not None and ranks.first:
+        if output is not None and context.ranks.first:
             make_folder(output.path)
             output.write_results(results)
             output.write_summary(summary)
@@ -102,19 +95,17 @@ def evaluate_detector(path: Path, options: DetectOptions, *, console: Console = 
 
 def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext) -> DetectionFolder:
     ranks = context.ranks
-    settings = fail_together(ranks, folder.settings)
+    with fail_together(ranks):
+        settings = folder.settings()
     if ranks.any(folder.summary_file.exists()):
         context.log(f"The detector in {folder.path} has finished; nothing to resume.")
         return folder
-
-    def prepare() -> tuple[DetectionJob, Path | None]:
-        folder.refuse_links()
-        checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)
-        start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
-        return DetectionJob(settings, context, options.worker_count, start), checkpoint
-
     with context.locked(folder.path), folder.resumable():
-        job, checkpoint = fail_together(ranks, prepare)
+        with fail_together(ranks):
+            folder.refuse_links()
+            checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)
+            start = None if checkpoint else open_initial_backbone(settings.init, settings.backbone, settings.seed)
+            job = DetectionJob(settings, context, options.worker_count, start)
         return _train(job, folder, options.pictures, checkpoint)
 
 
@@ -124,7 +115,8 @@ def _train(
     settings, context, ranks = job.settings, job.context, job.context.ranks
     progress = Progress(ranks=ranks.count)
     if checkpoint is not None:
-        progress = fail_together(ranks, lambda: job.load(checkpoint))
+        with fail_together(ranks):
+            progress = job.load(checkpoint)
         if progress.ranks != ranks.count:
             began = pluralize(progress.ranks, "rank")
             context.log(f"Started on {began}, resumed on {ranks.count}: the sampled regions differ.")

@@ -97,16 +97,14 @@ def _open_data(settings: Settings, context: RunContext) -> ImageData:
     """The same images on every rank; the first opens them first, so that the others find its listing in a cache."""
     ranks, console = context.ranks, context.console
     opened = context.on_first(lambda: open_run_data(settings, console))
-    data = fail_together(ranks, lambda: opened or open_run_data(settings, console))
+    with fail_together(ranks):
+        data = opened or open_run_data(settings, console)
     own = fingerprint(data.train, content=False)
     first = ranks.gather_objects(own)[0]
-
-    def compare() -> None:
+    with fail_together(ranks):
         if own != first:
             where = f"{socket.gethostname()} ({data.train.description})"
             raise DataError(f"The images on {where} have another number, names or labels than the first rank's.")
-
-    fail_together(ranks, compare)
     return data
 
 
@@ -116,31 +114,24 @@ def _begin(
     """Start a run in the wanted folder, or in a new one with that name and a number."""
     ranks, asked = context.ranks, with_absolute_location(asked)
     init = context.on_first(lambda: read_initial(asked))
-
-    def resolve_all() -> tuple[ResolvedSettings, list[Choice]]:
+    with fail_together(ranks):
         facts = replace(data_facts(data.train, init), ranks_on_machine=launch_environment().local_world_size)
         settings, choices = resolve(asked, facts)
         settings, changes = fit_to_ranks(settings, ranks.count)
-        return settings, [*choices, *changes]
-
-    own, choices = fail_together(ranks, resolve_all)
-    settings = _broadcast(own, ranks)  # other machines may resolve "auto" differently
-
-    def ready() -> RunTraining:
+        choices += changes
+    settings = _broadcast(settings, ranks)  # other machines may resolve "auto" differently
+    with fail_together(ranks):
         if ranks.first:
             refuse_inside_data(wanted.path.parent if numbered else wanted.path, settings.data.location)
         if ranks.first and not numbered:
             wanted.refuse_occupied()
-        return RunTraining(settings, data, context)
-
-    def create() -> None:
-        folder.create(settings)
-        write_choices(folder, [*choices, *training.machine_choices()])
-
-    training = fail_together(ranks, ready)
+        training = RunTraining(settings, data, context)
     loaded = training.load_initial(init)
     with context.starting(wanted, numbered=numbered) as folder:
-        context.on_first(create)
+        with fail_together(ranks):
+            if ranks.first:
+                folder.create(settings)
+                write_choices(folder, [*choices, *training.machine_choices()])
         _announce(context, settings, data, choices, folder)
         for line in loaded:
             context.log(f"  {line}")
@@ -171,16 +162,19 @@ def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     settings = _broadcast(context.on_first(lambda: _stored_settings(folder)), ranks)
     if device is not None:
         settings = with_values(settings, {"train.device": device})
-    settings, changes = fail_together(ranks, lambda: fit_to_ranks(settings, ranks.count))
+    with fail_together(ranks):
+        settings, changes = fit_to_ranks(settings, ranks.count)
     if ranks.any(ranks.first and folder.summary_file.exists()):
         context.log(f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run.")
         return Run(folder.path)
     with context.locked(folder.path):
-        fail_together(ranks, folder.refuse_links)
-        moved = f"set data.location in {folder.settings_file} to their new path and resume again"
-        fail_together(ranks, lambda: require_data(settings, moved, context.console))
+        with fail_together(ranks):
+            folder.refuse_links()
+            moved = f"set data.location in {folder.settings_file} to their new path and resume again"
+            require_data(settings, moved, context.console)
         data = _open_data(settings, context)
-        training = fail_together(ranks, lambda: RunTraining(settings, data, context))
+        with fail_together(ranks):
+            training = RunTraining(settings, data, context)
         for change in changes:
             context.log(f"  {change.name} = {change.value}: {change.reason}")
         return training.run(folder, resumed=True)

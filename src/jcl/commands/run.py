@@ -161,7 +161,8 @@ class RunContext:
 
     def on_first(self, work: Callable[[], Result]) -> Result | None:
         """Call `work` on the first rank; if it fails, all ranks end."""
-        return fail_together(self.ranks, lambda: work() if self.ranks.first else None)
+        with fail_together(self.ranks):
+            return work() if self.ranks.first else None
 
     @contextlib.contextmanager
     def starting(self, wanted: Folder, *, numbered: bool) -> Iterator[Folder]:

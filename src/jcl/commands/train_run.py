@@ -18,6 +18,7 @@ from jcl.data import BatchLoader, ImageData
 from jcl.data.shards.fetch import without_secrets
 from jcl.data.source import class_name, fingerprint
 from jcl.distributed.device import PeakMemory
+from jcl.distributed.group import fail_together
 from jcl.errors import Interrupted, OutOfMemory, RunError, first_line, memory_problem
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.evaluate.knn import KnnResult, online_knn
@@ -68,23 +69,24 @@ class RunTraining:
         settings, context = self.settings, self.context
         progress = self._restore(folder) if resumed else Progress(ranks=context.ranks.count)
         self._compare_with_checkpoint(progress)
-
-        def track() -> Tracker | None:
-            if settings.record.track == "none":
-                return None
-            name, run_id = settings.record.track, folder.identify(progress.run)
-            public = with_values(settings, {"data.location": without_secrets(settings.data.location)})
-            tracker = open_tracker(name, folder.path.resolve(), run_id, public, resumed=resumed, warn=context.log)
-            return opened.enter_context(tracker) if tracker else None
-
         with contextlib.ExitStack() as opened:
-            tracker = context.on_first(track)
+            tracker = context.on_first(lambda: self._open_tracker(folder, progress, resumed))
+            if tracker is not None:
+                opened.enter_context(tracker)
             self._train(folder, progress, label or settings.method.name, tracker, resumed)
             if context.ranks.first and settings.record.report:
                 self._write_page(folder)
             if tracker is not None:
                 tracker.add_page(folder.report_file)
         return Run(folder.path)
+
+    def _open_tracker(self, folder: RunFolder, progress: Progress, resumed: bool) -> Tracker | None:
+        settings, log = self.settings, self.context.log
+        if settings.record.track == "none":
+            return None
+        public = with_values(settings, {"data.location": without_secrets(settings.data.location)})
+        name, path, run_id = settings.record.track, folder.path.resolve(), folder.identify(progress.run)
+        return open_tracker(name, path, run_id, public, resumed=resumed, warn=log)
 
     def _train(self, folder: RunFolder, progress: Progress, label: str, tracker: Tracker | None, resumed: bool) -> None:
         """Train, then write the backbone and the summary."""
@@ -164,12 +166,11 @@ class RunTraining:
     def load_initial(self, weights: WeightsFile | None = None) -> list[str]:
         """Load `model.init` into both encoders, from the first rank, which returns what was loaded and what was not."""
         ranks, learner = self.context.ranks, self.learner
-
-        def read() -> tuple[dict[str, Tensor], list[str]]:
-            found = weights or read_initial(self.settings)
-            return initial_tensors(found, self.settings, learner.query_encoder.backbone) if found else ({}, [])
-
-        tensors, lines = self.context.on_first(read) or ({}, [])
+        tensors: dict[str, Tensor] = {}
+        lines: list[str] = []
+        with fail_together(ranks):
+            if ranks.first and (found := weights or read_initial(self.settings)):
+                tensors, lines = initial_tensors(found, self.settings, learner.query_encoder.backbone)
         if ranks.any(bool(tensors)):
             tensors = safetensors.torch.load(ranks.broadcast_bytes(safetensors.torch.save(tensors)))
             for encoder in (learner.query_encoder, learner.key_encoder):

@@ -13,9 +13,9 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,6 @@ from jcl.distributed.launch import launch_environment
 from jcl.errors import JclError, OtherRankFailed, RunError, SettingsError
 
 ANSWER_SECONDS = 5.0  # for a rank that has lost contact to report that
-
-Result = TypeVar("Result")
 
 
 class LostContact(RunError):
@@ -175,26 +173,26 @@ def average_statistics(module: nn.Module, ranks: Ranks) -> None:
         torch._foreach_copy_(buffers, [mean.view_as(buffer) for mean, buffer in zip(means, buffers, strict=True)])
 
 
-def fail_together(ranks: Ranks, work: Callable[[], Result]) -> Result:
-    """Run `work`; a `JclError` on one rank ends it on all.
+@contextlib.contextmanager
+def fail_together(ranks: Ranks) -> Iterator[None]:
+    """A `JclError` in this block on one rank ends all ranks, which enter it at the same point.
 
-    The first rank that failed raises its own error, the others `OtherRankFailed`, so it is reported once. Call it on
-    all ranks at the same point.
+    The first rank that failed raises its own error, the others `OtherRankFailed`, so it is reported once.
     """
     if ranks.count == 1:
-        return work()
-    result, error = None, None
+        yield
+        return
+    error = None
     try:
-        result = work()
+        yield
     except JclError as raised:
         error = raised
     codes = ranks.gather(torch.tensor([0 if error is None else error.exit_code])).tolist()
     first = next((rank for rank, code in enumerate(codes) if code), None)
-    if first is None:
-        return result  # type: ignore[return-value]
     if error is not None and first == ranks.rank:
         raise error
-    raise OtherRankFailed(codes[first])
+    if first is not None:
+        raise OtherRankFailed(codes[first])
 
 
 @contextlib.contextmanager

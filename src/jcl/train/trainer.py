@@ -225,7 +225,8 @@ class Trainer:
 
     def save_and_wait(self) -> None:
         """Write a checkpoint; no rank goes on before it is written."""
-        fail_together(self.ranks, self._finish_saving)
+        with fail_together(self.ranks):
+            self._finish_saving()
 
     def _finish_saving(self) -> None:
         self._check_finite()
