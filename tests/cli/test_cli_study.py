@@ -15,6 +15,7 @@ from PIL import Image
 from torch import nn
 from torchvision.models import resnet18
 
+import jcl
 from jcl.commands.bound import bound_along_training
 from jcl.commands.compare import Compared, Comparison, split_arguments
 from jcl.commands.pretrain import pretrain
@@ -326,6 +327,14 @@ def test_compare_lists_no_accuracy_on_other_images(call, runs, tmp_path):
     assert call("compare", runs["jcl"], tmp_path / "other", "--json", "found.json")[0] == 0
     found = json.loads(Path("found.json").read_text())
     assert "jcl_knn_top1" in found and "other_knn_top1" not in found and "other_rankme" in found
+
+
+def test_compare_names_a_network_without_finite_features(call, runs, npz, tmp_path):
+    found = jcl.load_backbone(runs["jcl"])
+    found.layers[1].running_var.fill_(-1.0)
+    save_backbone(found, found.info, tmp_path / "lost.safetensors")
+    code, out, err = call("compare", tmp_path / "lost.safetensors", runs["jcl"], npz, "--images", 8)
+    assert code == 0 and re.search(r"Note: lost\.safetensors .*NaN", out), err
 
 
 def test_compare_checkpoints_and_one_run(call, runs, npz):

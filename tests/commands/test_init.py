@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -226,6 +227,15 @@ def test_torchvisions_and_timms_weights_by_name(tmp_path, resnet, monkeypatch):
             read(init, "resnet34")
     with pytest.raises(JclError, match="torchvision has no x"):
         read("imagenet", "x")
+
+
+def test_without_a_network_timms_weights_are_refused_within_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    started = time.monotonic()
+    with pytest.raises(RunError, match="--init"):
+        read_initial(tiny_settings("photos", model__backbone="test_vit", model__init="timm"))
+    assert time.monotonic() - started < 15
 
 
 def test_the_backbone_waits_for_the_head(npz, tmp_path, pretrained):

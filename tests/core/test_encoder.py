@@ -146,6 +146,18 @@ def test_unknown_backbones_come_with_a_suggestion(typed, meant):
     assert len(suggested) == len(set(suggested)) == 3
 
 
+def test_an_unknown_tag_of_timms_weights_is_named():
+    with pytest.raises(SettingsError, match="no_such_tag"):
+        backbone_traits("timm/resnet18.no_such_tag")
+
+
+def test_features_in_training_do_not_depend_on_the_state_of_the_generator():
+    """A resumed run would otherwise draw another dropout than an unbroken one."""
+    network, _ = build_backbone("mobilenet_v3_small", image_size=32, drop_path=0.0)
+    images = torch.randn(4, 3, 32, 32)
+    assert torch.equal(network(images), network(images))
+
+
 def test_a_name_like_nothing_known_comes_with_an_example():
     with pytest.raises(SettingsError, match="for example resnet50"):
         build_backbone("qqqqqqqqqqqq")

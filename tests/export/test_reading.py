@@ -127,12 +127,13 @@ def test_images_could_not_be_normalized_as_the_file_says(tmp_path, std):
         Tensor.to_sparse,
         lambda value: value.to("meta"),
         lambda value: value.to(torch.complex64),
+        lambda value: value.to(torch.int8),
         pytest.param(
             lambda value: torch.quantize_per_tensor(value, 0.1, 0, torch.qint8),
             marks=pytest.mark.filterwarnings("ignore"),
         ),
     ],
-    ids=["sparse", "no values", "complex", "quantised"],
+    ids=["sparse", "no values", "complex", "integers", "quantised"],
 )
 def test_tensors_that_are_no_plain_numbers(tmp_path, form):
     weights = sample_resnet("resnet18").state_dict()

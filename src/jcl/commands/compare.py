@@ -203,6 +203,8 @@ def compare_quality(options: CompareOptions, progress: ProgressCallback) -> Comp
         halves = features.resample(quality) if len(paths) > 1 else []
         found.append(Compared(network.name, quality, halves, _recorded_knn(path) if path in trained else None))
         progress(len(found), len(paths))
+    lost = [run.name for run in found if math.isnan(run.quality.rankme)]
+    notes = [*notes, *(f"{name} gives NaN or infinite features; it may have diverged." for name in lost)]
     few = [f"{MIN_IMAGES} images or more are needed to say which is better."] if images < MIN_IMAGES else []
     return Comparison(found, images, [*notes, *few])
 

@@ -26,7 +26,13 @@ class DropPath(nn.Module):
 
 
 def replace_drop_path(network: nn.Module, name: str, rate: float) -> None:
-    """Replace the stochastic depth of torchvision or timm by our own, at most `rate` in the last block."""
+    """Replace the stochastic depth of torchvision or timm by our own, at most `rate` in the last block.
+
+    Dropout, which draws from the state of the generator, is switched off: a resumed run would draw something else.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     found = []
     for parent in list(network.modules()):
         for key, child in parent.named_children():

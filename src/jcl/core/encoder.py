@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from jcl.core.batchnorm import GroupedBatchNorm, has_batch_norm
 from jcl.core.blocks import replace_drop_path
 from jcl.core.fusion import fuse_batch_norm
-from jcl.errors import SettingsError, import_extra
+from jcl.errors import SettingsError, first_line, import_extra
 
 Stem = Literal["imagenet", "medium", "small"]
 Head = Literal["mlp", "linear"]
@@ -249,7 +249,10 @@ def _timm_backbone(name: str, image_size: int, several_sizes: bool, drop_path: f
         nearest = difflib.get_close_matches(plain, known, n=3)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "for example resnet50 or resnet18."
         raise SettingsError(f"Unknown backbone {name!r}, neither in torchvision nor in timm; {hint}")
-    configuration = timm.get_pretrained_cfg(plain)
+    try:
+        configuration = timm.get_pretrained_cfg(plain)
+    except RuntimeError as error:  # such as resnet18.NO_SUCH_TAG
+        raise SettingsError(f"Unknown backbone {name!r}: {first_line(error)}; leave out the tag.") from None
     options: dict[str, Any] = {"drop_path_rate": drop_path} if drop_path else {}
     if configuration and configuration.fixed_input_size:
         # A vision transformer interpolates its position embedding for images of another size.

@@ -4,6 +4,7 @@ Also reads the weights that pre-training starts from, which may be torchvision's
 """
 
 import contextlib
+import importlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -197,7 +198,7 @@ def network_name(weights: WeightsFile) -> str:
 
 def _timm_image_size(name: str) -> int | None:
     """The image size of a network of timm, None if timm is not installed or does not have it."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, RuntimeError):  # RuntimeError: a tag that timm does not have
         import timm
 
         if timm.is_model(name := name.removeprefix("timm/")):
@@ -216,7 +217,7 @@ def _prefix(weights: WeightsFile, tensors: Iterable[str], expected: Mapping[str,
     prefixes = layouts.network_prefixes(tensors, expected)
     if not prefixes:
         missing = f"most of its {len(expected):,} tensors ({list_some(expected, 3)})"
-        found = list_some(tensors, 3)
+        found = list_some(tensors, 3) or "none"
         raise RunError(f"{weights.path} does not hold a {name}: {missing} are missing; the file has {found}.")
     if len(prefixes) > 1:
         found = " and ".join(prefix or "no prefix" for prefix in prefixes)
@@ -246,8 +247,9 @@ def _check_match(
     for part in filter(found.__contains__, expected):
         value = found[part]
         plain = value.layout == torch.strided and not (value.is_quantized or value.is_meta or value.is_complex())
+        plain &= value.is_floating_point() or not expected[part].is_floating_point()  # rounded weights are of no use
         if not plain or not value.to(expected[part].dtype).isfinite().all():
-            problem = "has NaN or infinite values, or is sparse, quantized, complex or meta"
+            problem = "has NaN or infinite values, or is sparse, quantized, complex, meta or of integers"
             raise RunError(f"{part} in {weights.path} {problem}; save the weights as dense float tensors.")
 
 
@@ -346,7 +348,11 @@ def _timm_weights(name: str) -> WeightsFile:
     plain = name.removeprefix("timm/")
     if not timm.is_model(plain) or not timm.is_model_pretrained(plain):
         raise SettingsError(f"timm has no weights of {name}; use a weights file or another --backbone.")
+    repository = timm.get_pretrained_cfg(plain).hf_hub_id
     with library_errors(f"timm's weights of {plain} could not be downloaded", _ADVICE):
+        if repository:  # fails at once without a network; `create_model` would try for almost a minute
+            huggingface_hub = importlib.import_module("huggingface_hub")  # which comes with timm
+            huggingface_hub.snapshot_download(repository, allow_patterns=[CONFIG])
         network = timm.create_model(plain, pretrained=True, num_classes=0)
     known: Any = network.pretrained_cfg
     size = known["input_size"][-1] if known.get("fixed_input_size") else None

@@ -275,7 +275,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 tensors, metadata = {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
             intact = _CHECKSUM not in metadata or has_valid_checksum(file)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path} cannot be read as a safetensors file: {error}.") from None
+        raise RunError(f"{path} cannot be read as a safetensors file ({error}); copy it again.") from None
     if not intact:
         raise RunError(f"{path} is damaged: its content does not match its checksum. Restore it from a backup.")
     return tensors, metadata
