@@ -55,7 +55,8 @@ def print_line(console: Console, text: str, *, lead: str = "") -> None:
 def describe_skipped(skipped: Mapping[str, str]) -> str:
     """`Skipped 3 unreadable images, for example a.jpg (truncated).`; empty if there are none."""
     for name, reason in skipped.items():
-        return f"Skipped {pluralize(len(skipped), 'unreadable image')}, for example {name} ({reason})."
+        example = ", for example" if len(skipped) > 1 else ":"
+        return f"Skipped {pluralize(len(skipped), 'unreadable image')}{example} {name} ({reason})."
     return ""
 
 

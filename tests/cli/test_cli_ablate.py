@@ -141,7 +141,7 @@ def test_images_that_cannot_be_read_are_named_and_not_counted(call, tmp_path):
     out = tmp_path / "out"
     code, printed, err = call("ablate", tmp_path / "photos", "--over", "temperature=0.1", "--out", out, *options)
     assert code == 0 and f"Tested on {tests} images." in printed, err
-    assert "cats/broken.png" in err and "2 more" in err
+    assert "cats/broken.png" in err and "3 unreadable images" in err
     (cell,) = (out / "cells").iterdir()
     assert "cats/broken.png" in (cell / "log.txt").read_text()
     assert [line.partition("\t")[0] for line in (cell / "left_out.txt").read_text().splitlines()] == [

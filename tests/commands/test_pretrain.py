@@ -17,7 +17,9 @@ from jcl.commands.pretrain import pretrain, resume
 from jcl.commands.run import Run
 from jcl.core.loss import info_nce_loss
 from jcl.core.method import METHODS, Method, register
+from jcl.data import open_data
 from jcl.errors import DataError, RunError, SettingsError
+from jcl.evaluate.classification import hold_out_split
 from jcl.runs.checkpoint import list_checkpoints, read_tensors
 from jcl.runs.folder import RunFolder, read_skipped
 from jcl.train.step import TrainingStep
@@ -180,6 +182,15 @@ def test_broken_images_to_test_with_are_listed_too(tmp_path, capsys):
     run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=Console(stderr=True, width=500))
     assert list(read_skipped(run.path / "skipped.txt")) == ["cats/000.png of the test images"]
     assert "1 unreadable image;" in capsys.readouterr().err
+
+
+def test_a_broken_image_that_is_held_out_is_listed_once(tmp_path):
+    files = sorted(write_image_folder(tmp_path / "photos").rglob("*.png"))
+    held_out = hold_out_split(open_data(str(tmp_path / "photos")).train.labels)[1]
+    files[int(held_out[0])].write_bytes(b"no image")
+    run = pretrain(tiny_settings(tmp_path / "photos"), tmp_path / "run", console=QUIET)
+    name = str(files[int(held_out[0])].relative_to(tmp_path / "photos"))
+    assert list(read_skipped(run.path / "skipped.txt")) == [name]
 
 
 @pytest.mark.parametrize("labels", [{"y_train": -1}, {"y_test": -1}])

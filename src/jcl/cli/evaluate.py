@@ -150,13 +150,13 @@ def _print_best(found: Comparison, measure: str, title: str) -> None:
     if (result := found.best(measure)) is None:
         return
     best, shares = result
-    unclear = [f"{share:.0%} ({name})" for name, share in shares.items() if share < CLEAR]
-    lowest = min(shares.values())
-    verdict = f"{best.name} is best, in {'all' if lowest == 1 else f'at least {lowest:.0%} of'}"
+    unclear = [f"than {name} in {share:.0%}" for name, share in shares.items() if share < CLEAR]
+    lowest, halves = min(shares.values()), f"{RESAMPLES} random halves of the images"
+    verdict = f"{best.name} is best, in {'all' if lowest == 1 else f'at least {lowest:.0%} of'} {halves}"
     if unclear:
-        more = [f"fewer than {CLEAR:.1%} (others)"] if len(unclear) > 3 else []
-        verdict = f"no clear difference. {best.name} is better in {join_words(unclear[:3] + more)} of"
-    echo(f"{title}: {verdict} {RESAMPLES} random halves of the images.")
+        more = [f"than others in fewer than {CLEAR:.1%}"] if len(unclear) > 3 else []
+        verdict = f"no clear difference. Of {halves}, {best.name} is better {join_words(unclear[:3] + more)}"
+    echo(f"{title}: {verdict}.")
 
 
 @command("embed", group=EVALUATE)

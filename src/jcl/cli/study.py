@@ -192,8 +192,8 @@ def _print_run_bound(bounds: RunBounds) -> None:
         rows.append([step, f"{skewness:+.2f}", f"{kurtosis:+.2f}", *shares])
     titles = ["step", "skewness", "excess kurtosis", "not Gaussian", "queue filled"]
     out.print(text_table(titles, rows, right=True))
-    gaussian = f"at 5 % (of Gaussian samples {bounds.reference.rejected():.1f} % fail)"
-    echo(f"Medians of q·k, and the share of images whose q·k fail D'Agostino and Pearson's normality test {gaussian}.")
+    test = f"D'Agostino and Pearson's test at 5 % rejects (of Gaussian samples: {bounds.reference.rejected():.1f} %)"
+    echo(f"Skewness and kurtosis of q·k: medians over the images. Not Gaussian: images that {test}.")
     jensen, closed = last.jensen - last.infinite, last.closed[1.0] - last.jensen
     echo(f"At the end Jensen's bound is {jensen:.3g} above Eq. 4; Eq. 8 at scale 1 differs from it by {closed:+.3g}.")
     weights = [
@@ -201,7 +201,7 @@ def _print_run_bound(bounds: RunBounds) -> None:
         for scale, found in last.attraction.items()
     ]
     out.print(text_table(["scale", "p₊", "covariance", "keys pushed away"], weights, right=True))
-    echo("The gradient of Eq. 8 at the end. p₊: the positive's share of the softmax. covariance: relative to 1 - p₊.")
+    echo("The gradient of Eq. 8 at the end. p₊: share of the softmax. covariance: its pull relative to 1 - p₊.")
     _warn_about_scales(last)
 
 

@@ -318,7 +318,7 @@ def _evaluate(run: Run, console: Console) -> tuple[dict[str, Any], dict[str, str
         "test_held_out": task.held_out,
         "classes": len(task.classes),
     }
-    return accuracies, all_skipped(train, test)
+    return accuracies, all_skipped(train, test, held_out=task.held_out)
 
 
 def _paper_probe(run: Run, fast_top1: float, console: Console) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from jcl.distributed.device import autocast
 from jcl.distributed.group import Ranks
 from jcl.views import IMAGENET_MEAN, IMAGENET_STD, center_views
 
-OF_TEST = " of the test images"  # added to the names of skipped test images
-
 
 @dataclass(frozen=True, eq=False)
 class Features:
@@ -145,9 +143,10 @@ def extract_over_ranks(extract: Callable[[ImageSource], Features], source: Image
     return Features(values, labels_of(source, samples), samples, skipped)
 
 
-def all_skipped(train: Features, test: Features) -> dict[str, str]:
-    """Unreadable images of both with the reasons. Test images are marked: a training image may have the same name."""
-    return train.skipped | {name + OF_TEST: reason for name, reason in test.skipped.items()}
+def all_skipped(train: Features, test: Features, *, held_out: bool) -> dict[str, str]:
+    """Unreadable images of both with the reasons. Images of a test set are marked, unlike held-out training images."""
+    mark = "" if held_out else " of the test images"  # a training image may have the same name
+    return train.skipped | {name + mark: reason for name, reason in test.skipped.items()}
 
 
 @contextlib.contextmanager

@@ -88,9 +88,10 @@ def evaluate_knn(
     skipped: dict[str, str] | None = None,
 ) -> list[KnnResult]:
     """kNN of the test images in the training images (`train_and_test`); unreadable ones are added to `skipped`."""
-    bank, queries = (extract_over_ranks(features, source, ranks) for source in classification.train_and_test(data))
+    train, test = classification.train_and_test(data)
+    bank, queries = (extract_over_ranks(features, source, ranks) for source in (train, test))
     if skipped is not None:
-        skipped |= all_skipped(bank, queries)
+        skipped |= all_skipped(bank, queries, held_out=test is not data.test)
     problem = (bank.values, bank.labels, queries.values, queries.labels)
     return knn_accuracy(*problem, k=k, temperature=temperature, device=device, ranks=ranks)
 
