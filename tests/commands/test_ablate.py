@@ -230,7 +230,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_trained(tmp_path,
         ("bn_groups=2,3", {"train__batch_size": "auto"}),
         ("stem=imagenet,small", {}),
         ("image_size=32,8", {"model__backbone": "timm/vit_tiny_patch16_224"}),
-        ("bn_groups=1,2", {"model__backbone": "timm/efficientnet_b0"}),
     ],
 )
 def test_a_cell_that_could_not_start_says_so_before_anything_is_trained(npz, tmp_path, over, changes):
