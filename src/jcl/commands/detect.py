@@ -40,7 +40,8 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
     with run_context(options.device, RANK_TIMEOUT, console) as context:
         ranks = context.ranks
         with fail_together(ranks):
-            start = open_initial_backbone(**options.values)
+            given = options.values
+            start = open_initial_backbone(given["init"], given.get("backbone"), given.get("seed", 0))
             settings = options.settings(backbone=start.name, mean=start.mean, std=start.std, label=start.label)
 
         def find() -> DetectionFolder | None:
@@ -150,8 +151,8 @@ class InitialBackbone(NamedTuple):
     label: str
 
 
-def open_initial_backbone(init: str, backbone: str | None = None, seed: int = 0, **_: Any) -> InitialBackbone:
-    """Open `random`, a run folder or a weights file; `backbone` names its network. Other settings are ignored."""
+def open_initial_backbone(init: str, backbone: str | None, seed: int) -> InitialBackbone:
+    """Open `random`, a run folder or a weights file; `backbone` names its network."""
     if init == RANDOM:
         name = backbone or "resnet50"
         torch.manual_seed(seed)

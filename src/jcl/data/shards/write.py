@@ -78,7 +78,7 @@ def write_shards(
 def _new_folder(out: Path) -> Path:
     """Create the temporary folder beside `out`."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(f"{out} already exists; choose another folder or remove it first.")
+        raise DataError(f"{out} already exists; choose another folder.")  # it may hold the images
     partial = out.absolute().with_name(f"{out.absolute().name}.partial")
     if partial.exists():
         raise DataError(f"{partial} exists: another process is writing it, or was interrupted; if so, remove it.")
