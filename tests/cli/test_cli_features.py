@@ -31,7 +31,7 @@ def test_embed_then_look_up(call, run_folder, photos, kind):
     code, out, err = call("embed", run_folder, photos, "-o", f"f.{kind}", "--json", "embed.json", "--device", "cpu")
     assert code == 0, err
     assert "width 128" in out and "26 train images, 1 unreadable" in out and f"f.{kind}" in out
-    assert err.startswith("skipped dogs/broken[x].png: ") and err.count("\n") == 1
+    assert err.startswith("Skipped dogs/broken[x].png: ") and err.count("\n") == 1
     figures = json.loads(Path("embed.json").read_text())
     assert (figures["images"], figures["skipped"], figures["skipped_names"]) == (26, 1, ["dogs/broken[x].png"])
     assert len(read_feature_file(Path(f"f.{kind}"))) == 26
@@ -58,6 +58,13 @@ def test_splits_are_shown_where_there_are_two(call, run_folder, npz):
     assert call("embed", run_folder, npz, "-o", "t.npz", "--split", "test", "--device", "cpu")[0] == 0
     _, out, _ = call("neighbours", "--row", 4, "--index", "t.npz")
     assert "split" not in out
+
+
+def test_classes_are_shown_where_there_are_some(call, run_folder, photos):
+    assert call("embed", run_folder, photos / "dogs", "-o", "f.npz", "--device", "cpu")[0] == 0
+    _, out, _ = call("neighbours", "--row", 0, "--index", "f.npz", "-k", 2)
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert lines[0] == ["1", "1.0000", "0", "001.png"] and len(lines) == 2
 
 
 def test_images_that_are_gone_cost_the_picture_only(call, run_folder, tmp_path):

@@ -133,11 +133,13 @@ def test_distribution_refuses(refused, runs, npz, tmp_path):
     assert "Unknown device" in refused("distribution", run, "--device", "gpu")
 
 
-def test_the_last_argument_may_be_data(runs, npz):
+def test_the_last_argument_may_be_data(runs, npz, tmp_path):
     one, two = runs.values()
     assert split_arguments([str(one)]) == ([one], None)
     assert split_arguments([str(one), str(two)]) == ([one, two], None)
     assert split_arguments([str(one), str(npz)]) == ([one], str(npz))
+    (npy := tmp_path / "images.npy").touch()
+    assert split_arguments([str(one), str(npy)]) == ([one], str(npy))
     assert split_arguments([str(one), "cifar10"]) == ([one], "cifar10")
     assert split_arguments([str(one), str(two / "backbone.safetensors")])[1] is None
 

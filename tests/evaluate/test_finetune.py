@@ -1,6 +1,7 @@
 """Fine-tuning: learning rates by layer, few labels, and a stop that changes nothing."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -135,6 +136,16 @@ def test_it_learns_writes_everything_and_can_be_loaded(weights, tmp_path):
         features = load_backbone(folder.backbone_file)(views)
     assert 100 * share == pytest.approx(summary["finetune_top1"]) and features.shape == (32, 128)
     assert not torch.equal(features, load_backbone(weights)(views))
+
+
+def test_a_folder_without_a_finished_classifier_is_explained(unbroken, tmp_path):
+    with pytest.raises(RunError, match="holds no fine-tuning"):
+        load_classifier(tmp_path)
+    folder = FinetuneFolder(shutil.copytree(unbroken.path, tmp_path / "run"))
+    folder.classifier_file.unlink()
+    folder.summary_file.unlink()
+    with pytest.raises(RunError, match="has not finished"):
+        load_classifier(folder.path)
 
 
 def test_few_labels_are_listed_by_name(weights, image_folder, tmp_path):

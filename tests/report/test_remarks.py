@@ -33,7 +33,8 @@ def test_nothing_unusual() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"feature_std": 0.02}, ("problem", "collapsed", "8%")),
+        ({"feature_std": 0.02, "contrastive_accuracy": 20.0}, ("problem", "collapsed", "8%")),
+        ({"feature_std": 0.02, "contrastive_accuracy": 97.0}, ("note", "standard deviation", "8%")),
         ({"feature_std": 0.08}, ("note", "standard deviation", "32%")),
         ({"contrastive_accuracy": 99.5}, ("note", "too easy", "99.5 %")),
         ({"loss": 3.6}, ("problem", "3.60", "uniform guess", "3.50")),

@@ -188,7 +188,23 @@ def test_a_queue_that_is_still_filling_is_said():
     ("share", "said"), [(0.02, "COLLAPSED"), (0.3, "watch for collapse"), (0.5, "well spread"), (1.0, "well spread")]
 )
 def test_spread_is_judged_against_evenly_spread_rows(share, said):
-    assert said in line(feature_std=share / math.sqrt(128))
+    assert said in line(feature_std=share / math.sqrt(128), contrastive_accuracy=20.0)
+
+
+def test_a_network_that_tells_images_apart_has_not_collapsed():
+    told = line(feature_std=0.08 / math.sqrt(128), contrastive_accuracy=97.0)
+    assert "COLLAPSED" not in told and "watch for collapse" in told
+
+
+def test_an_evaluation_longer_than_the_wait_for_a_line_adds_none(monkeypatch):
+    clock, file = Clock(monkeypatch), io.StringIO()
+    with Display(console(file, 200, terminal=False), "jcl", HEALTH) as shown:
+        shown.start(0, 456, 19)
+        shown.show(FIGURES)
+        shown.show({"kind": "knn", "step": 456, "epoch": 24.0, "knn_top1": 15.0})
+        clock.now += 40
+        shown.show({"kind": "quality", "step": 456, "epoch": 24.0, "rankme": 20.0})
+    assert file.getvalue().count("\n") == 1
 
 
 def test_a_loss_that_is_not_finite_and_one_that_is_not_known_yet_are_different_things():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import EVALUATE, command
@@ -170,7 +171,7 @@ def embed(options: commands.EmbedOptions) -> dict[str, Any]:
     with progress_bar("embedding") as progress:
         figures, skipped = write_features(options, progress=progress)
     for image, reason in skipped.items():
-        print_line(err, f"skipped {image}: {reason}")
+        print_line(err, f"Skipped {image}: {reason}.")
     kinds = [name for name in ("train_images", "test_images") if name in figures]
     counts = [f"{figures[name]:,} {name.replace('_', ' ')}" for name in kinds]
     left_out = [f"{len(skipped):,} unreadable skipped"] if skipped else []
@@ -199,16 +200,18 @@ def neighbours(options: commands.NeighboursOptions) -> dict[str, Any]:
 
 
 def _print_matches(matches: Matches, columns: dict[str, list[Any]]) -> None:
+    columns = columns | {"class": [name or "" for name in columns["class"]]}
     lines = list(zip(*columns.values(), strict=True))
     count = matches.found.rows.shape[1]
-    shown = ("name", "class", "split") if len(set(columns["split"])) > 1 else ("name", "class")
+    shown = {"name": True, "class": any(columns["class"]), "split": len(set(columns["split"])) > 1}
+    titles = ["rank", "similarity", "row", *itertools.compress(shown, shown.values())]
     for place, query in enumerate(matches.queries):
         echo(query.name)
         rows = [
-            [str(rank), f"{similarity:.4f}", str(row), *(text or "" for text in texts[: len(shown)])]
+            [str(rank), f"{similarity:.4f}", str(row), *itertools.compress(texts, shown.values())]
             for _, rank, similarity, row, *texts in lines[place * count : (place + 1) * count]
         ]
-        out.print(text_table(["rank", "similarity", "row", *shown], rows))
+        out.print(text_table(titles, rows))
 
 
 @command("detect", group=EVALUATE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jcl.cli.options import TRAIN, command
-from jcl.cli.printing import echo, out, rank, text_table
+from jcl.cli.printing import echo, out, progress_bar, rank, text_table
 from jcl.console import format_bytes, format_duration, shell_quote
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def pretrain(options: commands.PretrainOptions) -> dict[str, Any]:
     from jcl.commands.pretrain import profile
 
     if options.profile:
-        return _print_profile(profile(settings))
+        with progress_bar("steps") as progress:
+            found = profile(settings, progress=progress)
+        return _print_profile(found)
     return _report_run(run_pretraining(settings, options.out, resume=options.resume))
 
 

@@ -82,7 +82,7 @@ def split_arguments(texts: Sequence[str]) -> tuple[list[Path], str | None]:
 def _holds_weights(path: Path) -> bool:
     if path.is_dir():
         return RunFolder(path).holds_run() or any(path.glob("*.safetensors"))
-    return path.is_file() and path.suffix.lower() not in (".npz", ".tar")
+    return path.is_file() and path.suffix.lower() not in (".npz", ".npy", ".tar")
 
 
 def _load_networks(

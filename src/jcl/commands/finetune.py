@@ -96,6 +96,8 @@ def load_classifier(path: str | Path) -> tuple[nn.Module, tuple[str, ...]]:
     logits (n, classes).
     """
     folder = FinetuneFolder(path)
+    if not folder.classifier_file.exists():
+        folder.summary()  # raises and says what is missing
     tensors, names = folder.load_classifier()
     classes, width = tensors["weight"].shape
     network = Classifier(load_backbone(folder.backbone_file), width, classes, frozen=False, seed=0)

@@ -11,7 +11,7 @@ from rich.console import Console
 from jcl.commands.inputs import data_facts, open_run_data, refuse_inside_data, require_data, with_absolute_location
 from jcl.commands.run import Run, RunContext, run_context, write_choices
 from jcl.commands.train_run import RunTraining
-from jcl.console import STDERR, pluralize
+from jcl.console import STDERR, ProgressCallback, no_progress, pluralize
 from jcl.data import ImageData
 from jcl.data.check import survey_headers
 from jcl.data.source import fingerprint
@@ -73,15 +73,15 @@ def resume(path: str | Path, *, console: Console | None = None, device: str | No
         return _resume(folder.path, context, device)
 
 
-def profile(settings: Settings, *, console: Console | None = None) -> StepProfile:
+def profile(settings: Settings, *, progress: ProgressCallback = no_progress) -> StepProfile:
     """Time the parts of a training step over a few steps; no run folder is written."""
-    context = RunContext(ALONE, choose_device(settings.train.device), console or STDERR)
+    context = RunContext(ALONE, choose_device(settings.train.device), STDERR)
     data = open_run_data(settings, context.console)
     resolved, _ = resolve(settings, data_facts(data.train, read_initial(settings)))
     # A recorded step is replayed as a whole.
     training = RunTraining(with_values(resolved, {"train.cuda_graph": False}), data, context)
     with training.loader:
-        return profile_steps(training.step, training.loader)
+        return profile_steps(training.step, training.loader, progress=progress)
 
 
 def _differences(settings: Settings, folder: RunFolder) -> str:

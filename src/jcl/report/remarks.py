@@ -8,7 +8,7 @@ from jcl.console import describe_skipped, pluralize
 from jcl.evaluate.baselines import baseline_warning, compare_online
 from jcl.report.contents import RunContents
 from jcl.runs.folder import RunFolder
-from jcl.train.display import COLLAPSED, NARROW, uniform_guess_loss
+from jcl.train.display import NARROW, has_collapsed, uniform_guess_loss
 
 _SATURATED: Final = 99.0  # percent contrastive accuracy
 _HIGH_FINAL_LR: Final = 0.3  # share of the peak
@@ -41,7 +41,7 @@ def _problems(run: RunContents) -> Iterator[str]:
         figures = {**knn[-1], **compare_online(knn[0], knn[-1], initialized=bool(run.settings.model.init))}
     if warning := baseline_warning("knn_top1", figures, "Train longer or on more images."):
         yield warning
-    if (spread := _spread(run)) < COLLAPSED:
+    if has_collapsed(spread := _spread(run), last.get("contrastive_accuracy")):
         share = f"their standard deviation is {spread:.0%} of the possible one"
         yield f"The features have collapsed: {share}. Lower the learning rate, or use more BN groups."
 
@@ -56,7 +56,7 @@ def _notes(run: RunContents) -> Iterator[str]:
     last = run.last("train")
     if skipped := int(last.get("skipped_steps") or 0):
         yield f"Skipped {pluralize(skipped, 'step')} with a loss that was not finite; a lower learning rate may help."
-    if COLLAPSED <= (spread := _spread(run)) < NARROW:
+    if (spread := _spread(run)) < NARROW and not has_collapsed(spread, last.get("contrastive_accuracy")):
         yield f"The standard deviation of the features is only {spread:.0%} of the possible one; watch for collapse."
     accuracies = _values(run, "contrastive_accuracy")
     late = [value for value in accuracies[-max(1, len(accuracies) // 4) :] if value is not None]

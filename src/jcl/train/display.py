@@ -19,6 +19,7 @@ WARMUP_STEPS, WARMUP_STEPS_ON_CPU = STEPS_BEFORE_RECORDING + 3, 1
 ESTIMATE_SECONDS = 5.0  # of timed steps before the estimate is printed; the first ones find their images loaded
 LONG_SECONDS = 3600.0  # for a longer training, faster options are printed too
 COLLAPSED, NARROW = 0.1, 0.4  # shares of the maximum spread; below, features have collapsed or nearly so
+_TELLS_APART = 50.0  # % contrastive accuracy; a collapsed network cannot tell images apart
 
 
 def format_speed(images_per_second: float) -> str:
@@ -97,7 +98,7 @@ class Display:
             self._beside["figures"] = f"loss {self.newest['loss']:.3f}  {speed}"
         if line["kind"] == "knn":
             self._print(line["step"], self._describe_knn(line))
-        elif self._line_due():
+        elif line["kind"] == "train" and self._line_due():
             self._print_progress(line["step"])
 
     def _describe_knn(self, line: Mapping[str, Any]) -> str:
@@ -187,7 +188,7 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
     if spread is not None:
         # Unit vectors spread evenly over the sphere have a standard deviation of 1/sqrt(d) in every coordinate.
         share = spread * math.sqrt(embedding_dim)
-        if share < COLLAPSED:
+        if has_collapsed(share, accuracy):
             advice = "lower --lr or use more BN groups"
             parts.append(f"features have COLLAPSED (spread {share:.0%} of the maximum): {advice}")
         elif share < NARROW:
@@ -199,6 +200,11 @@ def health(figures: Mapping[str, float | None], *, queue_size: int, embedding_di
     if skipped := figures.get("skipped_steps"):
         parts.append(f"{pluralize(int(skipped), 'step')} skipped so far because the loss was not finite")
     return "; ".join(parts)
+
+
+def has_collapsed(spread: float, accuracy: float | None) -> bool:
+    """Whether all images have nearly the same features; `spread` is a share of the maximum, `accuracy` in percent."""
+    return spread < COLLAPSED and (accuracy is None or accuracy < _TELLS_APART)
 
 
 def uniform_guess_loss(queue_size: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from jcl.console import ProgressCallback, no_progress
 from jcl.core.encoder import Stem, build_backbone
 from jcl.core.registry import METHODS
 from jcl.data import BatchLoader
@@ -34,7 +35,14 @@ class StepProfile:
         return max(0.0, self.step - sum(self.parts.values()))
 
 
-def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, steps: int = 20) -> StepProfile:
+def profile_steps(
+    step: TrainingStep,
+    loader: BatchLoader,
+    *,
+    warm_up: int = 5,
+    steps: int = 20,
+    progress: ProgressCallback = no_progress,
+) -> StepProfile:
     """Time the parts of some training steps; the learner should not be used afterwards.
 
     The step must not be recorded: a recorded step takes a little less than the sum shown here. On a GPU the parts are
@@ -64,6 +72,7 @@ def profile_steps(step: TrainingStep, loader: BatchLoader, *, warm_up: int = 5, 
         batch = next(batches)
         waited += time.perf_counter() - asked
         step(batch, number, 1e-3, 1.0)
+        progress(number + 1, warm_up + steps)
     synchronize()
     seconds = time.perf_counter() - started
     parts = {"waiting for data": 1000 * waited / steps}
