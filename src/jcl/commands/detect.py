@@ -54,7 +54,7 @@ def detect(options: DetectOptions, *, console: Console = STDERR) -> DetectionFol
             if ranks.first and not numbered:
                 wanted.refuse_occupied()
             job = DetectionJob(settings, context, options.worker_count, start)
-        with context.starting(wanted, numbered=numbered) as folder, folder.resumable():
+        with context.starting(wanted, numbered=numbered) as folder:
             context.on_first(lambda: folder.create(settings))
             return _train(job, folder, options.pictures)
 

@@ -8,17 +8,18 @@ from rich.console import Console
 from torch import nn
 
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data, untrained_backbone
+from jcl.commands.run import RunContext
 from jcl.console import STDERR, pluralize, print_line
 from jcl.core.encoder import backbone_parts
 from jcl.data.named import absolute_location
 from jcl.distributed.device import to_device
+from jcl.distributed.group import ALONE
 from jcl.errors import SettingsError
 from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, classification_task, label_amount, label_subset
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, FinetuneSettings
 from jcl.export import load_backbone, save_backbone
-from jcl.runs.folder import new_folder
 from jcl.runs.lock import lock_folder
 from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
@@ -44,11 +45,11 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
     work = _Finetuning(settings, target, task, options.worker_count, console)
-    with new_folder(out or Path("runs") / f"finetune-{target.data.name}", numbered=out is None) as path:
-        folder = FinetuneFolder(path)
-        with folder.locked_for_training(warn=partial(print_line, console)):
-            folder.create(settings.model_dump_json(indent=2), work.names)
-            return work.run(folder)
+    context = RunContext(ALONE, target.device, console)
+    wanted = FinetuneFolder(out or Path("runs") / f"finetune-{target.data.name}")
+    with context.starting(wanted, numbered=out is None) as folder:
+        folder.create(settings.model_dump_json(indent=2), work.names)
+        return work.run(folder)
 
 
 def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> FinetuneSettings:

@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from jcl.commands.inputs import EvaluationTarget, accuracy_figures, open_target, refuse_inside_data
-from jcl.commands.run import class_accuracies, read_classes, run_context, write_classes
-from jcl.console import STDERR, ProgressCallback, no_progress, print_line, warn_skipped
+from jcl.commands.run import RunContext, class_accuracies, read_classes, run_context, write_classes
+from jcl.console import STDERR, ProgressCallback, no_progress, warn_skipped
 from jcl.cores import default_workers
 from jcl.data.source import fingerprint
 from jcl.distributed.device import to_device
+from jcl.distributed.group import ALONE
 from jcl.errors import DataError, RunError, SettingsError
 from jcl.evaluate import supervised
 from jcl.evaluate.classification import ClassificationTask, Scores, classification_task, no_labels
@@ -171,14 +172,14 @@ class LinearProbe:
 
     def report_with_folder(self, folder: ProbeFolder) -> LinearReport:
         """The same with checkpoints in a folder: start, continue, or read the result if it has finished."""
-        log, probe = partial(print_line, self.console), self._description()
+        context, probe = RunContext(ALONE, self.target.device, self.console), self._description()
         folder.refuse_other(probe)
-        with folder.locked_for_training(warn=log):
+        with context.starting(folder, numbered=False):
             resumed = folder.settings_file.exists()
             if not resumed:
                 write_object(folder.settings_file, probe)
             if folder.summary_file.exists():
-                log(f"The linear probe in {folder.path} has finished; showing its result.")
+                context.log(f"The linear probe in {folder.path} has finished; showing its result.")
                 return LinearReport(folder.summary(), read_classes(folder))
             report = self.report_paper(folder, resumed=resumed)
             write_classes(folder, report.classes)

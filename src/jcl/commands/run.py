@@ -166,13 +166,17 @@ class RunContext:
 
     @contextlib.contextmanager
     def starting(self, wanted: Folder, *, numbered: bool) -> Iterator[Folder]:
-        """Create the folder of a training as `new_folder` does, lock it, and clean it up if nothing is trained."""
+        """Create the folder of a training as `new_folder` does, lock it, and clean it up if nothing is trained.
+
+        Ctrl-C ends the block with a message that says how to resume, if there is a checkpoint.
+        """
         with contextlib.ExitStack() as stack:
             path = self.on_first(lambda: stack.enter_context(new_folder(wanted.path, numbered=numbered)))
             folder = type(wanted)(self.ranks.broadcast_bytes(str(path).encode()).decode())
             stack.enter_context(self.locked(folder.path))
             if self.ranks.first:
                 stack.enter_context(folder.cleanup_unless_started())
+            stack.enter_context(folder.resumable())
             yield folder
 
     def folder_to_continue(self, find: Callable[[], TrainingFolder | None], asked: bool = False) -> Path | None:

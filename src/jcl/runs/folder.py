@@ -14,7 +14,7 @@ from jcl.errors import DataError, Diverged, Interrupted, JclError, OutOfMemory, 
 from jcl.paths import expand_user, read_file, suggest_path
 from jcl.runs.atomic import make_folder, refuse_links, write_atomically
 from jcl.runs.json_object import read_object, write_object
-from jcl.runs.lock import is_locked, lock_folder
+from jcl.runs.lock import is_locked
 from jcl.settings.resolved import ResolvedSettings
 from jcl.settings.schema import Settings, read_settings, settings_text
 
@@ -92,12 +92,6 @@ class TrainingFolder:
         if not read_run_id(self.path):
             write_atomically(self.id_file, f"{resumed or secrets.token_hex(8)}\n".encode())
         return read_run_id(self.path)
-
-    @contextlib.contextmanager
-    def locked_for_training(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Lock the folder for the duration of the block, and leave nothing behind if training never began."""
-        with new_folder(self.path), lock_folder(self.path, warn), self.cleanup_unless_started(), self.resumable():
-            yield
 
     @contextlib.contextmanager
     def cleanup_unless_started(self) -> Iterator[None]:
