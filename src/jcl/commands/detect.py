@@ -101,7 +101,7 @@ def _resume(folder: DetectionFolder, options: DetectOptions, context: RunContext
     if ranks.any(folder.summary_file.exists()):
         context.log(f"The detector in {folder.path} has finished; nothing to resume.")
         return folder
-    with context.locked(folder.path), folder.resumable():
+    with context.locked(folder):
         with fail_together(ranks):
             folder.refuse_links()
             checkpoint = checkpoint_to_resume(folder.checkpoints, context.log)

@@ -1,7 +1,6 @@
 """Fine-tuning from options to a finished folder (`jcl finetune`)."""
 
 import math
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -20,7 +19,6 @@ from jcl.evaluate.classification import ClassificationTask, classification_task,
 from jcl.evaluate.folders import FinetuneFolder
 from jcl.evaluate.supervised import Classifier, FinetuneSettings
 from jcl.export import load_backbone, save_backbone
-from jcl.runs.lock import lock_folder
 from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
 
@@ -86,7 +84,7 @@ def resume_finetuning(path: Path, *, workers: int, console: Console = STDERR) ->
     work = _Finetuning(settings, target, classification_task(target.data), workers, console)
     folder.check_labels(work.names)
     folder.refuse_links()
-    with lock_folder(folder.path, warn=partial(print_line, console)), folder.resumable():
+    with RunContext(ALONE, target.device, console).locked(folder):
         return work.run(folder, resumed=True)
 
 

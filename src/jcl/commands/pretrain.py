@@ -167,7 +167,7 @@ def _resume(path: Path, context: RunContext, device: str | None = None) -> Run:
     if ranks.any(ranks.first and folder.summary_file.exists()):
         context.log(f"The run in {folder.path} has finished; nothing to resume. To train longer, start a new run.")
         return Run(folder.path)
-    with context.locked(folder.path):
+    with context.locked(folder):
         with fail_together(ranks):
             folder.refuse_links()
             moved = f"set data.location in {folder.settings_file} to their new path and resume again"

@@ -166,17 +166,13 @@ class RunContext:
 
     @contextlib.contextmanager
     def starting(self, wanted: Folder, *, numbered: bool) -> Iterator[Folder]:
-        """Create the folder of a training as `new_folder` does, lock it, and clean it up if nothing is trained.
-
-        Ctrl-C ends the block with a message that says how to resume, if there is a checkpoint.
-        """
+        """Create the folder of a training as `new_folder` does, lock it, and clean it up if nothing is trained."""
         with contextlib.ExitStack() as stack:
             path = self.on_first(lambda: stack.enter_context(new_folder(wanted.path, numbered=numbered)))
             folder = type(wanted)(self.ranks.broadcast_bytes(str(path).encode()).decode())
-            stack.enter_context(self.locked(folder.path))
+            stack.enter_context(self.locked(folder))
             if self.ranks.first:
                 stack.enter_context(folder.cleanup_unless_started())
-            stack.enter_context(folder.resumable())
             yield folder
 
     def folder_to_continue(self, find: Callable[[], TrainingFolder | None], asked: bool = False) -> Path | None:
@@ -189,10 +185,13 @@ class RunContext:
         return Path(path) if path else None
 
     @contextlib.contextmanager
-    def locked(self, folder: Path) -> Iterator[None]:
-        """Keep other processes out of the folder; the first rank holds the lock for all."""
-        with contextlib.ExitStack() as stack:
-            self.on_first(lambda: stack.enter_context(lock_folder(folder, warn=self.log)))
+    def locked(self, folder: TrainingFolder) -> Iterator[None]:
+        """Keep other processes out of the folder, and let Ctrl-C end with a message that says how to resume.
+
+        The first rank holds the lock for all.
+        """
+        with contextlib.ExitStack() as stack, folder.resumable():
+            self.on_first(lambda: stack.enter_context(lock_folder(folder.path, warn=self.log)))
             yield
 
 

@@ -104,7 +104,7 @@ class Trainer:
     ) -> Iterator[None]:
         """Write metrics and checkpoints to a folder, on the first rank, and keep the newest `keep` checkpoints."""
         self.folder = folder
-        with folder.resumable(), contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as opened:
             if self.ranks.first:
                 progress, warn = self.progress, self.display.warn
                 progress.run = folder.identify(progress.run)
