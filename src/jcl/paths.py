@@ -53,7 +53,7 @@ def suggest_path(missing: str | Path) -> str:
 
 
 def hub_name(location: str | Path) -> str:
-    """The name in `hf:NAME`, of a repository of Hugging Face; empty for other locations, also for the URL `hf://...`."""
+    """The name in `hf:NAME`, a repository of Hugging Face; empty for other locations and for URLs (`hf://...`)."""
     text = str(location)
     return text.removeprefix("hf:") if text.startswith("hf:") and not text.startswith("hf://") else ""
 
@@ -64,5 +64,5 @@ def printable(name: str) -> str:
 
 
 def location_path(location: str) -> Path:
-    """The path in a location of images; of `hf:FOLDER:SPLIT` the folder."""
+    """The path that a location of images names, such as the folder in `hf:FOLDER:SPLIT`."""
     return Path(hub_name(location).partition(":")[0] or location)

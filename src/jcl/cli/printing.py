@@ -18,7 +18,7 @@ from jcl.runs.json_object import write_object
 
 
 def _own_rank() -> int:
-    """The rank of this process; 0 if the launcher's variables are not all set, which commands that use ranks report."""
+    """The rank of this process; 0 if the launcher's variables are incomplete. Commands that use ranks report that."""
     try:
         return launch_environment().rank if "MASTER_ADDR" in os.environ else 0
     except SettingsError:

@@ -170,7 +170,7 @@ class Ablation:
 
 
 def write_plan(options: AblateOptions, console: Console) -> tuple[Path, int, int]:
-    """Write the study and its cells without running them; returns their folder, and how many there are and done."""
+    """Write the study and its cells without running them; returns their folder, their number and how many are done."""
     plan = plan_ablation(options, console)
     with plan.locked_folder(options.out, console) as folder:
         done = sum(folder.cell(cell).result() is not None for cell in plan.cells)

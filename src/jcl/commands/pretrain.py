@@ -94,7 +94,7 @@ def _differences(settings: Settings, folder: RunFolder) -> str:
 
 
 def _open_data(settings: Settings, context: RunContext) -> ImageData:
-    """The same images on every rank; the first opens them first, so that the others find its listing in a cache."""
+    """Open the images on every rank and compare them. The first rank opens them first and fills caches for others."""
     ranks, console = context.ranks, context.console
     opened = context.on_first(lambda: open_run_data(settings, console))
     with fail_together(ranks):
@@ -146,7 +146,7 @@ def _broadcast(settings: ResolvedSettings | None, ranks: Ranks) -> ResolvedSetti
 
 
 def _stored_settings(folder: RunFolder) -> ResolvedSettings:
-    """The settings of a started run; for another kind of training, an error that names the command to continue it."""
+    """The settings of a started run. For another kind of training, raise an error that says how to continue it."""
     path = folder.path
     if not folder.settings_file.exists():  # a run folder may hold a finetune.json for its page
         for other in (FinetuneFolder(path), ProbeFolder(path), DetectionFolder(path)):

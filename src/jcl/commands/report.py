@@ -144,7 +144,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _measured(path: Path, metrics: Sequence[Mapping[str, Any]]) -> dict[Metric, Estimate]:
-    """Results that commands wrote into the folder with --json; they override those in summary.json and of training."""
+    """Results that commands wrote into the folder with --json. They take precedence over summary.json and training."""
     training: dict[str, Any] = {}
     for line in (line for line in metrics if line["kind"] == "knn"):
         first = {} if "start_knn_top1" in line else {"untrained_knn_top1": line.get("knn_top1")}

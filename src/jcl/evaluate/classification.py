@@ -152,7 +152,7 @@ def label_amount(text: str) -> Callable[[Tensor], Tensor]:
 
 
 def label_subset(labels: Tensor, amount: str, seed: int) -> Tensor:
-    """Sorted rows with an amount of the labels of each class; for a seed, the rows of 1 % are among those of 10 %."""
+    """Sorted rows with `amount` of the labels of each class. For one seed, a smaller amount is a subset of a larger."""
     rows, positions, counts = _shuffled_by_class(labels, seed, LABEL_SUBSET)
     return rows[positions < label_amount(amount)(counts)].sort().values
 

@@ -23,7 +23,7 @@ from jcl.settings.resolved import ResolvedSettings
 
 @dataclass(frozen=True)
 class KnnResult(classification.Scores):
-    """The accuracy for one k and temperature; `neighbours` voted, `classes` are the labels of the scores by class."""
+    """The accuracy for one k and temperature, with the number of neighbors that voted and the labels of the classes."""
 
     k: int
     temperature: float

@@ -162,7 +162,7 @@ def _draw_skewness(axes: Axes, test: Normality, reference: Normality) -> None:
 
 
 def plot_cost(report: CostReport, path: Path) -> Path:
-    """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide; crosses could not be measured."""
+    """Memory and time of a step over the number of keys, as a PNG 1500 pixels wide. A cross: not measured."""
     figure, (memory, taken) = style.new_panels(10, 4.6)
     costs = [cell.cost for cell in report.cells if cell.cost is not None]
     gib = max((cost.bytes for cost in costs), default=0) >= 2**30

@@ -147,7 +147,7 @@ def _rows(
     *,
     best: bool = False,
 ) -> list[Row]:
-    """A row for each entry that at least one run has a value for, with the number of images; baselines have no best."""
+    """A row for each entry that has a value for some run, with the number of images. Baselines are never the best."""
     baselines = {title for name, title in METRICS.items() if name.startswith(("untrained_", "start_", "chance_"))}
     rows = []
     for name, values in found.items():

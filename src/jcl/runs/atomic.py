@@ -49,7 +49,7 @@ def _is_special(path: Path) -> bool:
 
 
 def open_regular_file(path: Path, flags: int) -> int:
-    """Open a file of a run folder; it must be a regular file without other names, or new."""
+    """Open a file of a run folder, which must be new or a regular file without hard links."""
     if not _is_special(path):
         # O_NOFOLLOW, because a link may take its place meanwhile; O_NONBLOCK, because a pipe would wait for a reader.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)

@@ -312,7 +312,7 @@ def _split_optimizer(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-    """Load the state of each parameter and the learning rate; weight decay and the like stay as the settings say."""
+    """Load the state of each parameter and the learning rate. Other options (weight decay, ...) keep their values."""
     state: dict[int, dict[str, Any]] = {}
     for name, value in (select_prefix(tensors, "optimiser.") | rest["numbers"]).items():
         index, _, key = name.partition(".")

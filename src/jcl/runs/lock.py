@@ -54,7 +54,7 @@ def lock_folder(folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def _acquire(file: Path, mode: int = os.O_RDONLY) -> int:
-    """Open for reading, so that the file system can still be remounted read-only; network file systems need more."""
+    """Open the file for reading, so that its file system can be remounted read-only; or for writing if that fails."""
     descriptor = open_regular_file(file, mode | os.O_CREAT)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
