@@ -1,4 +1,4 @@
-"""Builds a command from the pydantic model of its options (`jcl.settings.options`).
+"""Build a command from the pydantic model of its options (`jcl.settings.options`).
 
     @command("knn", group=EVALUATE)
     def knn(options: commands.KnnOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Compares networks on the same images and views: `jcl distribution` (Figure 3) and `jcl compare` (without labels)."""
+"""Compare networks on the same images and views: `jcl distribution` (Figure 3) and `jcl compare` (without labels)."""
 
 import contextlib
 import math

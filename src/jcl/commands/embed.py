@@ -1,4 +1,4 @@
-"""Writes the features of images to a file (`jcl embed`), and finds the nearest images in it (`jcl neighbours`)."""
+"""Write the features of images to a file (`jcl embed`), and find the nearest images in it (`jcl neighbours`)."""
 
 import difflib
 import time

@@ -1,4 +1,4 @@
-"""Measures the frozen features of a run or weights file: kNN (`jcl knn`) and linear probes (`jcl linear`)."""
+"""Measure the frozen features of a run or weights file: kNN (`jcl knn`) and linear probes (`jcl linear`)."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Trains a run with resolved settings and opened data, and writes its results."""
+"""Train a run with resolved settings and opened data, and write its results."""
 
 import contextlib
 import tempfile

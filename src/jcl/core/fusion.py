@@ -1,4 +1,4 @@
-"""Merges each batch norm of a network with the addition and ReLU after it, for the kernels of `fused_norm`."""
+"""Merge each batch norm of a network with the addition and ReLU after it, for the kernels of `fused_norm`."""
 
 import operator
 from collections.abc import Callable

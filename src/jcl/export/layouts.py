@@ -45,7 +45,7 @@ def from_detectron2(name: str) -> str:
 
 
 def _from_sequential(first_stage: int, name: str) -> str:
-    """Renames a part of an nn.Sequential whose first stage is number `first_stage`."""
+    """Rename a part of an nn.Sequential whose first stage is number `first_stage`."""
     names = {"0": "conv1", "1": "bn1"} | {str(first_stage + stage): f"layer{stage + 1}" for stage in range(4)}
     part, _, rest = name.partition(".")
     return f"{names.get(part, part)}.{rest}"

@@ -1,4 +1,4 @@
-"""Reads weights files of any kind that this package or the libraries around it write. No file is ever executed.
+"""Read weights files of any kind that this package or the libraries around it write. No file is ever executed.
 
 The first bytes of a file decide what it is rather than its name: `.pth`, `.ckpt`, `.bin` and `.pkl` say little.
 """

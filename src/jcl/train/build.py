@@ -1,4 +1,4 @@
-"""Builds the learner, optimizer, step options and view recipe of a run from its settings."""
+"""Build the learner, optimizer, step options and view recipe of a run from its settings."""
 
 import dataclasses
 import inspect
