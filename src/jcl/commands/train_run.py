@@ -73,7 +73,9 @@ class RunTraining:
             tracker = context.on_first(lambda: self._open_tracker(folder, progress, resumed))
             if tracker is not None:
                 opened.enter_context(tracker)
-            self._train(folder, progress, label or settings.method.name, tracker, resumed)
+            memory = PeakMemory(context.device)
+            trainer, knn = self._train(folder, progress, label or settings.method.name, tracker, resumed)
+            self._write_results(folder, trainer, knn, memory.read())
             if context.ranks.first and settings.record.report:
                 self._write_page(folder)
             if tracker is not None:
@@ -88,10 +90,12 @@ class RunTraining:
         name, path, run_id = settings.record.track, folder.path.resolve(), folder.identify(progress.run)
         return open_tracker(name, path, run_id, public, resumed=resumed, warn=log)
 
-    def _train(self, folder: RunFolder, progress: Progress, label: str, tracker: Tracker | None, resumed: bool) -> None:
-        """Train, then write the backbone and the summary."""
+    def _train(
+        self, folder: RunFolder, progress: Progress, label: str, tracker: Tracker | None, resumed: bool
+    ) -> tuple[Trainer, KnnResult | None]:
+        """Train to the last epoch; returns the trainer and the last kNN, if it was measured."""
         settings, context, record = self.settings, self.context, self.settings.record
-        ranks, memory = context.ranks, PeakMemory(context.device)
+        ranks = context.ranks
         describe = partial(health, queue_size=settings.method.queue_size, embedding_dim=settings.model.embedding_dim)
         display = Display(context.console, label, describe, partial(faster_options, settings, context.device))
         backbone = self.learner.query_encoder.backbone
@@ -120,20 +124,23 @@ class RunTraining:
             self.loader.close()
             if ranks.first and folder.checkpoints.exists():  # otherwise unusable data has left nothing behind
                 folder.list_skipped(unreadable | self.loader.skipped, context.log, overwrite=not resumed)
+        return trainer, measured[-1] if measured else None
 
-        def write_results() -> None:
-            save_backbone(backbone, backbone_info(settings, self.feature_width), folder.backbone_file)
-            if measured:
-                names = [class_name(self.data.train, label) for label in measured[-1].classes]
-                write_classes(folder, class_accuracies(measured[-1], names))
-            # Last: the summary marks the run as finished.
-            summary = self._write_summary(folder, trainer, memory.read())
-            if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
-                context.log(f"Warning: {warning}")
-
+    def _write_results(self, folder: RunFolder, trainer: Trainer, knn: KnnResult | None, peak_memory: int) -> None:
+        """Write the backbone, the accuracy of each class and the summary, on the first rank."""
+        ranks, info = self.context.ranks, backbone_info(self.settings, self.feature_width)
         saved = f"The run is trained and saved; write its results with `{folder.resume_command}`."
         try:
-            context.on_first(write_results)
+            with fail_together(ranks):
+                if ranks.first:
+                    save_backbone(self.learner.query_encoder.backbone, info, folder.backbone_file)
+                    if knn is not None:
+                        names = [class_name(self.data.train, label) for label in knn.classes]
+                        write_classes(folder, class_accuracies(knn, names))
+                    # Last: the summary marks the run as finished.
+                    summary = self._write_summary(folder, trainer, peak_memory)
+                    if warning := baseline_warning("knn_top1", summary, "Train longer or on more images."):
+                        self.context.log(f"Warning: {warning}")
         except KeyboardInterrupt:
             raise Interrupted(f"Stopped: the results are not written yet. {saved}") from None
         except RunError as error:
