@@ -88,10 +88,8 @@ def class_tables(runs: Sequence[RunContents]) -> list[Table]:
         for name in dict.fromkeys(name for run in runs for name in run.classes)
     }
     found = dict(sorted(found.items(), key=lambda item: fmean(one.value for one in item[1] if one)))
-    rows, classes = (
-        _rows(found, percent, _test_images(runs), best=comparable),
-        pluralize(len(found), "class", "classes"),
-    )
+    rows = _rows(found, percent, _test_images(runs), best=comparable)
+    classes = pluralize(len(found), "class", "classes")
     if len(rows) <= _MAX_CLASSES:
         return [Table(f"kNN top-1 of {classes}, lowest first", rows)] if rows else []
     half = (len(rows) + 1) // 2
@@ -154,16 +152,15 @@ def _rows(
         known = [one for one in values if one is not None]
         if not known:
             continue
-        texts = [
-            MISSING
-            if one is None
-            else write(one.value) + (f" ({one.interval.removesuffix(' %')})" if one.interval else "")
-            for one in values
-        ]
+        texts = [MISSING if one is None else _with_interval(one, write) for one in values]
         counts = sorted({int(one.images) for one in known if one.images})
         note = " and ".join(pluralize(count, *images) for count in counts)
         rows.append(Row(name, texts, note, clearly_best(values) if best and name not in baselines else None))
     return rows
+
+
+def _with_interval(found: Estimate, write: Callable[[float], str]) -> str:
+    return write(found.value) + (f" ({found.interval.removesuffix(' %')})" if found.interval else "")
 
 
 def _sample_accuracies(sample: SampleResults | None) -> dict[str, Estimate]:
