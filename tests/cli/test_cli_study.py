@@ -276,6 +276,10 @@ def test_bound_of_a_checkpoint_of_mocos_program(call, refused, npz, tmp_path_fac
         found = json.loads(Path("f.json").read_text())
         assert (found["temperature"], found["covariance_scale"], found["queue_filled"]) == (0.1, None, 1)
         assert 0 < found["positive_share_scale4"] < 1
+    state["module.queue"][3, 5] = math.nan
+    torch.save({"arch": "resnet18", "state_dict": state}, file)
+    with pytest.raises(RunError, match="NaN"):
+        open_trained(file)
 
 
 def test_bound_needs_views_that_vary(refused, runs, tmp_path):

@@ -121,6 +121,8 @@ def read_moco_checkpoint(path: Path) -> tuple[BackboneInfo, dict[str, Tensor]] |
         state |= {f"{encoder}.backbone.{name}": value for name, value in loaded.network.state_dict().items()}
         state |= {f"{encoder}.head.{name}": value for name, value in head.items()}
     rows = weights.tensors[queues[0]].T.contiguous()
+    if not all(value.isfinite().all() for value in (rows, *state.values())):
+        raise RunError(f"{path} has NaN or infinite values in a projection head or the queue; give another checkpoint.")
     return loaded.info, state | {"queue.rows": rows, "queue.enqueued": torch.tensor(len(rows))}
 
 
