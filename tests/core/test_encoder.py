@@ -151,9 +151,10 @@ def test_an_unknown_tag_of_timms_weights_is_named():
         backbone_traits("timm/resnet18.no_such_tag")
 
 
-def test_features_in_training_do_not_depend_on_the_state_of_the_generator():
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "timm/ghostnet_050"])
+def test_features_in_training_do_not_depend_on_the_state_of_the_generator(name):
     """A resumed run would otherwise draw another dropout than an unbroken one."""
-    network, _ = build_backbone("mobilenet_v3_small", image_size=32, drop_path=0.0)
+    network, _ = build_backbone(name, image_size=32, drop_path=0.0)
     images = torch.randn(4, 3, 32, 32)
     assert torch.equal(network(images), network(images))
 

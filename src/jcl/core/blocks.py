@@ -33,6 +33,8 @@ def replace_drop_path(network: nn.Module, name: str, rate: float) -> None:
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+        elif isinstance(getattr(module, "drop_rate", None), float):  # timm's GhostNets have no layer for it
+            module.drop_rate = 0.0  # type: ignore[assignment]
     found = []
     for parent in list(network.modules()):
         for key, child in parent.named_children():
