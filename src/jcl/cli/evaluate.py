@@ -110,7 +110,8 @@ def report(options: commands.ReportOptions) -> dict[str, Any]:
     """
     from jcl.commands.report import report_runs
 
-    runs, figures = report_runs(options)
+    with err.status("writing the report"):
+        runs, figures = report_runs(options)
     for run in runs:
         for sentence in run.missing:
             echo(f"{run.name}: {sentence}")

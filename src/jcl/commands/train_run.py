@@ -264,7 +264,8 @@ class RunTraining:
             from jcl.commands.report import write_report  # Matplotlib would make every command start a second later
 
             device = str(self.context.device)
-            write_report([folder.path], folder.report_file, device=device, data=self.data, force=True)
+            with self.context.console.status("writing the report"):
+                write_report([folder.path], folder.report_file, device=device, data=self.data, force=True)
         except KeyboardInterrupt:
             again = f"write it with `jcl report {shell_quote(folder.path)}`"
             raise Interrupted(f"Stopped: the run is finished, only its report is missing; {again}.") from None
