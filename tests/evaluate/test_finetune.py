@@ -102,6 +102,23 @@ def test_learning_rates_fall_from_the_head_down_and_vectors_do_not_decay(name, w
                 assert lr == pytest.approx(0.1 * 0.5**depth)
 
 
+def test_long_features_lower_the_default_learning_rate_of_the_new_layer(weights, npz, tmp_path):
+    network = load_backbone(weights)
+    norm = [module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d)][-1]
+    with torch.no_grad():
+        norm.weight.mul_(100)
+        norm.bias.mul_(100)
+    save_backbone(network, network.info, long := tmp_path / "long.safetensors")
+
+    def head_lr(file: Path, **rates: float) -> float:
+        folder = finetune(file, str(npz), out=tmp_path / f"{file.stem}{len(rates)}", **SHORT | {"epochs": 1}, **rates)
+        return folder.stored_settings()["head_lr"]
+
+    usual = 0.3 * (8 / 256) ** 0.5
+    assert head_lr(weights) == pytest.approx(usual, abs=1e-6) and 0 < head_lr(long) < usual / 10
+    assert head_lr(long, head_lr=0.2) == 0.2
+
+
 def test_the_optimiser_steps_by_these_rates(weights, npz, tmp_path):
     """After a run the groups hold the last step's learning rate times their scale; cosine has brought it down."""
     folder = finetune(weights, str(npz), out=tmp_path / "run", lr=0.1, head_lr=0.4, layer_decay=0.5, **SHORT)

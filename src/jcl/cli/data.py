@@ -116,7 +116,7 @@ def shard(options: commands.ShardOptions) -> dict[str, Any]:
         images, shards = pluralize(split.images, "image"), pluralize(split.shards, "shard")
         echo(f"{name}: {images} in {shards}, {format_bytes(split.bytes)}")
         for image, reason in split.left_out.items():
-            print_line(err, f"skipped {image}: {reason}")
+            print_line(err, f"Skipped {image}: {reason}.")
         values = vars(split) | {"left_out": len(split.left_out), "left_out_names": sorted(split.left_out)}
         figures |= {f"{name}_{key}": value for key, value in values.items()}
     echo(f"Train on them with: jcl pretrain {shell_quote(options.out_folder)}")

@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from torch import nn
 
@@ -11,6 +12,7 @@ from jcl.commands.run import RunContext
 from jcl.console import STDERR, pluralize, print_line
 from jcl.core.encoder import backbone_parts
 from jcl.data.named import absolute_location
+from jcl.data.source import ImageSource, select_images
 from jcl.distributed.device import to_device
 from jcl.distributed.group import ALONE
 from jcl.errors import SettingsError
@@ -23,14 +25,15 @@ from jcl.settings.commands import FinetuneOptions
 from jcl.settings.schema import validated
 
 DEFAULT_LR, DEFAULT_HEAD_LR = 0.1, 0.3  # for a batch of 256, scaled by the square root of the batch size
+_SQUARED_LENGTH = 64.0  # of features; longer ones make the new layer diverge, so its learning rate is lower
 
 
 def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> FinetuneFolder:
     """Fine-tune the whole network of a run or file with labels, into the folder `out` (default: a new one in `runs/`).
 
     Defaults depend on the number of labels: the batch size (`default_batch_size`), learning rates scaled by its square
-    root, and a warm-up of a tenth of the epochs. `from_scratch` starts from random weights, with one learning rate for
-    all layers.
+    root, and a warm-up of a tenth of the epochs. The learning rate of the new layer is lower for long features.
+    `from_scratch` starts from random weights, with one learning rate for all layers.
     """
     weights, out = options.weights, options.out
     if weights is None:
@@ -38,10 +41,14 @@ def finetune(options: FinetuneOptions, *, console: Console = STDERR) -> Finetune
     label_amount(options.labels)  # refuse an invalid one before the data is read
     target = open_target(weights, options.data, options.device, console)
     task = classification_task(target.data)
-    settings = _choose_settings(options, weights, len(label_subset(task.labels, options.labels, options.seed)))
+    labeled = task.select(label_subset(task.labels, options.labels, options.seed)).train
+    settings = _choose_settings(options, weights, len(labeled))
     refuse_inside_data(out or Path("runs"), target.location)
     if out is not None:
         FinetuneFolder(out).refuse_occupied()
+    if options.head_lr is None and not options.from_scratch:
+        head_lr = settings.head_lr * _SQUARED_LENGTH / max(_SQUARED_LENGTH, _squared_length(target, labeled))
+        settings = settings.model_copy(update={"head_lr": round(head_lr, 6)})
     work = _Finetuning(settings, target, task, options.worker_count, console)
     context = RunContext(ALONE, target.device, console)
     wanted = FinetuneFolder(out or Path("runs") / f"finetune-{target.data.name}")
@@ -71,6 +78,12 @@ def _choose_settings(options: FinetuneOptions, weights: Path, labels: int) -> Fi
         },
     }
     return validated(FinetuneSettings, values, "the options of `jcl finetune`")
+
+
+def _squared_length(target: EvaluationTarget, images: ImageSource) -> float:
+    """The mean squared length of the features of up to 128 images."""
+    sample = select_images(images, torch.arange(0, len(images), max(1, len(images) // 64)))
+    return target.features(sample, console=Console(quiet=True)).values.square().sum(dim=1).mean().item()
 
 
 def resume_finetuning(path: Path, *, workers: int, console: Console = STDERR) -> FinetuneFolder:

@@ -173,7 +173,7 @@ class FinetuneOptions(SeedOptions, EvaluationOptions):
     epochs: PositiveInt = option(50, "Training epochs.")
     batch_size: BatchSize | None = option(None, "Images per step (default: from the labels).")
     lr: float | None = option(None, "Learning rate of the last backbone stage (default: scales with the batch).")
-    head_lr: float | None = option(None, "Learning rate of the new classifier (default: scales with the batch).")
+    head_lr: float | None = option(None, "Learning rate of the new classifier (default: from batch and features).")
     layer_decay: float | None = option(None, "Ratio between the learning rates of consecutive stages (default: 0.7).")
     weight_decay: float = option(1e-4, "Weight decay, not of norms and biases.")
     warmup_epochs: float | None = option(None, "Warm-up epochs (default: a tenth).")
