@@ -11,6 +11,7 @@ from jcl.settings import options
 from jcl.settings.options import DATA, HARDWARE, OUTPUT, SETTINGS, Options, SharedOptions, argument, option
 from jcl.settings.recipes import build_settings, parse_assignments, recipe_names
 from jcl.settings.schema import (
+    LOCATION,
     BatchSize,
     Count,
     ImageSize,
@@ -33,7 +34,6 @@ Target = Literal[
     "torchvision", "timm", "detectron2", "mmdetection", "ultralytics", "safetensors", "onnx", "hub-folder", "hf"
 ]
 
-_DATA = "A folder of images, a .npz file, .tar shards, or demo, cifar10, cifar100 or stl10."
 _WEIGHTS = "A run folder, a weights file or hf:USER/NAME."
 _BACKBONE = "torchvision or timm name of the network, if the file does not state it."
 
@@ -203,7 +203,7 @@ class CompareOptions(NetworksOptions, WorkersOptions, DeviceOptions, JsonOptions
 
 class EmbedOptions(WorkersOptions, DeviceOptions, ForceOptions, JsonOptions):
     weights: Path = argument("RUN_OR_WEIGHTS", _WEIGHTS)
-    data: str = argument("DATA", _DATA)
+    data: str = argument("DATA", LOCATION)
     out: Path = option(..., "File to write, .npz or .parquet.", "-o", "--out")
     split: str = option("all", "train, test or all.")
     batch_size: PositiveInt = option(256, "Images per forward pass.", panel=HARDWARE)
@@ -302,7 +302,7 @@ class RecipesOptions(Options):
 
 
 class CheckOptions(JsonOptions):
-    data: str = argument("DATA", _DATA)
+    data: str = argument("DATA", LOCATION)
 
 
 class ViewsOptions(RunOptions, ForceOptions, JsonOptions):
@@ -310,6 +310,6 @@ class ViewsOptions(RunOptions, ForceOptions, JsonOptions):
 
 
 class ShardOptions(SeedOptions, JsonOptions):
-    data: str = argument("DATA", _DATA)
+    data: str = argument("DATA", LOCATION)
     out_folder: Path = argument("OUT", "New folder for the shards.")
     images_per_shard: PositiveInt = option(5000, "Images in each tar file.")

@@ -62,13 +62,11 @@ class Section(BaseModel):
 
 
 Kind = TypeVar("Kind", bound=Section)
+LOCATION = "Folder, .npz or .npy file, shards ('s/{00..99}.tar'), hf:user/dataset, demo, cifar10, cifar100 or stl10."
 
 
 class DataSettings(Section):
-    location: str = Field(
-        "",
-        description="Folder, .npz file, shards ('s/{00..99}.tar'), hf:user/dataset, demo, cifar10, cifar100 or stl10.",
-    )
+    location: str = Field("", description=LOCATION)
     root: str = Field("", description="Folder for downloaded data sets (default: $JCL_DATA or ~/.cache/jcl/data).")
     subset: str = Field("", description="Classes: imagenet100, or a file with one per line.")
     download: bool = Field(True, description="Download data sets that are not in data.root.")
