@@ -151,6 +151,11 @@ def test_an_unknown_tag_of_timms_weights_is_named():
         backbone_traits("timm/resnet18.no_such_tag")
 
 
+def test_a_network_of_timm_without_stochastic_depth_says_what_to_set():
+    with pytest.raises(SettingsError, match=r"model\.drop_path=0"):
+        build_backbone("timm/ghostnet_050", image_size=32, drop_path=0.1)
+
+
 @pytest.mark.parametrize("name", ["mobilenet_v3_small", "timm/ghostnet_050"])
 def test_features_in_training_do_not_depend_on_the_state_of_the_generator(name):
     """A resumed run would otherwise draw another dropout than an unbroken one."""

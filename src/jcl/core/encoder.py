@@ -121,6 +121,7 @@ def build_backbone(
     except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
         advice = "choose another image size or another backbone"
         advice += "" if local_size is None else ", or set method.num_local_queries=0"
+        advice += ", or set model.drop_path=0" if drop_path else ""  # which some networks of timm do not know
         raise SettingsError(
             f"The backbone {name} does not take images of {' and '.join(map(str, sizes))} px "
             f"({' '.join(str(error).split())}); {advice}."
