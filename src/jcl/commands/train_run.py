@@ -214,6 +214,7 @@ class RunTraining:
         if progress.ranks != ranks.count:
             now = pluralize(ranks.count, "rank")
             context.log(f"Resuming on {now} a run started on {progress.ranks}; results differ by rounding only.")
+            progress.settings.pop("model.bn_groups", None)  # adapted to the number of ranks
         progress.ranks = ranks.count
         return progress
 
@@ -221,7 +222,6 @@ class RunTraining:
         """Print what has changed since the checkpoint was written, and raise if the run cannot continue with it."""
         sections = ("views.", "model.", "method.", "train.")
         names = [name for name in setting_names() if name.startswith(sections) and affects_results(name)]
-        names.remove("model.bn_groups")  # adapted to the number of ranks
         before, now = progress.settings, values_of(self.settings, names)
         both = [name for name in names if name in before]  # versions may differ in the settings they have
         progress.settings = now
