@@ -222,8 +222,8 @@ def test_other_numbers_of_ranks_and_errors(npz, unbroken, nearly_done, tmp_path)
     assert "already holds a run" in occupied["said"]
     assert measured["codes"] == [0, 0] and measured_alone["codes"] == [0]
     assert (
-        "5 more" in measured["said"]
-        and "5 more" in measured_alone["said"]
+        "Skipped 6" in measured["said"]
+        and "Skipped 6" in measured_alone["said"]
         and measured_alone["said"].endswith(measured["said"].rpartition("┘")[2])
     )
     assert json.loads((tmp_path / "knn-2.json").read_text()) == json.loads((tmp_path / "knn-1.json").read_text())
