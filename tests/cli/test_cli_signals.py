@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_signal_to_all_processes_of_a_job_saves_the_run(tmp_path: Path):
     assert list_checkpoints(run / "checkpoints")
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP as in a terminal, also if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 def test_a_requeued_command_continues_its_run(call, npz, monkeypatch):
     run = Path("run")
     job = ["pretrain", npz, *settings_options(TINY_VALUES), "--out", run, "--resume", "auto"]
@@ -109,6 +119,7 @@ def test_nohup_is_respected():
 
 CHILD = """
 import sys, time
+from collections.abc import Iterator
 from pathlib import Path
 from jcl import signals
 signals.stop_with_parent()
