@@ -44,7 +44,7 @@ def newest_step(run: Path) -> int:
 
 def test_ranks_killed_at_fifty_moments(npz, tmp_path):
     """Whichever rank and whenever, from its first imports on; every other kill hits the first one as it saves."""
-    run, epochs, chance = tmp_path / "run", 1000, random.Random(0)
+    run, epochs, chance = tmp_path / "run", 2000, random.Random(0)
     arguments, kills, saved, partial = pretraining(npz, run, epochs), 0, 0, 0
     while kills < KILLS:
         with Launch([*JCL, *arguments, "--devices", "2"], tmp_path / "said") as launch:
